@@ -176,7 +176,7 @@ def _instance_class() -> type[AgentInstanceBase]:
     return instance_class
 
 
-async def _resolve(value: Any) -> Any:
+async def _resolve(value: object) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 

@@ -166,6 +166,6 @@ def _ratio_range(key: str, bound: Any) -> tuple[float, float]:
     return float(lower), float(upper)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """A number that can be compared: neither a boolean nor NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

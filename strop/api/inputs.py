@@ -236,7 +236,7 @@ def _set_of(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value with its UUIDs as text, for which `datasets` has no type."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

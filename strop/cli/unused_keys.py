@@ -10,7 +10,6 @@ import argparse
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from strop.rollout.registry import OWN_PROCESSES, REMOTE
 from strop.trainer.sections import FINE_TUNING_SECTIONS
@@ -151,7 +150,7 @@ def _same_name(key: str, reads: Reads) -> str | None:
     return best if best is not None and common(best) and reads.covers(best) else None
 
 
-def _leaves(key: str, value: Any) -> Iterator[str]:
+def _leaves(key: str, value: object) -> Iterator[str]:
     """The full keys that a value sets."""
     from strop.config.schema import current_key
 

@@ -56,7 +56,7 @@ class _Builder:
         self.origin, self.written = layers.origin, layers.written
         self.problems = list(layers.problems)
 
-    def section(self, default: Any, prefix: str) -> Any:
+    def section(self, default: object, prefix: str) -> Any:
         """A section with what was given for the keys below `prefix`, and the values of `default` for the others; None
         where something in it was wrong."""
         cls: type = type(default)
@@ -76,7 +76,7 @@ class _Builder:
             self.problems.append(_with_place(str(error), section_key(cls), prefix))
             return None
 
-    def _value(self, hint: Any, value: Any, key: str) -> Any:
+    def _value(self, hint: object, value: object, key: str) -> Any:
         """The value as the hint wants it: lists as tuples, whole numbers as floats, mappings of a list as sections."""
         if hint is Any:
             return self._plain(value, key)
@@ -102,7 +102,7 @@ class _Builder:
             return float(value)
         return value
 
-    def _mismatch(self, key: str, hint: Any, value: Any) -> str:
+    def _mismatch(self, key: str, hint: object, value: object) -> str:
         return mismatch(key, hint, value, self.origin(key), self.written(key))
 
     def _entry(self, cls: type, values: Mapping[str, Any], key: str) -> Any:
@@ -117,7 +117,7 @@ class _Builder:
             self.values[inner] = value
         return self.section(cls(), key)
 
-    def _plain(self, value: Any, key: str) -> Any:
+    def _plain(self, value: object, key: str) -> Any:
         """A copy of a free value, made of what YAML and JSON can hold."""
         if isinstance(value, Mapping):
             self._check_names(value, key)

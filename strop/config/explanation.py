@@ -73,7 +73,7 @@ def papers_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(", ".join(part for part in paper if part) for paper in citations))
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def _choices(hint: object) -> tuple[str, ...]:
     words = tuple(map(str, literals(hint)))
     return (*words, "true", "false") if bool in union_members(hint) else words
 

@@ -90,7 +90,7 @@ class Interpolation:
         return parsed if isinstance(parsed, bool | int | float | None) else text
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, list | dict):
         raise ValueError(f"{value!r} cannot be put into a text")
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

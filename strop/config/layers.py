@@ -229,7 +229,7 @@ def _below(key: str, section: str) -> str:
     return key.removeprefix(f"{section}.") if section else key
 
 
-def _value_for_section(section: type, key: str, value: Any, where: str) -> str:
+def _value_for_section(section: type, key: str, value: object, where: str) -> str:
     names = ", ".join(field_hints(section))
     text = f"{key} is {value!r}{where}, but it is a section with the keys {names}"
     if isinstance(value, str) and value in preset_names(key):

@@ -62,7 +62,7 @@ def _part_with_quotes(part: str, is_in_mapping: bool) -> str:
     return f"{name}{colon}{text if is_plain else text_in_list(text)}"
 
 
-def _in_grammar(value: Any) -> str:
+def _in_grammar(value: object) -> str:
     """A value of JSON in Hydra's grammar."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{name}:{_in_grammar(part)}' for name, part in value.items())}}}"

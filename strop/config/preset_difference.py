@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from strop.config.layers import Layers
 from strop.config.load import load_layers
@@ -13,7 +12,7 @@ from strop.config.save import to_flat_dict
 from strop.config.sources import preset_layers
 
 
-def preset_deviations(config: Any, name: str, *, section: str = "algorithm") -> list[str]:
+def preset_deviations(config: object, name: str, *, section: str = "algorithm") -> list[str]:
     """One sentence per key of which `config` has another value than the preset `name` of a section.
 
     Compared are all keys of the section, where the preset is silent with their defaults, and the keys of other
@@ -40,7 +39,9 @@ def preset_deviations(config: Any, name: str, *, section: str = "algorithm") -> 
     ]
 
 
-def deviations(config: Any, *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[str]:
+def deviations(
+    config: object, *, source: str | Path | None = None, overrides: Sequence[str] = ()
+) -> list[str]:
     """`preset_deviations` from every preset that the source and the overrides of a command line name."""
     presets = load_layers(type(config), source=source, overrides=overrides).presets
     return [

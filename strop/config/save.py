@@ -15,20 +15,20 @@ from strop.config.yaml_text import dump
 from strop.utils.sanitize import secrets_in
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: object) -> dict[str, Any]:
     """Each field of a configuration, nested, as plain values (None, bool, int, float, str, list, dict)."""
     values: dict[str, Any] = _plain(config, "")
     return values
 
 
-def to_flat_dict(config: Any) -> dict[str, Any]:
+def to_flat_dict(config: object) -> dict[str, Any]:
     """The plain values of a configuration by their full keys; a free dict is one value."""
     root: type = type(config)
     keys = [key.key for key in tree(root).values() if not key.is_section]
     return {key: _plain(attrgetter(key)(config), key) for key in keys}
 
 
-def save_config(config: Any, path: str | Path) -> None:
+def save_config(config: object, path: str | Path) -> None:
     """Write each field as YAML, so that read_config gives an equal object; whole or not at all."""
     target = Path(path)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
@@ -53,7 +53,7 @@ def refuse_secrets(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _plain(value: Any, key: str) -> Any:
+def _plain(value: object, key: str) -> Any:
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, tuple | list):

@@ -58,7 +58,7 @@ def tree(root: type) -> Mapping[str, Key]:
     return {key.key: key for key in _below(root(), "")}
 
 
-def _below(config: Any, prefix: str) -> Iterator[Key]:
+def _below(config: object, prefix: str) -> Iterator[Key]:
     cls: type = type(config)
     for name, hint in field_hints(cls).items():
         key = Key(key=join(prefix, name), owner=cls, hint=hint, default=getattr(config, name))

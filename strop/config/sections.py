@@ -54,7 +54,7 @@ def section_key(cls: type) -> str:
     return _KEYS.get(cls, "")
 
 
-def check_fields(config: Any, key: str) -> None:
+def check_fields(config: object, key: str) -> None:
     """Refuse a section with a value that does not fit its field.
 
     Args:
@@ -70,7 +70,7 @@ def check_fields(config: Any, key: str) -> None:
             raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
-def code_below(config: Any, key: str, name: str) -> Iterator[Named]:
+def code_below(config: object, key: str, name: str) -> Iterator[Named]:
     """References to code, programs and hosts in a section below another: all it would run, import, start or contact.
 
     A section that names any says it in its method `code_named`: for each such setting its name there, the value with

@@ -188,7 +188,7 @@ def mapping_in(text: str, label: str) -> dict[str, Any]:
     return values
 
 
-def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:
+def _defaults(entries: object, label: str) -> list[tuple[str, str]]:
     """The (group, name) pairs of a `defaults:` list; the group of a whole configuration is "", `_SELF` the own keys."""
     expected = "a list of names such as `- base` or `- algorithm: grpo`"
     if not isinstance(entries, list):

@@ -62,7 +62,7 @@ def text_in_list(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
-def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written | None = None) -> str:
+def mismatch(key: str, hint: object, value: object, origin: str = "", written: Written | None = None) -> str:
     """The sentence about a value that does not fit.
 
     Args:
@@ -85,7 +85,7 @@ def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written
     return f"{key} is {typed}{origin}, but it needs {needed}{f'; {advice}' if advice else ''}"
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     """As `type_name`, where a section names its keys."""
     inner = next((part for part in (hint, *get_args(hint)) if is_section(part)), None)
     if inner is None:
@@ -95,11 +95,11 @@ def _type_name(hint: Any) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _suggestion(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
+def _suggestion(key: str, hint: object, value: object, typed: str, written: Written | None) -> str:
     """Advice on a value to write instead, where the wrong one suggests it."""
     kinds = [without_bounds(member) for member in union_members(hint)]
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
@@ -141,7 +141,7 @@ def _as_text(key: str, typed: str, written: Written | None) -> str:
     return f"to make it text, put it in quotes{inside}: {whole}"
 
 
-def _as_list(key: str, hint: Any, value: Any, written: Written | None) -> str:
+def _as_list(key: str, hint: object, value: object, written: Written | None) -> str:
     """For a value where a list is needed."""
     items, none = get_args(hint), _assigned(key, "[]", written)
     if items[-1] is not Ellipsis and (isinstance(value, bool | int | float) or value is None):
@@ -170,7 +170,7 @@ def _assigned(key: str, value: str, written: Written | None) -> str:
     return shell_word(f"{key}={value}")
 
 
-def _entry(hint: Any, value: Any, written: Written | None) -> str:
+def _entry(hint: object, value: object, written: Written | None) -> str:
     """A value in a list: text in quotes where it needs them, or as the first key of a section, as in {path:reward.py}.
     What a file takes is also that of a program."""
     in_shell = written is not None and written.in_shell
@@ -186,7 +186,7 @@ def _entry(hint: Any, value: Any, written: Written | None) -> str:
     return text_in_list(value) if in_shell else json.dumps(value, ensure_ascii=False)
 
 
-def _meant(hint: Any, value: Any) -> Iterator[Any]:
+def _meant(hint: object, value: object) -> Iterator[Any]:
     """Values of the right type that this one may stand for."""
     guesses: list[Any]
     if isinstance(value, str):
@@ -221,7 +221,7 @@ def _numbers(text: str) -> Iterator[int | float]:
     yield number
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, float):
         return ".inf" if math.isinf(value) else f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return _plain(value)

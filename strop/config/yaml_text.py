@@ -53,7 +53,7 @@ class _Loader(BoundedLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes text that either YAML 1.1 or the loader above would read as another type."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Equal values are written out each time: a reader need not follow references."""
         return True
 
@@ -115,6 +115,6 @@ def compose(text: str) -> yaml.Node | None:
     return yaml.compose(text, Loader=_Loader)
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """The YAML text of a plain value (None, bool, int, float, str, list, dict), keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -77,7 +77,7 @@ class WorkerCall:
             TypeError: a batch, or one with metrics, was wanted, and the method returned something else.
         """
 
-        def own(arg: Any) -> Any:
+        def own(arg: object) -> Any:
             if not isinstance(arg, DataProto):
                 return arg
             return arg.get() if self.materialize else arg.select()

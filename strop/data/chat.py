@@ -335,7 +335,7 @@ def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
-def _without_none(value: Any) -> Any:
+def _without_none(value: object) -> Any:
     """Remove keys whose value is None at every depth, except in the arguments of calls."""
     if isinstance(value, Mapping):
         return {

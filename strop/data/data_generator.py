@@ -27,7 +27,7 @@ class AbstractDataGenerator(ABC):
         self.config = config
 
     @abstractmethod
-    def generate(self, dataset: Any) -> Any:
+    def generate(self, dataset: object) -> Any:
         """Rows to be added: a datasets.Dataset, a DataFrame or a list of dictionaries."""
 
 

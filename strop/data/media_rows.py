@@ -93,7 +93,7 @@ class _Column:
     count: int
 
 
-def _column(value: Any, kind: str, column: str, where: str) -> _Column:
+def _column(value: object, kind: str, column: str, where: str) -> _Column:
     if value is None:
         value = []
     if not isinstance(value, list | tuple):

@@ -47,7 +47,7 @@ class Raw:
             f"{', '.join(self.values)}. Is this the raw data set?"
         )
 
-    def row(self, source: str, prompt: str, truth: Any, ability: str, **extra_info: Any) -> Row:
+    def row(self, source: str, prompt: str, truth: object, ability: str, **extra_info: Any) -> Row:
         """The row of verl's schema."""
         return {
             "data_source": source,

@@ -179,7 +179,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return {**state, "tensors": {name: _form(folder, name, entry) for name, entry in tensors.items()}}
 
 
-def _form(folder: Path, name: str, entry: Any) -> SavedTensor:
+def _form(folder: Path, name: str, entry: object) -> SavedTensor:
     """A tensor as the state file describes it."""
     form = entry if isinstance(entry, dict) else {}
     dtype, shape = form.get("dtype"), form.get("shape")

@@ -147,7 +147,7 @@ def check_language_model(config: ModelConfig) -> Any:
     return auto_class
 
 
-def _without_weights(config: ModelConfig, shape: Any) -> Any:
+def _without_weights(config: ModelConfig, shape: object) -> Any:
     """The language model of a folder on the meta device."""
     auto_class = language_model_class(shape)  # outside: whatever is imported for it has tensors of its own
     with torch.device("meta"):

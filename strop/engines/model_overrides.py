@@ -65,7 +65,7 @@ def _merged(
     return merged
 
 
-def _fits(value: Any, before: Any) -> bool:
+def _fits(value: object, before: object) -> bool:
     """True if a value is of the kind of another; what is not set may become anything, and the other way round."""
     if value is None or before is None:
         return True

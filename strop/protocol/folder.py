@@ -109,7 +109,7 @@ def read_batch(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def to_json(value: Any, place: str) -> Any:
+def to_json(value: object, place: str) -> Any:
     """The JSON form of a value; a numpy number becomes the Python number.
 
     Raises:
@@ -135,7 +135,7 @@ def to_json(value: Any, place: str) -> Any:
     )
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: object) -> Any:
     """The value that `to_json` was given."""
     if isinstance(value, list):
         return [from_json(item) for item in value]

@@ -20,7 +20,7 @@ def object_array(items: Sequence[Any]) -> NDArray[Any]:
     return np.fromiter(items, dtype=object, count=len(items))
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left: object, right: object) -> bool:
     """Deep equality of plain data, arrays and tensors, with NaN equal to NaN."""
     if left is right:
         return True

@@ -76,7 +76,7 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     return loaded
 
 
-def _is_of(module_name: str, value: Any) -> bool:
+def _is_of(module_name: str, value: object) -> bool:
     return inspect.isfunction(value) and value.__module__ == module_name
 
 

@@ -76,11 +76,11 @@ class RewardFunction:
         """Call the function once for all answers to a prompt, where it takes groups."""
         raise NotImplementedError
 
-    def read_all(self, returned: Any, count: int) -> list[Part | BadReturnError]:
+    def read_all(self, returned: object, count: int) -> list[Part | BadReturnError]:
         """Part of each of `count` answers in a returned value, or the reason why there is none."""
         raise NotImplementedError
 
-    def read(self, returned: Any) -> Part:
+    def read(self, returned: object) -> Part:
         """Score and parts of a returned value.
 
         Raises:
@@ -103,7 +103,7 @@ class RewardFunction:
         """Part with this function's key and weight; score None where it does not apply to the sample."""
         return Part(key=self.key, weight=self.weight, score=score, parts=parts)
 
-    def _number(self, value: Any, verb: str) -> float:
+    def _number(self, value: object, verb: str) -> float:
         if (
             not isinstance(value, numbers.Real)
             and getattr(value, "shape", None) == ()
@@ -123,7 +123,7 @@ class RewardFunction:
         return number
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in a sentence."""
     text = describe_object(value)
     return (
@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
     )
 
 
-def _part(value: Any) -> Value:
+def _part(value: object) -> Value:
     if not isinstance(value, str) and hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     return usable_part(value if isinstance(value, (str, numbers.Real)) else str(value))

@@ -35,7 +35,7 @@ class BatchFunction(RewardFunction):
         """Call the function with the answers to one prompt; the result may be a coroutine."""
         return call_with_accepted(self, {f"{name}s": [call[name] for call in calls] for name in SINGLE})
 
-    def read_all(self, returned: Any, count: int) -> list[Part | BadReturnError]:
+    def read_all(self, returned: object, count: int) -> list[Part | BadReturnError]:
         """Part of each of `count` answers, or the reason why what was returned for it is no reward.
 
         Raises:
@@ -49,18 +49,18 @@ class BatchFunction(RewardFunction):
                 parts.append(error)
         return parts
 
-    def read_one(self, element: Any) -> Part:
+    def read_one(self, element: object) -> Part:
         """Read one element of the list, as RewardFunction.read."""
         return RewardFunction.read(self, element)
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         return self.call_all([call])
 
-    def read(self, returned: Any) -> Part:
+    def read(self, returned: object) -> Part:
         """Read a list of one element."""
         return self.read_one(self.elements(returned, 1)[0])
 
-    def elements(self, returned: Any, count: int) -> list[Any]:
+    def elements(self, returned: object, count: int) -> list[Any]:
         """The elements of what it returned for so many answers: a list, an array, a tensor, a column.
 
         Raises:
@@ -77,7 +77,7 @@ class BatchFunction(RewardFunction):
         )
 
 
-def _scalar(element: Any) -> Any:
+def _scalar(element: object) -> Any:
     """The one number of a row of a column, or of a tensor of one element."""
     value = element.tolist() if hasattr(element, "tolist") else element
     return value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -101,7 +101,7 @@ class TrlFunction(BatchFunction):
             )
         return call_with_accepted(self, arguments)
 
-    def read_one(self, element: Any) -> Part:
+    def read_one(self, element: object) -> Part:
         """Read one element of the list; None is no score: the function does not apply to the sample."""
         return self.part(None, {}) if element is None else RewardFunction.read(self, element)
 

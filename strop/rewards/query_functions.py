@@ -36,7 +36,7 @@ class QueryFunction(BatchFunction):
             self, {"queries": [a + b for a, b in texts], "prompts": prompts, "labels": labels}
         )
 
-    def elements(self, returned: Any, count: int) -> list[Any]:
+    def elements(self, returned: object, count: int) -> list[Any]:
         """Reward, scores and numbers to log of each of `count` answers.
 
         Raises:
@@ -77,7 +77,7 @@ class QueryFunction(BatchFunction):
         return list(elements)
 
 
-def _has_no_axis(value: Any) -> bool:
+def _has_no_axis(value: object) -> bool:
     return not hasattr(value, "__len__") or getattr(value, "shape", None) == ()
 
 

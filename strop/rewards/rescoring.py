@@ -261,7 +261,7 @@ def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _as_messages(prompt: Any) -> tuple[Mapping[str, Any], ...]:
+def _as_messages(prompt: object) -> tuple[Mapping[str, Any], ...]:
     if isinstance(prompt, (list, tuple)) and all(isinstance(message, Mapping) for message in prompt):
         return tuple(prompt)
     return () if prompt is None else ({"role": "user", "content": str(prompt)},)

@@ -76,11 +76,11 @@ class RewardManagerBase(abc.ABC):
 
     def __init__(
         self,
-        config: Any,
+        config: object,
         tokenizer: Any,
         compute_score: Callable[..., Any] | None = None,
         reward_router_address: str | None = None,
-        reward_model_tokenizer: Any = None,
+        reward_model_tokenizer: object = None,
     ) -> None:
         """Args:
         config: reward.kwargs, also as `config.reward.reward_kwargs`.
@@ -98,7 +98,7 @@ class RewardManagerBase(abc.ABC):
         self.init_class(config, tokenizer)
 
     @classmethod
-    def init_class(cls, config: Any, tokenizer: Any) -> None:
+    def init_class(cls, config: object, tokenizer: Any) -> None:
         """Called as the manager is made; a subclass sets up what all calls share."""
         cls._is_class_ready = True
 
@@ -121,7 +121,7 @@ class ManagerFunction(RewardFunction):
     def __call__(self, call: Mapping[str, Any]) -> Any:
         return self.function(batch_of(call, self.tokenizer))
 
-    def read(self, returned: Any) -> Part:
+    def read(self, returned: object) -> Part:
         """Score and parts of what either form returns.
 
         Raises:
@@ -143,7 +143,7 @@ class ManagerFunction(RewardFunction):
         return super().read({**extra, "score": score})
 
 
-def _total(rewards: Any) -> float:
+def _total(rewards: object) -> float:
     if not isinstance(rewards, torch.Tensor) or rewards.ndim != 2 or len(rewards) != 1:
         raise BadReturnError(
             f"the tensor of rewards must be [1, R] for a batch of one row, got {rewards!r:.100}"
@@ -151,7 +151,7 @@ def _total(rewards: Any) -> float:
     return float(rewards.double().sum())
 
 
-def _only(value: Any) -> Any:
+def _only(value: object) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
@@ -218,7 +218,7 @@ def _is_own(module: ModuleType, value: type) -> bool:
     return value.__module__ == module.__name__
 
 
-def _make(manager: type, setup: Mapping[str, Any], tokenizer: Any, compute_score: Any) -> Any:
+def _make(manager: type, setup: Mapping[str, Any], tokenizer: Any, compute_score: object) -> Any:
     """The manager, made with what its constructor names."""
     kwargs = dict(setup["kwargs"])
     offered = {
@@ -246,7 +246,7 @@ def _make(manager: type, setup: Mapping[str, Any], tokenizer: Any, compute_score
         ) from error
 
 
-def _call_form(manager: Any) -> Callable[[DataProto], Any]:
+def _call_form(manager: object) -> Callable[[DataProto], Any]:
     """A manager of the older form, called as `manager(data, return_dict=True)`."""
     if not callable(manager):
         raise LoadError(

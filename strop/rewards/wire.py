@@ -86,7 +86,7 @@ def refusal(call: Mapping[str, Any], row: int, error: Exception) -> str:
     return f"row {row} has a value {NOT_SENT}: {error}"
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
     """Every value that is no list or mapping, with its dotted key: `extra_info.price`."""
     if isinstance(value, Mapping):
         for child, item in value.items():

@@ -81,7 +81,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _resolve(returned: Any) -> Any:
+def _resolve(returned: object) -> Any:
     """The returned value, awaited where it is a coroutine."""
     if not inspect.isawaitable(returned):
         return returned

@@ -144,7 +144,7 @@ def _module(name: str, folder: Path) -> Iterator[Path]:
         yield from (file for file in (at.with_suffix(".py"), at / "__init__.py") if file.is_file())
 
 
-def _in_yaml(value: Any, folder: Path) -> Iterator[Path]:
+def _in_yaml(value: object, folder: Path) -> Iterator[Path]:
     """Files that texts of a YAML file name: from its folder, or from the current directory; modules beside it."""
     if isinstance(value, dict):
         value = list(value.values())

@@ -34,7 +34,7 @@ def read_paths(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _texts(key, value)
 
 
-def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _texts(f"{name}.{key}", entry)
@@ -86,7 +86,7 @@ def with_absolute_paths(config: T, *, base: T | None = None) -> T:
     return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
 
 
-def _absolute(word: str, value: Any, base: Any = None) -> Any:
+def _absolute(word: str, value: object, base: object = None) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return with_absolute_paths(value, base=base)
     if isinstance(value, tuple):

@@ -21,7 +21,7 @@ def with_template(config: Config) -> Config:
     return resolved
 
 
-def value_of(config: Any, key: str) -> str:
+def value_of(config: object, key: str) -> str:
     """The text of a full key; empty in sections that it has not."""
     for part in key.split("."):
         config = getattr(config, part, "")

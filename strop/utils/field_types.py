@@ -41,7 +41,7 @@ def field_hints(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def union_members(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: object) -> tuple[Any, ...]:
     """The alternatives of a union; the hint itself where it is none."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -51,17 +51,17 @@ def without_bounds(hint: Any) -> Any:
     return hint.__origin__ if get_origin(hint) is Annotated else hint
 
 
-def is_section(hint: Any) -> TypeGuard[type]:
+def is_section(hint: object) -> TypeGuard[type]:
     """True for a dataclass type."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
-def is_mapping(hint: Any) -> bool:
+def is_mapping(hint: object) -> bool:
     """True for dict[str, X]."""
     return get_origin(hint) is dict
 
 
-def literals(hint: Any) -> Iterator[Any]:
+def literals(hint: object) -> Iterator[Any]:
     """The words of a closed list."""
     for member in union_members(hint):
         if get_origin(member) is Literal:
@@ -98,12 +98,12 @@ def _holds(bound: Any, value: Any) -> bool:
     return bool(_HOLDS[type(bound)](value, _limit(bound)))
 
 
-def _limit(bound: Any) -> Any:
+def _limit(bound: object) -> Any:
     """The number in Ge(ge=1), Gt(gt=1), Le(le=1), Lt(lt=1)."""
     return getattr(bound, type(bound).__name__.lower())
 
 
-def type_name(hint: Any) -> str:
+def type_name(hint: object) -> str:
     """The type in words, with its bounds: `a number above 0 and at most 1`."""
     members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
     if len(members) > 1:

@@ -48,7 +48,7 @@ def decode(line: bytes) -> list[Any]:
     return message
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as a reader of such a line would have it; `storable` of it where JSON cannot say it."""
     try:
         return decode(encode([value])[:-1])[0]
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
         return storable(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The nearest JSON value of something that JSON does not know."""
     if isinstance(value, bytes):
         return {_BYTES_TAG: base64.b64encode(value).decode("ascii")}
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type_name(value)} cannot be written as JSON")
 
 
-def _plain_or_refused(value: Any) -> Any:
+def _plain_or_refused(value: object) -> Any:
     try:
         return _plain(value)
     except TypeError:
@@ -88,7 +88,7 @@ def _plain_or_refused(value: Any) -> Any:
         raise TypeError(f"{describe_object(value)} cannot be written as JSON") from error
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """Dotted name of the type of a value; of a built-in type, the name alone."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 

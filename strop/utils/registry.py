@@ -161,7 +161,7 @@ def name_of(name: str | Enum) -> str:
     return str(name.value) if isinstance(name, Enum) else name
 
 
-def dotted(thing: Any) -> str:
+def dotted(thing: object) -> str:
     """The dotted path of a function or class, for messages."""
     return f"{thing.__module__}.{getattr(thing, '__qualname__', repr(thing))}"
 

@@ -139,7 +139,7 @@ class RolloutWorker(Worker):
         """Client of the engines and pool of scorers that episodes use."""
         return self._engines.client, self._pool
 
-    def _make_episode_runner(self, model: ModelConfig, media: Any) -> EpisodeRunner:
+    def _make_episode_runner(self, model: ModelConfig, media: object) -> EpisodeRunner:
         settings, (client, scorers) = self._settings, self._clients()
         setup = AgentSetup(
             settings.agent, self._tokenizer,

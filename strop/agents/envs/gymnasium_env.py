@@ -92,14 +92,14 @@ class GymnasiumEnvironment:
         self._env.close()
 
 
-def observation_text(observation: Any) -> str:
+def observation_text(observation: object) -> str:
     """An observation as text."""
     if isinstance(observation, str):
         return observation
     return json.dumps(_plain(observation), ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Arrays and numbers of numpy as lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -144,7 +144,7 @@ class OpenEnvEnvironment:
     def _error(self, label: str, reason: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"environment openenv: {label}: server {self._url}: {reason}")
 
-    def _shown(self, observation: Any) -> str:
+    def _shown(self, observation: object) -> str:
         if self._observation_key and isinstance(observation, Mapping):
             if self._observation_key not in observation:
                 raise ValueError(

@@ -59,7 +59,7 @@ def reset_call(reset: Callable[..., Any], seed: int, row: Mapping[str, Any]) -> 
     )
 
 
-def _space_of(environment: Any) -> Any:
+def _space_of(environment: object) -> Any:
     """The action space of an environment in the form of Gymnasium; None where it has none."""
     space = getattr(environment, "action_space", None)
     is_space = callable(getattr(space, "sample", None)) and callable(getattr(space, "contains", None))

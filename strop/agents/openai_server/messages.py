@@ -67,7 +67,7 @@ def conversation_key(messages: Sequence[Message]) -> ConversationKey:
     return tuple(message.key for message in messages)
 
 
-def read_messages(value: Any, *, param: str = "messages") -> tuple[Message, ...]:
+def read_messages(value: object, *, param: str = "messages") -> tuple[Message, ...]:
     """The messages of a request.
 
     Raises:
@@ -79,7 +79,7 @@ def read_messages(value: Any, *, param: str = "messages") -> tuple[Message, ...]
     return tuple(_read_message(message, f"{param}[{number}]") for number, message in enumerate(value))
 
 
-def _read_message(value: Any, param: str) -> Message:
+def _read_message(value: object, param: str) -> Message:
     if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
         raise invalid(param, f"must be an object with a role of {', '.join(_ROLES)}")
     role = _ROLES[str(value["role"])]
@@ -98,7 +98,7 @@ def _read_message(value: Any, param: str) -> Message:
     )
 
 
-def text_of(content: Any, param: str) -> str:
+def text_of(content: object, param: str) -> str:
     """The text of a content, which may come in parts.
 
     Raises:
@@ -107,7 +107,7 @@ def text_of(content: Any, param: str) -> str:
     return "".join(str(part) for part in _parts_of(content, param, takes_images=False))
 
 
-def _parts_of(content: Any, param: str, *, takes_images: bool) -> list[str | bytes]:
+def _parts_of(content: object, param: str, *, takes_images: bool) -> list[str | bytes]:
     """Texts and images of a content; raises as `text_of`."""
     if content is None:
         return []
@@ -131,7 +131,7 @@ def _parts_of(content: Any, param: str, *, takes_images: bool) -> list[str | byt
     return parts
 
 
-def _image_of(value: Any, param: str) -> bytes:
+def _image_of(value: object, param: str) -> bytes:
     """The encoded image of a data: URL."""
     url = value.get("url") if isinstance(value, Mapping) else value
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
@@ -154,7 +154,7 @@ def _read_call(value: Any, param: str) -> Call:
     return Call(str(value.get("id") or ""), function["name"], text)
 
 
-def read_tools(value: Any) -> list[dict[str, Any]]:
+def read_tools(value: object) -> list[dict[str, Any]]:
     """Schemas of functions, in the form of chat completions; that of responses is read too.
 
     Raises:

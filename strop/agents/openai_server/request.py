@@ -83,7 +83,7 @@ class CallRequest:
     return_token_ids: bool = False
 
 
-def read_chat(body: Any) -> CallRequest:
+def read_chat(body: object) -> CallRequest:
     """A request of /v1/chat/completions.
 
     Raises:
@@ -99,7 +99,7 @@ def read_chat(body: Any) -> CallRequest:
     )
 
 
-def read_completion(body: Any) -> CallRequest:
+def read_completion(body: object) -> CallRequest:
     """A request of /v1/completions; raises as `read_chat`."""
     params = _parameters(body, _COMPLETION)
     prompts, logprobs = read_prompts(params.get("prompt")), params.get("logprobs")
@@ -113,7 +113,7 @@ def read_completion(body: Any) -> CallRequest:
     return dataclasses.replace(request, prompts=prompts, is_chat=False, logprobs=logprobs is not None)
 
 
-def read_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def read_prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
     """The prompts of a completion: a text or a list of token ids, or a list of these.
 
     Raises:
@@ -145,7 +145,7 @@ def read_response(body: Any, messages: tuple[Message, ...]) -> CallRequest:
     )
 
 
-def _parameters(body: Any, known_names: frozenset[str]) -> dict[str, Any]:
+def _parameters(body: object, known_names: frozenset[str]) -> dict[str, Any]:
     """The parameters other than null; raises where one is not served."""
     if not isinstance(body, Mapping):
         raise invalid("body", "must be a JSON object")
@@ -219,7 +219,7 @@ def _number(
     return value
 
 
-def _stop_tokens(value: Any) -> tuple[int, ...]:
+def _stop_tokens(value: object) -> tuple[int, ...]:
     ids = [] if value is None else value
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise invalid("stop_token_ids", "must be a list of token ids")
@@ -228,7 +228,7 @@ def _stop_tokens(value: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _stops(value: object) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise invalid("stop", "must be a text, or a list of texts, none of them empty")

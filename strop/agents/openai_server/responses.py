@@ -15,7 +15,7 @@ from strop.agents.openai_server.request import CallRequest, read_response
 from strop.agents.openai_server.session import Session
 
 
-def read_conversation(body: Any, session: Session) -> tuple[CallRequest, tuple[Message, ...]]:
+def read_conversation(body: object, session: Session) -> tuple[CallRequest, tuple[Message, ...]]:
     """The call, and its conversation without instructions, which hold for this call alone.
 
     Raises:
@@ -41,7 +41,7 @@ def read_conversation(body: Any, session: Session) -> tuple[CallRequest, tuple[M
     return read_response(body, (*system, *conversation)), conversation
 
 
-def _read_items(value: Any) -> list[Message]:
+def _read_items(value: object) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise invalid("input", "must be a text, or a list of items")
     messages: list[Message] = []

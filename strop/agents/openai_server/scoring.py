@@ -61,7 +61,7 @@ class ScoringRequest:
     """The most likely next token comes after the prompt."""
 
 
-def read_scoring(body: Any) -> ScoringRequest | None:
+def read_scoring(body: object) -> ScoringRequest | None:
     """A request of /v1/completions with echo; None for one without.
 
     Raises:

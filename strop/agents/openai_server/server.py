@@ -290,7 +290,7 @@ class Gateway:
         return web.json_response({"session": name, "deleted": True})
 
 
-def set_reward(session: Session, value: Any) -> None:
+def set_reward(session: Session, value: object) -> None:
     """Give a session its reward: a number, or {"reward": number, "parts": {...}}.
 
     Raises:

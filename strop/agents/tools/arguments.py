@@ -95,7 +95,7 @@ class _Check:
         finally:
             self._open.discard(pair)
 
-    def _compare(self, value: Any, schema: Mapping[str, Any], path: str) -> None:
+    def _compare(self, value: object, schema: Mapping[str, Any], path: str) -> None:
         if value is None and schema.get("nullable") is True:
             return
         kinds = schema.get("type")
@@ -119,7 +119,7 @@ class _Check:
         elif isinstance(value, list):
             self._check_array(value, schema, path)
 
-    def _check_subschemas(self, value: Any, schema: Mapping[str, Any], path: str) -> None:
+    def _check_subschemas(self, value: object, schema: Mapping[str, Any], path: str) -> None:
         target = self._resolve(schema.get("$ref"))
         if target is not None:
             self.value(value, target, path)
@@ -132,7 +132,7 @@ class _Check:
                     f"{_argument_name(path)} is {_describe(value)}, which is none of the forms it may have"
                 )
 
-    def _fits(self, value: Any, schema: Any, path: str) -> bool:
+    def _fits(self, value: object, schema: object, path: str) -> bool:
         problems_before, self.problems = self.problems, []
         self.value(value, schema, path)
         problems, self.problems = self.problems, problems_before
@@ -161,7 +161,7 @@ class _Check:
             if isinstance(item_schema, Mapping):
                 self.value(item, item_schema, f"{path}[{number}]")
 
-    def _resolve(self, reference: Any) -> Any:
+    def _resolve(self, reference: object) -> Any:
         """Target of `#/a/b` within the schema; None where it points elsewhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
@@ -174,13 +174,13 @@ class _Check:
         return target
 
 
-def _is_same(value: Any, allowed: Any) -> bool:
+def _is_same(value: object, allowed: object) -> bool:
     return isinstance(value, bool) == isinstance(allowed, bool) and bool(
         value == allowed
     )  # 1 is 1.0, not true
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -192,7 +192,7 @@ def _argument_name(path: str) -> str:
     return f"the argument {_describe(path)}" if path else "the object of arguments"
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     """A value in a sentence, short."""
     if isinstance(value, dict):
         return "an object"

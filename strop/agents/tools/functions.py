@@ -45,7 +45,7 @@ class FunctionTool(BaseTool):
         return read_returned(returned, self.name)
 
 
-def read_returned(returned: Any, name: str) -> tuple[ToolResponse, float, dict[str, Any]]:
+def read_returned(returned: object, name: str) -> tuple[ToolResponse, float, dict[str, Any]]:
     """Response, reward and facts of a value that a function tool returned.
 
     Raises:
@@ -92,7 +92,7 @@ def function_tool(
     return add
 
 
-def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Callable[..., Any]:
+def _register(function: Callable[..., Any], name: str | None, schema: object) -> Callable[..., Any]:
     label = name or function.__name__
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:

@@ -205,7 +205,7 @@ class McpServer:
         )
         return client(transport, cache=None)
 
-    async def _close_if_dead(self, client: Any) -> bool:
+    async def _close_if_dead(self, client: object) -> bool:
         """True when the server is dead; it is closed then, and the next call starts a new one."""
         if client is not self._client:  # another call found out first
             return True

@@ -17,7 +17,7 @@ class _Schema:
     """Conversion from and to mappings, for the dataclasses below."""
 
     @classmethod
-    def model_validate(cls, value: Any) -> Self:
+    def model_validate(cls, value: object) -> Self:
         """The schema of a mapping.
 
         Raises:
@@ -35,7 +35,7 @@ class _Schema:
             raise ValueError(f"{cls.__name__} {dict(value)!r:.120} is incomplete: {error}") from error
 
     @classmethod
-    def _read(cls, key: str, item: Any) -> Any:
+    def _read(cls, key: str, item: object) -> Any:
         hint = get_type_hints(cls).get(key)
         if isinstance(hint, type) and issubclass(hint, _Schema):
             return hint.model_validate(item)
@@ -68,7 +68,7 @@ def schema_mapping(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _dump(value: Any) -> Any:
+def _dump(value: object) -> Any:
     if isinstance(value, _Schema):
         return value.model_dump()
     if isinstance(value, Mapping):

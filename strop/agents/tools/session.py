@@ -353,7 +353,7 @@ def truncated(ids: Sequence[int], limit: int, truncation: Truncation, tokenizer:
     return f"{tokenizer.decode(list(ids[:head]))}...(truncated)...{end}"
 
 
-def _checked_result(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+def _checked_result(returned: object) -> tuple[ToolResponse, float, dict[str, Any]]:
     """Check the value that `execute` returned."""
     if isinstance(returned, (str, ToolResponse)):
         returned = (returned,)

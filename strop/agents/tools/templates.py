@@ -201,7 +201,7 @@ class ChatTemplate:
         """A message from outside, whose texts make no control tokens."""
         return {key: self._as_plain(value) for key, value in message.items()}
 
-    def _as_plain(self, value: Any) -> Any:
+    def _as_plain(self, value: object) -> Any:
         if isinstance(value, str):
             return self.as_plain_text(value)
         if isinstance(value, Mapping):

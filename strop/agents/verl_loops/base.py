@@ -128,8 +128,8 @@ class AgentLoopBase(ABC):
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
-        images: Any = None,
-        videos: Any = None,
+        images: object = None,
+        videos: object = None,
     ) -> list[int]:
         """Token ids of a conversation from its beginning, with the header of an answer."""
         return await self.apply_chat_template(messages, tools, images, videos)

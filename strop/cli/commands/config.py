@@ -156,5 +156,5 @@ def _entries_of(
             yield from _entries_of(value, docs, entry)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems and not args.keep_going else 0
 
 
-def _migrate(args: argparse.Namespace, *, engine: Any) -> tuple[Migration, str]:
+def _migrate(args: argparse.Namespace, *, engine: object) -> tuple[Migration, str]:
     """The migration, and the command that takes its result; with the engine that is given beside the files."""
     from strop.compat.migrate import (
         COMMANDS,
@@ -225,7 +225,7 @@ def _line(row: Row) -> str:
     return f"  {theirs:<{_WIDTH}} {' '.join(part for part in (arrow, note) if part)}".rstrip()
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return shorten(text, 60)
 

@@ -84,5 +84,5 @@ def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield current_key(f"{prefix}{name}"), value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -218,5 +218,5 @@ def _filled(text: str, indent: str = "  ") -> str:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -26,7 +26,7 @@ _GONE = ("swap_space", "disable_mm_preprocessor_cache", "num_scheduler_steps", "
 """Arguments that vLLM had in 2025."""
 
 
-def engine_of(theirs: Any, chosen: Any) -> str:
+def engine_of(theirs: object, chosen: object) -> str:
     """The engine that generates.
 
     Args:
@@ -64,7 +64,7 @@ def engine(key: str, value: Any, facts: Facts, *, name: str = "") -> Outcome:
     return lack(f"strop's own engine samples, with the trainer's own weights; {install_hint}")
 
 
-def engine_setting(key: str, value: Any, facts: Facts, *, vllm: str = "", sglang: str = "") -> Outcome:
+def engine_setting(key: str, value: object, facts: Facts, *, vllm: str = "", sglang: str = "") -> Outcome:
     """A setting of the engine; behind `not` a switch that says the contrary."""
     if value is None or value in ({}, []):
         return skip("not set")
@@ -81,7 +81,7 @@ def engine_setting(key: str, value: Any, facts: Facts, *, vllm: str = "", sglang
     return many({names[ours].removeprefix("not "): not value if is_turned else value})
 
 
-def engine_argument(key: str, value: Any, facts: Facts, *, of: str = "", section: str) -> Outcome:
+def engine_argument(key: str, value: object, facts: Facts, *, of: str = "", section: str) -> Outcome:
     """An argument that is passed on to the engine under its own name."""
     theirs = of or str(facts.get(_NAME) or "vllm")
     name = key.removeprefix(f"{section}.")
@@ -113,7 +113,7 @@ def _is_of_strop(engine: str, argument: str) -> bool:
     return False
 
 
-def engine_devices(key: str, value: Any, facts: Facts) -> Outcome:
+def engine_devices(key: str, value: object, facts: Facts) -> Outcome:
     """Devices that share one copy of the model."""
     if value is None or integer(value) <= 1:
         return skip("one device has the whole model, as here")
@@ -123,7 +123,7 @@ def engine_devices(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def memory_between(key: str, value: Any, facts: Facts) -> Outcome:
+def memory_between(key: str, value: object, facts: Facts) -> Outcome:
     """Release of the engine's memory while the trainer works."""
     if value is False:
         return lack("the memory of the engine's cache goes back while the trainer works")

@@ -47,7 +47,7 @@ def openrlhf_table(program: str = "train_ppo_ray") -> Table:
     return read_table(_FILES[command], functions_of(globals(), vars(engines), vars(variables)), kind=kind)
 
 
-def migrate_openrlhf(flags: Flags, *, engine: Any = None) -> Migration:
+def migrate_openrlhf(flags: Flags, *, engine: object = None) -> Migration:
     """Migration of every flag of a script.
 
     Args:
@@ -87,7 +87,7 @@ def uses_critic(facts: Facts) -> bool:
 # Rewards and data.
 
 
-def reward_models(key: str, value: Any, facts: Facts) -> Outcome:
+def reward_models(key: str, value: object, facts: Facts) -> Outcome:
     """A reward model; with a function beside it, the function alone counts."""
     if not value:
         return skip("not set")
@@ -99,7 +99,7 @@ def reward_models(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "the reward is the model's alone; it is a classifier with one label")
 
 
-def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
+def remote_reward(key: str, value: object, facts: Facts) -> Outcome:
     """A Python file with reward_func(queries, prompts, labels), or the address of a server."""
     text = str(value or "")
     if not text:
@@ -114,7 +114,7 @@ def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"reward.path": text, "reward.name": "reward_func"}, "the file works as it is")
 
 
-def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Outcome:
+def dataset(key: str, value: object, facts: Facts, *, ours: str, split: str) -> Outcome:
     """A data set by its path or its name on the hub, or several between commas."""
     if not value:
         return skip("none there, none here")
@@ -125,7 +125,7 @@ def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Out
     return many({ours: names, **extra})
 
 
-def shares(key: str, value: Any, facts: Facts, *, of: str, split: str) -> Outcome:
+def shares(key: str, value: object, facts: Facts, *, of: str, split: str) -> Outcome:
     """Shares of several data sets in the drawn rows."""
     names = [name.strip() for name in str(facts.get(of) or "").split(",")]
     numbers = [_share(share) for share in str(value).split(",")]
@@ -164,7 +164,7 @@ def _source(name: str, split: str) -> str:
     return f"hub:{name}@{split}"
 
 
-def conversation(key: str, value: Any, facts: Facts) -> Outcome:
+def conversation(key: str, value: object, facts: Facts) -> Outcome:
     """The column with messages, or two columns."""
     output = facts.get("output_key")
     if output:
@@ -174,7 +174,7 @@ def conversation(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"sft.data.messages_key": str(value), "sft.data.trained_turns": turns}, note)
 
 
-def rated_answer(key: str, value: Any, facts: Facts) -> Outcome:
+def rated_answer(key: str, value: object, facts: Facts) -> Outcome:
     """The columns with the prompt and with the answer."""
     output = facts.get("output_key")
     if output:
@@ -182,7 +182,7 @@ def rated_answer(key: str, value: Any, facts: Facts) -> Outcome:
     return refuse("write the answer into a column of its own: prefer.data.completion_key")
 
 
-def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
+def starting_model(key: str, value: object, facts: Facts) -> Outcome:
     """The model that the policy stays near."""
     if value in (None, "", facts.get("pretrain")):
         return skip("the policy as it is in the beginning, in both")
@@ -192,7 +192,7 @@ def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
 # Batches.
 
 
-def samples_per_update(key: str, value: Any, facts: Facts) -> Outcome:
+def samples_per_update(key: str, value: object, facts: Facts) -> Outcome:
     """Samples of an optimizer step, of the policy and of the critic."""
     count = integer(value)
     ours = {"actor.samples_per_update": count}
@@ -207,7 +207,7 @@ def _longest(facts: Facts) -> int:
     return facts.whole("prompt_max_len") + facts.whole("generate_max_len")
 
 
-def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+def micro_batch(key: str, value: object, facts: Facts) -> Outcome:
     """A micro-batch of samples as the tokens it may have."""
     if facts.get("use_dynamic_batch") is True:
         return skip("--use_dynamic_batch bounds tokens instead")
@@ -217,13 +217,13 @@ def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"{role}.engine.max_tokens_per_device": tokens for role in roles}, note)
 
 
-def conversations(key: str, value: Any, facts: Facts, *, ours: str, of_a_row: int) -> Outcome:
+def conversations(key: str, value: object, facts: Facts, *, ours: str, of_a_row: int) -> Outcome:
     """Rows of a pass as tokens."""
     tokens = integer(value) * of_a_row * facts.whole("max_len")
     return many({ours: tokens}, "strop bounds tokens, not conversations")
 
 
-def limits(key: str, value: Any, facts: Facts) -> Outcome:
+def limits(key: str, value: object, facts: Facts) -> Outcome:
     """The limit of a prompt and its answer together, since flags have dots."""
     if not facts.get("today"):
         return refuse(
@@ -241,7 +241,7 @@ def limits(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"data.max_prompt_tokens": prompt}, f"of {value}, answers have {answer}")
 
 
-def band_of_weights(key: str, value: Any, facts: Facts) -> Outcome:
+def band_of_weights(key: str, value: object, facts: Facts) -> Outcome:
     """The correction of the engine's samples, since flags have dots."""
     if value == "off":
         return skip("off there too")
@@ -253,7 +253,7 @@ def band_of_weights(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"algorithm.correction.{name}": value for name, value in ours.items()})
 
 
-def ranks(key: str, value: Any, facts: Facts) -> Outcome:
+def ranks(key: str, value: object, facts: Facts) -> Outcome:
     """Devices of the actor, which the other roles share."""
     count = integer(value) * facts.whole("actor_num_nodes")
     if count == 1:
@@ -265,7 +265,7 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
 # The algorithm and the optimizers.
 
 
-def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) -> Outcome:
+def both(key: str, value: object, facts: Facts, *, ours: str, whole: bool = False) -> Outcome:
     """A number of the policy, and of the critic where there is one."""
     if isinstance(value, list):
         converted: Any = [number(entry) for entry in value]
@@ -279,7 +279,7 @@ def _optimized_roles(facts: Facts) -> list[str]:
     return ["actor", "critic"] if uses_critic(facts) and not facts.get("today") else ["actor"]
 
 
-def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
+def schedule(key: str, value: object, facts: Facts, *, role: str) -> Outcome:
     """Schedule of the learning rate."""
     lowest = facts.get("critic.min_lr_ratio" if role == "critic" else "min_lr_ratio")
     settings_of: dict[str, dict[str, Any]] = {
@@ -302,7 +302,7 @@ def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
     return many({f"{at}.optim.{name}": to for at in roles for name, to in chosen.items()}, note)
 
 
-def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
+def plain_advantages(key: str, value: object, facts: Facts) -> Outcome:
     """Advantages that are not divided by their deviation."""
     if value is not True:
         return skip("off there too")
@@ -313,13 +313,13 @@ def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def clip_range(key: str, value: Any, facts: Facts) -> Outcome:
+def clip_range(key: str, value: object, facts: Facts) -> Outcome:
     """Two clip ranges in place of eps_clip."""
     low, high = _number_pair(value)
     return many({"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high})
 
 
-def kl(key: str, value: Any, facts: Facts) -> Outcome:
+def kl(key: str, value: object, facts: Facts) -> Outcome:
     """The KL term: a loss of its own, or a penalty in the reward."""
     coefficient = number(value)
     if coefficient == 0:
@@ -344,7 +344,7 @@ def kl(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def adaptive_kl(key: str, value: Any, facts: Facts) -> Outcome:
+def adaptive_kl(key: str, value: object, facts: Facts) -> Outcome:
     """A coefficient that follows the KL that is seen."""
     if value is None:
         return skip("a fixed coefficient there too")
@@ -352,7 +352,7 @@ def adaptive_kl(key: str, value: Any, facts: Facts) -> Outcome:
     return many({**ours, "algorithm.kl_ctrl.horizon": facts.whole("kl_horizon")})
 
 
-def band(key: str, value: Any, facts: Facts) -> Outcome:
+def band(key: str, value: object, facts: Facts) -> Outcome:
     """Band of the mean rewards of the groups that are trained."""
     low, high = _number_pair(value)
     if facts.get("dynamic_filtering") is not True:
@@ -362,7 +362,7 @@ def band(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"algorithm.filter_groups.lowest_mean": low, "algorithm.filter_groups.highest_mean": high})
 
 
-def correction(key: str, value: Any, facts: Facts) -> Outcome:
+def correction(key: str, value: object, facts: Facts) -> Outcome:
     """The correction of vLLM's samples."""
     if value is not True:
         return skip("off there too")
@@ -377,7 +377,7 @@ def correction(key: str, value: Any, facts: Facts) -> Outcome:
     return lack("of its kinds there are tis and icepop: algorithm.correction has others")
 
 
-def ahead(key: str, value: Any, facts: Facts) -> Outcome:
+def ahead(key: str, value: object, facts: Facts) -> Outcome:
     """Generation ahead of training by as many batches as its queue holds."""
     if value is not True:
         return skip("off there too")
@@ -387,7 +387,7 @@ def ahead(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "older samples are weighed; for processes apart: resources.apart={rollout: N}")
 
 
-def boards(value: Any, facts: Facts) -> Any:
+def boards(value: object, facts: Facts) -> Any:
     """Trackers of the metrics."""
     if not value:
         return skip("not set")
@@ -400,12 +400,12 @@ def boards(value: Any, facts: Facts) -> Any:
     return many({"trainer.trackers": ours}, note)
 
 
-def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def shown(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Name of the run for trackers."""
     return shown_as(value, ["wandb"] if facts.get("use_wandb") else [], ours=ours)
 
 
-def _number_pair(value: Any) -> tuple[float, float]:
+def _number_pair(value: object) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise UnreadableError(f"{value!r} would have to be two numbers")
     return number(value[0]), number(value[1])

@@ -64,7 +64,7 @@ def _folder_outcome(folder: Word, paths: list[str]) -> Outcome:
     )
 
 
-def _rebased(key: str, value: Any, folder: str) -> Any:
+def _rebased(key: str, value: object, folder: str) -> Any:
     if key not in (*_FILES, *_MODELS):
         return value
     if isinstance(value, list):

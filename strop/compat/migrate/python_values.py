@@ -61,13 +61,13 @@ def literal(node: ast.expr, follow: Callable[[ast.expr], ast.expr], variables: M
     return value(node)
 
 
-def _number(value: Any) -> int | float:
+def _number(value: object) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("no number")
     return value
 
 
-def _combined(kind: type[ast.operator], left: Any, right: Any) -> Any:
+def _combined(kind: type[ast.operator], left: object, right: object) -> Any:
     if kind is ast.Add and isinstance(left, str) and isinstance(right, str):
         return left + right
     try:

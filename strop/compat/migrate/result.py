@@ -97,7 +97,7 @@ def refuse(reason: str) -> Outcome:
     return Outcome(status="refused", note=reason)
 
 
-def number(value: Any) -> int | float:
+def number(value: object) -> int | float:
     """The value, a number.
 
     Raises:
@@ -108,7 +108,7 @@ def number(value: Any) -> int | float:
     return value
 
 
-def integer(value: Any) -> int:
+def integer(value: object) -> int:
     """The value as a whole number; 1e3 and 3.0 are whole.
 
     Raises:

@@ -122,7 +122,7 @@ def _sets(ours: Mapping[str, Any], rest: Mapping[str, Any], functions: Functions
     if "as" in rest:
         convert = CONVERSIONS.get(rest["as"]) or functions[rest["as"]]
 
-    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+    def rule(key: str, value: object, facts: Facts) -> Outcome:
         converted = value if convert is None else convert(value, facts)
         if isinstance(converted, Outcome):
             return converted
@@ -131,14 +131,14 @@ def _sets(ours: Mapping[str, Any], rest: Mapping[str, Any], functions: Functions
     return rule
 
 
-def _filled(ours: Any, value: Any) -> Any:
+def _filled(ours: object, value: object) -> Any:
     """A value of ours, with theirs in its place."""
     if isinstance(ours, list):
         return [_filled(entry, value) for entry in ours]
     return value if ours == _VALUE else ours
 
 
-def _name_of(value: Any) -> str:
+def _name_of(value: object) -> str:
     """Name of a value in a table; empty for lists and the like."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -149,14 +149,14 @@ def _unless(harmless: list[Any], **words: str) -> Rule:
     no = refuse(words["refuse"]) if "refuse" in words else lack(words["lack"])
     yes = skip(words.get("else", "that is how strop works"))
 
-    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+    def rule(key: str, value: object, facts: Facts) -> Outcome:
         return yes if value is None or any(_is_same(value, entry) for entry in harmless) else no
 
     return rule
 
 
 def _if_set(rule: Rule) -> Rule:
-    def conditional(key: str, value: Any, facts: Facts) -> Outcome:
+    def conditional(key: str, value: object, facts: Facts) -> Outcome:
         return skip("not set") if value is None or value == "" else rule(key, value, facts)
 
     return conditional
@@ -176,7 +176,7 @@ def _choice(ours: Mapping[str, Any] | list[str], instead: str) -> Callable[[Any,
     """A value by its name, `true` and `false` too; other names are refused."""
     names = ours if isinstance(ours, Mapping) else {name: name for name in ours}
 
-    def convert(value: Any, facts: Facts) -> Any:
+    def convert(value: object, facts: Facts) -> Any:
         if value is None:
             return skip("not set")
         if isinstance(value, int) and value in (0, 1):
@@ -187,19 +187,19 @@ def _choice(ours: Mapping[str, Any] | list[str], instead: str) -> Callable[[Any,
     return convert
 
 
-def _is_same(value: Any, expected: Any) -> bool:
+def _is_same(value: object, expected: object) -> bool:
     """Equal, and True is not 1."""
     return bool(value == expected) and isinstance(value, bool) == isinstance(expected, bool)
 
 
-def one_or_more(value: Any) -> list[Any] | Outcome:
+def one_or_more(value: object) -> list[Any] | Outcome:
     """A list; a value alone becomes a list of one, nothing is left out."""
     if value is None:
         return skip("empty there too")
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _pair(value: Any) -> list[Any]:
+def _pair(value: object) -> list[Any]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise UnreadableError(f"{value!r} would have to be two numbers")
     return list(value)
@@ -218,7 +218,7 @@ CONVERSIONS: dict[str, Callable[[Any, Facts], Any]] = {
 """Conversions that every library's rows may name. `never_below_zero` makes their -1 for off our 0."""
 
 
-def attention(value: Any) -> Any:
+def attention(value: object) -> Any:
     """model.attn_implementation for a name of transformers."""
     if value is None:
         return skip("not set")
@@ -231,7 +231,7 @@ def attention(value: Any) -> Any:
     return refuse("attention on packed tokens is computed by sdpa or eager: model.attn_implementation")
 
 
-def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def model_path(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """A model folder, or the name of a model on a hub: the same words here."""
     if not isinstance(value, str) or not value:
         return skip("not set")

@@ -120,7 +120,7 @@ def _of_section(prefix: str, entries: Mapping[str, Any]) -> Iterator[tuple[str, 
             yield f"{prefix}{key}", {"to": row} if isinstance(row, str) else row
 
 
-def _filled(tree: Any, words: Mapping[str, str]) -> Any:
+def _filled(tree: object, words: Mapping[str, str]) -> Any:
     """The tree with the words in place of their names in braces."""
     if isinstance(tree, dict):
         return {_filled(key, words): _filled(value, words) for key, value in tree.items()}
@@ -274,7 +274,7 @@ def _outcome(setting: Found, table: Table, facts: Facts) -> Outcome:
     )
 
 
-def _ask(table: Table, key: str, value: Any, facts: Facts) -> Outcome:
+def _ask(table: Table, key: str, value: object, facts: Facts) -> Outcome:
     rule = table.find(key)
     assert rule is not None, "only keys of the table are asked for"
     try:
@@ -285,7 +285,7 @@ def _ask(table: Table, key: str, value: Any, facts: Facts) -> Outcome:
         return Outcome(status="unresolved", note=f"{value!r} is of a kind that {key} does not take")
 
 
-def _set_nested(nested: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+def _set_nested(nested: dict[str, Any], parts: Sequence[str], value: object) -> None:
     for part in parts[:-1]:
         nested = nested.setdefault(part, {})
     nested[parts[-1]] = value

@@ -23,7 +23,7 @@ __all__ = ["COMMANDS", "KINDS", "migrate_trl", "trl_table"]
 _PARTS = (engines, trl_loop, trl_ppo, trl_sources)
 
 
-def trainer(key: str, value: Any, facts: Facts) -> Outcome:
+def trainer(key: str, value: object, facts: Facts) -> Outcome:
     """Settings that follow from the kind of a trainer, whatever its arguments say."""
     if value == "PPO":
         note = "one answer to each prompt, values from a critic, no dual clip, gradients never clipped"
@@ -42,7 +42,9 @@ def trl_table(kind: str) -> Table:
     return dataclasses.replace(table, rules={key: _for_both(rule) for key, rule in table.rules.items()})
 
 
-def migrate_trl(settings: Sequence[Found], kind: str, *, processes: int = 1, engine: Any = None) -> Migration:
+def migrate_trl(
+    settings: Sequence[Found], kind: str, *, processes: int = 1, engine: object = None
+) -> Migration:
     """Migration of every argument of a TRL script.
 
     Args:
@@ -76,7 +78,7 @@ def _in_config(setting: Found, kind: str, table: Table) -> Found:
 def _for_both(rule: Rule) -> Rule:
     """The rule for a trainer with one optimizer for policy and values: what the actor gets, the critic gets too."""
 
-    def both(key: str, value: Any, facts: Facts) -> Outcome:
+    def both(key: str, value: object, facts: Facts) -> Outcome:
         outcome = rule(key, value, facts)
         twins = {
             f"critic.{name.removeprefix('actor.')}": setting
@@ -91,7 +93,7 @@ def _for_both(rule: Rule) -> Rule:
 _LOSSES = ("sigmoid", "hinge", "ipo")
 
 
-def preference_loss(key: str, value: Any, facts: Facts) -> Outcome:
+def preference_loss(key: str, value: object, facts: Facts) -> Outcome:
     """The loss of pairs, of which TRL adds several with weights; `sft` imitates the better answer."""
     names = value if isinstance(value, list) else [value]
     loss_weights = argument(facts, "loss_weights")
@@ -110,7 +112,7 @@ def preference_loss(key: str, value: Any, facts: Facts) -> Outcome:
     return many({**ours, "prefer.nll_coef": imitation}, "of an answer it is the mean over its tokens")
 
 
-def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
+def starting_model(key: str, value: object, facts: Facts) -> Outcome:
     """The model that the policy stays near."""
     model = next((facts.get(f"{kind}Trainer.model") for kind in ("DPO", "KTO") if key.startswith(kind)), None)
     if value in (None, "", model):
@@ -120,7 +122,7 @@ def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def loss(key: str, value: Any, facts: Facts) -> Outcome:
+def loss(key: str, value: object, facts: Facts) -> Outcome:
     """The loss and its aggregation."""
     mode, kind = "algorithm.loss_agg_mode", "algorithm.policy_loss"
     settings_of: dict[str, dict[str, Any]] = {
@@ -139,7 +141,7 @@ def loss(key: str, value: Any, facts: Facts) -> Outcome:
     return many(settings_of[value], "no lower bound, as in TRL" if value == "cispo" else "")
 
 
-def clip_high(value: Any, facts: Facts) -> Any:
+def clip_high(value: object, facts: Facts) -> Any:
     """The upper side of the clip range."""
     if argument(facts, "loss_type") != "cispo":
         return number(value)
@@ -147,7 +149,7 @@ def clip_high(value: Any, facts: Facts) -> Any:
     return many(ours, "TRL bounds the weight itself, strop its distance from 1")
 
 
-def correction(key: str, value: Any, facts: Facts) -> Outcome:
+def correction(key: str, value: object, facts: Facts) -> Outcome:
     """The correction of vLLM's samples."""
     if value is not True or argument(facts, "use_vllm") is not True:
         return skip("read with use_vllm=True alone")

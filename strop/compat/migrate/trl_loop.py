@@ -42,7 +42,7 @@ class Batch:
         """Optimizer steps per generation."""
 
 
-def batches(key: str, value: Any, facts: Facts) -> Outcome:
+def batches(key: str, value: object, facts: Facts) -> Outcome:
     """Samples per device as prompts per step and samples per optimizer step."""
     batch = Batch(facts)
     if (kind := key.partition("Config")[0]) in COMMANDS:
@@ -83,7 +83,7 @@ _SCHEDULES = {
 _LOWEST = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 
 
-def schedule(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def schedule(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Schedule of the learning rate."""
     if value in _LOWEST:
         arguments = argument(facts, "lr_scheduler_kwargs") or {}
@@ -109,14 +109,14 @@ def schedule_numbers(key: str, value: Any, facts: Facts, *, ours: str) -> Outcom
     return refuse(f"the schedule's numbers are under {ours}")
 
 
-def save_steps(key: str, value: Any, facts: Facts) -> Outcome:
+def save_steps(key: str, value: object, facts: Facts) -> Outcome:
     """Steps between checkpoints."""
     if argument(facts, "save_strategy") not in (None, "steps"):
         return skip("read with save_strategy=steps alone")
     return counted(key, value, facts, ours="run.save_every")
 
 
-def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
+def evaluated(key: str, value: object, facts: Facts) -> Outcome:
     """Interval and sampling of the validation."""
     if str(value) == "no":
         return many({"eval.every": 0, "eval.before_train": False})
@@ -132,13 +132,13 @@ def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "TRL validates as it trains; eval_steps says when")
 
 
-def betas(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def betas(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Both decay rates, from two arguments."""
     first, second = argument(facts, "adam_beta1"), argument(facts, "adam_beta2")
     return many({ours: [0.9 if first is None else first, 0.999 if second is None else second]})
 
 
-def warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def warmup(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Steps of warm-up, or their share of all steps."""
     if isinstance(value, float) and 0 < value < 1:
         return warmup_share(key, value, facts, ours=ours)
@@ -165,7 +165,7 @@ def epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: int(value)})
 
 
-def trackers(value: Any, facts: Facts) -> Outcome:
+def trackers(value: object, facts: Facts) -> Outcome:
     """Trackers of the metrics."""
     available, missing = tracker_names(
         value, {**installed_trackers(), "all": "tensorboard", "none": "console"}
@@ -175,6 +175,6 @@ def trackers(value: Any, facts: Facts) -> Outcome:
     return many({"trainer.trackers": ours}, note)
 
 
-def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def shown(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Name of the run for trackers."""
     return shown_as(value, argument(facts, "report_to"), ours=ours)

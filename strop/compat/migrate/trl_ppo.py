@@ -6,7 +6,6 @@ One optimizer steps policy and values together there; every row for the actor ho
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, refuse, skip
 from strop.compat.migrate.rules import model_path
@@ -57,7 +56,7 @@ class _Episodes:
         return None if total is None else max(1, -(-integer(total) // self.batch))
 
 
-def episodes(key: str, value: Any, facts: Facts) -> Outcome:
+def episodes(key: str, value: object, facts: Facts) -> Outcome:
     """Episodes of a step, and of an optimizer step."""
     count = _Episodes(facts)
     per_update = -(-count.batch // count.updates_per_epoch)
@@ -67,13 +66,13 @@ def episodes(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def total_episodes(key: str, value: Any, facts: Facts) -> Outcome:
+def total_episodes(key: str, value: object, facts: Facts) -> Outcome:
     """The length of the run."""
     steps = _Episodes(facts).steps(facts)
     return skip("not set: num_train_epochs says it") if steps is None else many({"trainer.max_steps": steps})
 
 
-def ppo_epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def ppo_epochs(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Visits of the rows, which total_episodes replaces."""
     steps = _Episodes(facts).steps(facts)
     if steps is None:
@@ -81,7 +80,7 @@ def ppo_epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: steps}, "as many as the steps of total_episodes can take")
 
 
-def ppo_warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def ppo_warmup(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Warm-up, in steps of the loop there and in optimizer steps here."""
     if isinstance(value, float) and 0 < value < 1:
         return warmup_share(key, value, facts, ours=ours)
@@ -89,14 +88,14 @@ def ppo_warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: integer(value) * updates}, f"{updates} optimizer steps per step")
 
 
-def reference(key: str, value: Any, facts: Facts) -> Outcome:
+def reference(key: str, value: object, facts: Facts) -> Outcome:
     """The frozen model of the KL penalty."""
     if value in (None, "", facts.get("PPOTrainer.model")):
         return skip("the policy as it is in the beginning, in both")
     return model_path(key, value, facts, ours="reference.path")
 
 
-def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
+def stop_token(key: str, value: object, facts: Facts) -> Outcome:
     """End of a response at the end-of-sequence token."""
     if value == "eos":
         return skip("the end-of-sequence token ends a response here too")
@@ -107,7 +106,7 @@ def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
     return refuse("the end-of-sequence token always ends a response here; TRL samples on to response_length")
 
 
-def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
+def sample_generations(key: str, value: object, facts: Facts) -> Outcome:
     """Interval at which answers to the validation prompts are shown."""
     if not integer(value):
         return many({"eval.every": 0, "eval.before_train": False})

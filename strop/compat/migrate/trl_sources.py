@@ -92,7 +92,7 @@ def _problem(function: Mapping[str, Any], functions: Sequence[tuple[Mapping[str,
     return ""
 
 
-def dataset(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def dataset(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """A data set by its load_dataset(...), or several in one."""
     if value is None:
         return skip("none there, none here")
@@ -173,7 +173,7 @@ _OF_LOADING = (
 """Arguments that place weights on a device, which is the engine's business here; the last ones are Unsloth's."""
 
 
-def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
+def model_arguments(key: str, value: object, facts: Facts) -> Outcome:
     """Arguments that are passed on to from_pretrained."""
     if value is not None and not isinstance(value, Mapping):
         raise UnreadableError(f"{value!r} would have to be a dictionary")
@@ -204,14 +204,14 @@ def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours) if ours else skip(note)
 
 
-def reward_classifier(key: str, value: Any, facts: Facts) -> Outcome:
+def reward_classifier(key: str, value: object, facts: Facts) -> Outcome:
     """The model that scores answers."""
     outcome = model_path(key, value, facts, ours="reward_model.path")
     note = "it reads the conversation through its own chat template: reward_model.chat_template names one"
     return many({**outcome.ours, "reward.weight": 0.0}, note) if outcome.ours else outcome
 
 
-def template_file(key: str, value: Any, facts: Facts) -> Outcome:
+def template_file(key: str, value: object, facts: Facts) -> Outcome:
     """A file with a chat template, or a tokenizer whose template is taken."""
     if not value:
         return skip("the tokenizer's own")

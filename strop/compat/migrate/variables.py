@@ -10,12 +10,12 @@ from strop.trainer.sections import check_env
 from strop.utils.sanitize import is_secret, remember_secret
 
 
-def variable(key: str, value: Any, facts: Facts) -> Outcome:
+def variable(key: str, value: object, facts: Facts) -> Outcome:
     """One variable, by the last word of its key."""
     return variables(key, {key.rpartition(".")[2]: value}, facts)
 
 
-def variables(key: str, value: Any, facts: Facts) -> Outcome:
+def variables(key: str, value: object, facts: Facts) -> Outcome:
     """Several variables."""
     if not value:
         return skip("empty there too")

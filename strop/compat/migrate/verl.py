@@ -56,7 +56,7 @@ def verl_sft_table(name: str = "sft_trainer") -> Table:
     return read_table("verl_sft", functions_of(globals(), *map(vars, _PARTS)), kind=name)
 
 
-def migrate_verl(settings: Sequence[Found], *, engine: Any = None) -> Migration:
+def migrate_verl(settings: Sequence[Found], *, engine: object = None) -> Migration:
     """Migration of every setting of a verl script or YAML.
 
     Args:
@@ -185,7 +185,7 @@ def _is_named(facts: Facts, key: str) -> bool:
 # Data, engine, command line.
 
 
-def truncation(key: str, value: Any, facts: Facts) -> Outcome:
+def truncation(key: str, value: object, facts: Facts) -> Outcome:
     """Truncation of over-long prompts where they are not dropped; read in 2025, and not any more in 2026."""
     if facts.get("data.filter_overlong_prompts") is True:
         return skip(
@@ -196,14 +196,14 @@ def truncation(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"data.truncation": value}, "as in verl's versions of 2025; those of 2026 do not read it")
 
 
-def sample_limit(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def sample_limit(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """At most so many rows."""
     if value is None or (isinstance(value, int) and value < 0):
         return skip("no limit there, none here")
     return many({ours: integer(value)}, "spread over the rows, not the first ones")
 
 
-def generated(key: str, value: Any, facts: Facts) -> Outcome:
+def generated(key: str, value: object, facts: Facts) -> Outcome:
     """Prompts that are drawn for a batch."""
     if value is None or value == facts.get("data.train_batch_size"):
         return skip("equal to data.train_batch_size")
@@ -217,7 +217,7 @@ def generated(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def precision(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """The precision of an engine; the policy's is that of every role."""
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     names |= {name: name for name in names.values()}
@@ -226,14 +226,14 @@ def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: names[value]}) if value in names else refuse("use bfloat16, float16 or float32")
 
 
-def saved(key: str, value: Any, facts: Facts) -> Outcome:
+def saved(key: str, value: object, facts: Facts) -> Outcome:
     """Contents of a checkpoint."""
     if isinstance(value, list) and "hf_model" in value:
         return many({"run.hf_model": "always"})
     return skip("a checkpoint always holds all that a resume needs")
 
 
-def copied(key: str, value: Any, facts: Facts) -> Outcome:
+def copied(key: str, value: object, facts: Facts) -> Outcome:
     """A folder elsewhere that gets the checkpoints."""
     text = str(value)
     if "://" not in text and not text.startswith("/"):
@@ -242,14 +242,14 @@ def copied(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"run.copy_to": text if "://" in text else f"file://{text}"}, note)
 
 
-def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
+def value_aggregation(key: str, value: object, facts: Facts) -> Outcome:
     """Aggregation of the value loss."""
     if value is None or value == facts.get(key.replace("critic.", f"{A}.")):
         return skip("the value loss is aggregated like the policy's")
     return refuse("the value loss is aggregated like the policy's: algorithm.loss_agg_mode")
 
 
-def trackers(value: Any, facts: Facts) -> Outcome:
+def trackers(value: object, facts: Facts) -> Outcome:
     """The trackers of a list of verl's loggers."""
     names = {"console": "console", "file": "jsonl", **installed_trackers()}
     ours, missing = tracker_names(value, names)
@@ -258,12 +258,12 @@ def trackers(value: Any, facts: Facts) -> Outcome:
     return many({"trainer.trackers": ours}, note or "metrics.jsonl is what `strop doctor RUN` reads")
 
 
-def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def shown(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Name of the run for trackers."""
     return shown_as(value, facts.get("trainer.logger"), ours=ours)
 
 
-def config_name(key: str, value: Any, facts: Facts) -> Outcome:
+def config_name(key: str, value: object, facts: Facts) -> Outcome:
     """A configuration file that a script names."""
     if str(value).endswith(GIVEN):
         return skip("read with the other files")
@@ -285,7 +285,7 @@ def samples_in_validation(facts: Facts) -> bool:
     return facts.get(f"{R}.val_kwargs.do_sample") is not False
 
 
-def greedy_validation(key: str, value: Any, facts: Facts) -> Outcome:
+def greedy_validation(key: str, value: object, facts: Facts) -> Outcome:
     """Sampling in validation: in 2025 whatever its temperature, in 2026 by the temperature alone."""
     if value is not False:
         return skip("val_kwargs.temperature says it; 0 is greedy")
@@ -298,7 +298,7 @@ def greedy_validation(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"eval.temperature": 0}, note)
 
 
-def validation_temperature(key: str, value: Any, facts: Facts) -> Outcome:
+def validation_temperature(key: str, value: object, facts: Facts) -> Outcome:
     """The temperature of validation, where it samples."""
     if not samples_in_validation(facts):
         return skip("val_kwargs.do_sample=false is greedy")
@@ -308,7 +308,7 @@ def validation_temperature(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours)
 
 
-def validation_answers(key: str, value: Any, facts: Facts) -> Outcome:
+def validation_answers(key: str, value: object, facts: Facts) -> Outcome:
     """Answers per prompt in validation; greedy ones are all the same."""
     count = integer(value)
     if count > 1 and not (samples_in_validation(facts) and facts.get(f"{R}.val_kwargs.temperature")):
@@ -316,7 +316,7 @@ def validation_answers(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"eval.samples_per_prompt": count})
 
 
-def validation_alone(key: str, value: Any, facts: Facts) -> Outcome:
+def validation_alone(key: str, value: object, facts: Facts) -> Outcome:
     """No training: another command, with the same configuration."""
     if value is not True:
         return skip("off there too")
@@ -336,7 +336,7 @@ def verl_command(settings: Sequence[Found]) -> str:
     return "eval" if alone else "train"
 
 
-def rounds(key: str, value: Any, facts: Facts) -> Outcome:
+def rounds(key: str, value: object, facts: Facts) -> Outcome:
     """Rounds of drawing prompts for a batch; read by the DAPO recipe of 2025, which ends the run there."""
     if facts.get("algorithm.filter_groups.enable") is not True:
         return skip("read with filter_groups.enable=true alone")
@@ -346,7 +346,7 @@ def rounds(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "as in verl's versions of 2025; those of 2026 do not read it")
 
 
-def interactions(key: str, value: Any, facts: Facts) -> Outcome:
+def interactions(key: str, value: object, facts: Facts) -> Outcome:
     """A file of users that answer the model."""
     ours = {"agent.interactions": value}
     if facts.get(f"{R}.agent.default_agent_loop") in (None, "tool_agent", "single_turn_agent"):
@@ -354,7 +354,7 @@ def interactions(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "its classes derive from strop.agents.interactions.BaseInteraction here")
 
 
-def turns(key: str, value: Any, facts: Facts) -> Outcome:
+def turns(key: str, value: object, facts: Facts) -> Outcome:
     """Several turns are on: in versions of 2025 tools played every row then, also one that names no agent."""
     files = ("tool_config_path", "function_tool_path")
     has_tools = any(facts.get(f"{R}.multi_turn.{file}") for file in files)
@@ -368,7 +368,7 @@ def turns(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
+def default_agent(key: str, value: object, facts: Facts) -> Outcome:
     """Agent of the rows that name none."""
     has_user = _is_named(facts, f"{R}.multi_turn.interaction_config_path")
     if has_user and value in ("tool_agent", "single_turn_agent"):
@@ -379,7 +379,7 @@ def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
 # Scoring.
 
 
-def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
+def manager(key: str, value: object, facts: Facts, *, file: str) -> Outcome:
     """A manager by name: one of verl's own, or one of the user's file."""
     if value is None or value in _MANAGERS:
         return skip("functions for one sample and for batches are told apart by their parameters")
@@ -388,7 +388,7 @@ def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
     return refuse(f"in which file {value} is, is not said: set reward.path and reward.manager")
 
 
-def manager_file(key: str, value: Any, facts: Facts, *, names: Sequence[str]) -> Outcome:
+def manager_file(key: str, value: object, facts: Facts, *, names: Sequence[str]) -> Outcome:
     """The file of a manager of the user's own."""
     if not value:
         return skip("not set")
@@ -401,7 +401,7 @@ def manager_file(key: str, value: Any, facts: Facts, *, names: Sequence[str]) ->
     return many({"reward.path": value, "reward.manager": name}, note)
 
 
-def model_only(key: str, value: Any, facts: Facts, *, function: str) -> Outcome:
+def model_only(key: str, value: object, facts: Facts, *, function: str) -> Outcome:
     """A reward model is on: it alone, unless a function of the user's is there too."""
     if value is not True:
         return skip("no reward model there, none here")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strop.compat.migrate.result import Facts, Outcome, integer, many
 
 PLAYED = {"agent.default_agent": "env_agent", "agent.credit": "turn"}
@@ -21,7 +19,7 @@ def longest_response(facts: Facts) -> int:
     return integer(facts.number("data.max_response_length")) * (1 if answers is None else integer(answers))
 
 
-def response_limit(key: str, value: Any, facts: Facts) -> Outcome:
+def response_limit(key: str, value: object, facts: Facts) -> Outcome:
     """The longest response."""
     note = f"of a whole episode, which is {facts.get('env.max_steps')} answers" if plays(facts) else ""
     return many({"data.max_response_tokens": longest_response(facts)}, note)
@@ -32,7 +30,7 @@ def is_gigpo(facts: Facts) -> bool:
     return bool(facts.get("algorithm.adv_estimator") == "gigpo")
 
 
-def environment(key: str, value: Any, facts: Facts) -> Outcome:
+def environment(key: str, value: object, facts: Facts) -> Outcome:
     """Environment of the episodes."""
     note = f"name the environment: a class FILE.py:CLASS that plays {value}, in agent.environment.name"
     return many(PLAYED, note)

@@ -29,7 +29,7 @@ _DIVERGENCES = {
 """verl's estimators of the reverse KL, and ours. The plain k1 has a gradient that averages to zero."""
 
 
-def estimator(value: Any, facts: Facts) -> Any:
+def estimator(value: object, facts: Facts) -> Any:
     """The advantage estimator; those of the user keep their names."""
     if is_prime(facts):
         if value != "rloo":
@@ -49,7 +49,7 @@ def estimator(value: Any, facts: Facts) -> Any:
     return many({"algorithm.adv_estimator": value}, note)
 
 
-def policy_loss(value: Any, facts: Facts) -> Any:
+def policy_loss(value: object, facts: Facts) -> Any:
     """The policy loss; those of the user keep their names."""
     if value == "bypass_mode":
         return skip(
@@ -64,21 +64,21 @@ def policy_loss(value: Any, facts: Facts) -> Any:
     )
 
 
-def only_of(key: str, value: Any, facts: Facts, *, name: str, losses: Sequence[str]) -> Outcome:
+def only_of(key: str, value: object, facts: Facts, *, name: str, losses: Sequence[str]) -> Outcome:
     """A number of some losses alone, under its own name in algorithm.loss_settings."""
     if value is None or facts.get(_LOSS) not in losses:
         return skip(f"read by {' and '.join(losses)} alone")
     return many({f"algorithm.loss_settings.{name}": value})
 
 
-def dual_clip(key: str, value: Any, facts: Facts) -> Outcome:
+def dual_clip(key: str, value: object, facts: Facts) -> Outcome:
     """The dual clip, which DPPO reads as its truncation."""
     if str(facts.get(_LOSS)).startswith("dppo"):
         return many({"algorithm.loss_settings.truncation": value}, "what verl gives DPPO; the paper has 5")
     return many({"algorithm.clip_ratio_c": value})
 
 
-def clip_ratio(value: Any, facts: Facts) -> Any:
+def clip_ratio(value: object, facts: Facts) -> Any:
     """The clip range, which here also stands for a side that is not set."""
     one_sided = [side for side in ("low", "high") if facts.get(f"{_A}.clip_ratio_{side}") is None]
     if not one_sided or value == 0.2:
@@ -87,7 +87,7 @@ def clip_ratio(value: Any, facts: Facts) -> Any:
     return many({"algorithm.clip_ratio": value}, note)
 
 
-def loss_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
+def loss_aggregation(key: str, value: object, facts: Facts) -> Outcome:
     """Aggregation of the terms; with a constant length, that length."""
     loss = facts.get(_LOSS)
     if loss in ("gspo", "sapo", "geo_mean"):
@@ -99,7 +99,7 @@ def loss_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours)
 
 
-def resampling(key: str, value: Any, facts: Facts) -> Outcome:
+def resampling(key: str, value: object, facts: Facts) -> Outcome:
     """PF-PPO."""
     if value is not True:
         return skip("off there too")
@@ -118,7 +118,7 @@ def is_forward(facts: Facts) -> bool:
     return is_on and facts.get("distillation.distillation_loss.loss_mode") == "forward_kl_topk"
 
 
-def divergence(key: str, value: Any, facts: Facts) -> Outcome:
+def divergence(key: str, value: object, facts: Facts) -> Outcome:
     """The divergence and its estimator, from two keys."""
     if value == "forward_kl_topk":
         return many({"algorithm.distillation.kind": "forward_kl"})
@@ -132,7 +132,7 @@ def divergence(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"algorithm.distillation.kind": "reverse_kl", "algorithm.distillation.kl_kind": kind}, note)
 
 
-def task_rewards(key: str, value: Any, facts: Facts) -> Outcome:
+def task_rewards(key: str, value: object, facts: Facts) -> Outcome:
     """The share of the rewards."""
     if value is False:
         return many({"algorithm.policy_coef": 0.0}, "the teacher alone")
@@ -140,7 +140,7 @@ def task_rewards(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"algorithm.distillation.coef": 1.0 if coef is None else coef})
 
 
-def teacher_ranks(key: str, value: Any, facts: Facts) -> Outcome:
+def teacher_ranks(key: str, value: object, facts: Facts) -> Outcome:
     """Processes of the teacher's own."""
     if value is not True:
         return skip("the teacher shares the processes of the main pool")

@@ -41,7 +41,7 @@ def _number(facts: Facts, name: str) -> float:
     return facts.number(f"{_ASYNC}.{name}") if is_given else _DEFAULTS[name]
 
 
-def prompts_per_step(key: str, value: Any, facts: Facts) -> Outcome:
+def prompts_per_step(key: str, value: object, facts: Facts) -> Outcome:
     """Prompts of a step, which fully asynchronous training counts by its mini-batches."""
     if is_fully_async(facts):
         return many(
@@ -50,7 +50,7 @@ def prompts_per_step(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"data.prompts_per_step": integer(value)}, "prompts in both")
 
 
-def staleness(key: str, value: Any, facts: Facts) -> Outcome:
+def staleness(key: str, value: object, facts: Facts) -> Outcome:
     """Staleness bound of the generation."""
     note = "of the prompts of a step; answers on their way go on with the new weights"
     return many({"rollout.max_staleness": float(number(value)), **_corrected(facts)}, note)
@@ -65,7 +65,7 @@ def _corrected(facts: Facts) -> dict[str, Any]:
     return {"algorithm.old_log_probs": "rollout"}
 
 
-def steps(key: str, value: Any, facts: Facts) -> Outcome:
+def steps(key: str, value: object, facts: Facts) -> Outcome:
     """Prompts of the whole run as steps."""
     if value is None:
         return skip("not set")
@@ -73,7 +73,7 @@ def steps(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"trainer.max_steps": count}, f"{integer(value)} prompts, {window(facts)} a step")
 
 
-def rollout_ranks(key: str, value: Any, facts: Facts) -> Outcome:
+def rollout_ranks(key: str, value: object, facts: Facts) -> Outcome:
     """Devices of generation apart; one step off where nothing says how far."""
     count = int(facts.get("rollout.nnodes") or 1) * integer(value)
     ours = {"resources.apart": {"rollout": count}, "resources.runtime": "ray"}
@@ -96,7 +96,7 @@ def is_apart(facts: Facts) -> bool:
     return bool(facts.get(f"{_V1}.trainer_mode") == "separate_async")
 
 
-def trainer_mode(key: str, value: Any, facts: Facts) -> Outcome:
+def trainer_mode(key: str, value: object, facts: Facts) -> Outcome:
     """Mode of the trainer: generation ahead of training, and how far."""
     if value in (None, "sync"):
         return skip("as here")
@@ -125,7 +125,7 @@ def _count_of_rollout(facts: Facts) -> int | None:
     return integer(per_node) * integer(facts.get(f"{_ROLLOUT}.nnodes") or 1)
 
 
-def places_of_rollout(key: str, value: Any, facts: Facts) -> Outcome:
+def places_of_rollout(key: str, value: object, facts: Facts) -> Outcome:
     """Devices of generation alone."""
     if not is_apart(facts):
         return skip("generation and training share their devices")
@@ -137,7 +137,7 @@ def places_of_rollout(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.apart": {"rollout": count}, "resources.runtime": "ray"}, "of generation alone")
 
 
-def over_sampled(key: str, value: Any, facts: Facts) -> Outcome:
+def over_sampled(key: str, value: object, facts: Facts) -> Outcome:
     """The share of a batch's requests that verl's SGLang rollout of 2025 does not wait for."""
     if not value:
         return skip("off there too")
@@ -151,7 +151,7 @@ def over_sampled(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"rollout.over_issue": round(share / (1 - share), 4), "rollout.slowest": "drop"}, note)
 
 
-def hybrid(key: str, value: Any, facts: Facts) -> Outcome:
+def hybrid(key: str, value: object, facts: Facts) -> Outcome:
     """Trainer and rollout on the same devices, or apart."""
     if value is True:
         return skip("as here")

@@ -23,20 +23,22 @@ def is_dynamic(facts: Facts, role: str) -> bool:
     return next((facts.get(key) for key in _DYNAMIC[role] if facts.get(key) is not None), False) is True
 
 
-def samples_per_update(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def samples_per_update(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """A mini-batch of prompts as samples."""
     prompts, n = integer(value), facts.whole(f"{_R}.n")
     return many({ours: prompts * n}, f"{prompts} prompts x {n} samples")
 
 
-def token_budget(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
+def token_budget(key: str, value: object, facts: Facts, *, role: str) -> Outcome:
     """A token budget, which verl reads with dynamic batch sizes alone."""
     if not is_dynamic(facts, role):
         return skip("verl reads it with use_dynamic_bsz=true alone")
     return many({f"{role}.engine.max_tokens_per_device": integer(value)})
 
 
-def micro_batch(key: str, value: Any, facts: Facts, *, role: str, over_all_devices: bool = False) -> Outcome:
+def micro_batch(
+    key: str, value: object, facts: Facts, *, role: str, over_all_devices: bool = False
+) -> Outcome:
     """A micro-batch of samples as the tokens it may have."""
     if value is None or is_dynamic(facts, role):
         return skip("not set" if value is None else "use_dynamic_bsz=true bounds tokens instead")
@@ -56,7 +58,7 @@ def _updates(facts: Facts, role: str) -> int:
     return -(-prompts // size) * facts.whole(f"{_SECTION[role]}.ppo_epochs")
 
 
-def warmup(key: str, value: Any, facts: Facts, *, ours: str, role: str) -> Outcome:
+def warmup(key: str, value: object, facts: Facts, *, ours: str, role: str) -> Outcome:
     """Steps of warm-up as optimizer steps."""
     steps = integer(value)
     if steps <= 0:
@@ -86,7 +88,7 @@ def _num_ranks(facts: Facts) -> int:
     return int(facts.number("trainer.nnodes") * facts.number("trainer.n_gpus_per_node"))
 
 
-def ranks(key: str, value: Any, facts: Facts) -> Outcome:
+def ranks(key: str, value: object, facts: Facts) -> Outcome:
     """Devices in all."""
     count = _num_ranks(facts)
     if count == 1:
@@ -95,7 +97,7 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
 
 
-def started(key: str, value: Any, facts: Facts) -> Outcome:
+def started(key: str, value: object, facts: Facts) -> Outcome:
     """Processes of a fine-tuning, which torchrun counts by machine."""
     nodes = 1 if key.endswith("num_processes") else facts.get("torchrun.nnodes") or 1
     count = integer(value) * integer(nodes)
@@ -104,20 +106,20 @@ def started(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.ranks": count, "resources.runtime": "ray"}, "processes")
 
 
-def every(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def every(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """Steps between two of something."""
     if value == "after_each_epoch":
         return refuse(f"say it in steps: {ours}")
     return many({ours: max(0, integer(value))})
 
 
-def sft_column(key: str, value: Any, facts: Facts, *, ours: str, inside: str) -> Outcome:
+def sft_column(key: str, value: object, facts: Facts, *, ours: str, inside: str) -> Outcome:
     """A column of texts, or the text inside a column of records."""
     names = facts.get(inside) or []
     return many({ours: ".".join([str(value), *map(str, names)])}, "" if not names else "the text inside")
 
 
-def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+def sft_micro_batch(key: str, value: object, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
     tokens = integer(value) * facts.whole("data.max_length")
     return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")

@@ -16,7 +16,7 @@ _LEVELS = ("token", "sequence", "geometric")
 _BESIDE = ("rollout_rs", "rollout_rs_threshold", "rollout_rs_threshold_lower", "rollout_token_veto_threshold")
 
 
-def correction_weights(value: Any, facts: Facts) -> Any:
+def correction_weights(value: object, facts: Facts) -> Any:
     """Importance weights of tokens or samples."""
     if value not in ("token", "sequence", "geometric"):
         return refuse("strop's weights are token, sequence and geometric")
@@ -28,7 +28,7 @@ def correction_weights(value: Any, facts: Facts) -> Any:
     return value
 
 
-def correction_threshold(key: str, value: Any, facts: Facts) -> Outcome:
+def correction_threshold(key: str, value: object, facts: Facts) -> Outcome:
     """The bound of the weights: one number truncates, a range masks."""
     if facts.get(f"{_CORRECTION}.rollout_is") is None:
         return skip("read with rollout_is alone")
@@ -38,7 +38,7 @@ def correction_threshold(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": lower, f"{_OURS}.upper": upper}, "a range masks")
 
 
-def correction_reject(key: str, value: Any, facts: Facts) -> Outcome:
+def correction_reject(key: str, value: object, facts: Facts) -> Outcome:
     """The statistics that reject, each with its bounds."""
     if value is None or value == "":
         return skip("not set")
@@ -75,14 +75,14 @@ def _rejection_texts(count: int, facts: Facts) -> list[Any]:
     return list(texts) if len(texts) == count else list(texts) * count
 
 
-def old_cap(key: str, value: Any, facts: Facts) -> Outcome:
+def old_cap(key: str, value: object, facts: Facts) -> Outcome:
     """The cap of mid-2025: truncated weights of tokens."""
     if not isinstance(value, int | float) or value <= 0:
         return skip("off there too")
     return many({f"{_OURS}.weights": "token", f"{_OURS}.upper": value})
 
 
-def _read_range(value: Any) -> tuple[float | None, float]:
+def _read_range(value: object) -> tuple[float | None, float]:
     """(lower, upper) of a threshold: a number, its text, or `lower_upper`.
 
     Raises:
@@ -111,7 +111,7 @@ def in_its_section(settings: Sequence[Found]) -> tuple[Found, ...]:
 # algorithm.rollout_is and what stood beside it from October to November 2025.
 
 
-def weights_of_2025(key: str, value: Any, facts: Facts) -> Outcome:
+def weights_of_2025(key: str, value: object, facts: Facts) -> Outcome:
     """Importance weights of the loss: a switch, beside a level, a mode and bounds."""
     level = value if value in _LEVELS else facts.get("algorithm.rollout_is_level")
     if value not in (True, *_LEVELS):

@@ -46,7 +46,7 @@ def defaults_of_early(facts: Facts) -> dict[str, Any]:
     return {**_DEFAULTS, **({} if in_loss else _IN_REWARD)}
 
 
-def kl_in_reward(value: Any, facts: Facts) -> Any:
+def kl_in_reward(value: object, facts: Facts) -> Any:
     """KL term in the rewards."""
     if is_prime(facts):
         return skip("the recipe of PRIME takes none off its rewards")
@@ -56,7 +56,7 @@ def kl_in_reward(value: Any, facts: Facts) -> Any:
     return value
 
 
-def kl_coefficient(key: str, value: Any, facts: Facts) -> Outcome:
+def kl_coefficient(key: str, value: object, facts: Facts) -> Outcome:
     """The coefficient of the KL term in the rewards."""
     ours = {"algorithm.kl_ctrl.kl_coef": number(value)}
     is_read = facts.get("algorithm.use_kl_in_reward") is True or not value

@@ -55,17 +55,17 @@ def is_prime(facts: Facts) -> bool:
     return is_recipe and facts.get("reward_model.enable") is not False
 
 
-def scoring_model(key: str, value: Any, facts: Facts) -> Outcome:
+def scoring_model(key: str, value: object, facts: Facts) -> Outcome:
     """The model that the process reward model begins as, or one that scores."""
     return many({"prm.path" if is_prime(facts) else "reward_model.path": value})
 
 
-def of_scoring(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+def of_scoring(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """A number of the engine of either."""
     return many({f"{'prm' if is_prime(facts) else 'reward_model'}.engine.{ours}": integer(value)})
 
 
-def scoring_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+def scoring_micro_batch(key: str, value: object, facts: Facts) -> Outcome:
     """Samples of a pass as tokens, of either."""
     longest = int(facts.number("data.max_prompt_length") + facts.number("data.max_response_length"))
     role = "prm" if is_prime(facts) else "reward_model"
@@ -73,7 +73,7 @@ def scoring_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"{role}.engine.max_tokens_per_device": integer(value) * longest}, note)
 
 
-def coefficients(key: str, value: Any, facts: Facts) -> Outcome:
+def coefficients(key: str, value: object, facts: Facts) -> Outcome:
     """The weights of process rewards and outcomes."""
     process, outcome = number(value), number(facts.get("algorithm.reward_gt_coef"))
     if process == 0 and outcome == 0:
@@ -83,7 +83,7 @@ def coefficients(key: str, value: Any, facts: Facts) -> Outcome:
     })  # fmt: skip
 
 
-def middling(key: str, value: Any, facts: Facts) -> Outcome:
+def middling(key: str, value: object, facts: Facts) -> Outcome:
     """Prompts of middling difficulty, out of more than are trained."""
     factor = number(facts.get("data.oversample_factor"))
     if value is not True:

@@ -127,7 +127,7 @@ class _Arguments:
             kwargs={name: self._sendable(arg) for name, arg in call.kwargs.items()},
         )
 
-    def _sendable(self, arg: Any) -> Any:
+    def _sendable(self, arg: object) -> Any:
         """The argument itself if it is light, else a reference to it, the same for all workers of the call."""
         if id(arg) not in self._seen:
             size = payload_bytes(arg)

@@ -48,7 +48,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 class Shared(Generic[T]):
     """An argument that several workers get, stored once."""
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, reference: object) -> None:
         self.reference = reference
         """Reference to the value in the object store."""
 
@@ -110,7 +110,7 @@ class WorkerProcess:
     def call(self, role: str, order: WorkerCall, wait_s: float) -> CallResponse:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
 
-        def local(arg: Any) -> Any:
+        def local(arg: object) -> Any:
             if not isinstance(arg, Shared):
                 return arg
             (value,) = fetch([arg.reference], wait_s, "an argument of several workers")

@@ -97,7 +97,7 @@ class BatchRefs:
         return data
 
 
-def payload_bytes(value: Any) -> int:
+def payload_bytes(value: object) -> int:
     """Approximate size of a value in bytes: the content of its tensors, arrays and texts.
 
     Numbers count eight bytes; references to what is stored elsewhere, and objects that are neither containers

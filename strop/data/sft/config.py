@@ -149,7 +149,7 @@ class SftConfig:
         yield from files_named(self.data)
 
 
-def files_named(data: Any) -> Iterator[tuple[str, str, str]]:
+def files_named(data: object) -> Iterator[tuple[str, str, str]]:
     """The files of a section `data` that are fetched, as `code_named` says them."""
     for name in ("train_files", "val_files"):
         for entry in fetched(getattr(data, name)):

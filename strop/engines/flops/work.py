@@ -111,7 +111,7 @@ def _sum_seen(length: int, window: int | None) -> int:
     return window * (window + 1) // 2 + (length - window) * window
 
 
-def _kinds(config: Any) -> list[int | None] | None:
+def _kinds(config: object) -> list[int | None] | None:
     """Tokens that a query of each layer sees; None for a kind of layer that is not attention over tokens."""
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int):
@@ -126,7 +126,7 @@ def _kinds(config: Any) -> list[int | None] | None:
     )
 
 
-def _head_sizes(config: Any) -> int | None:
+def _head_sizes(config: object) -> int | None:
     """Heads times (size of keys + size of values); None where the configuration does not say."""
     heads, width = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if not isinstance(heads, int) or not isinstance(width, int):
@@ -137,7 +137,7 @@ def _head_sizes(config: Any) -> int | None:
     return int(heads * (keys + values))
 
 
-def _share(name: str, config: Any) -> float:
+def _share(name: str, config: object) -> float:
     """Share of the tokens that go through a weight: of experts, as many as are chosen."""
     experts = next(
         (

@@ -281,7 +281,7 @@ def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-def _is_stack(layer: Any) -> bool:
+def _is_stack(layer: object) -> bool:
     """True if the adapter is that of a parameter with one matrix for each expert."""
     return hasattr(layer, "parameter_name")
 

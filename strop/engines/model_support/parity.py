@@ -156,7 +156,7 @@ def _ids(module: Any, media: Any, length: int, device: torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def _short_windows(module: Any, media: Any) -> Iterator[None]:
+def _short_windows(module: Any, media: object) -> Iterator[None]:
     """Windows of attention longer than `PROBE_WINDOW` have that length meanwhile; what reads media keeps its own."""
     decoder = module if media is None else module.get_decoder()
     owners = {id(part): part for part in decoder.modules()}

@@ -109,7 +109,7 @@ def _hears(config: Any) -> bool:
     return of_sound or any(getattr(config, name, None) is not None for name in _AUDIO_PARTS)
 
 
-def _missing(config: Any, *, is_value_model: bool) -> str:
+def _missing(config: object, *, is_value_model: bool) -> str:
     """Reason why transformers has no class for a configuration; empty where the folder's own code may bring one."""
     if getattr(config, "auto_map", None):
         return ""

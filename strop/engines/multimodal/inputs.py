@@ -25,7 +25,7 @@ def media_inputs(module: Any, folder: str = "") -> Vision | None:
     return vision_of(module, load_media_processor(folder) if folder else None)
 
 
-def media_reader(config: Any, folder: str) -> Reader | None:
+def media_reader(config: object, folder: str) -> Reader | None:
     """The reader of media of a model folder, without a model; None for a model of text alone, or where reading takes
     the model.
 
@@ -35,7 +35,7 @@ def media_reader(config: Any, folder: str) -> Reader | None:
     return reader_of(config, load_media_processor(folder)) if takes_media(config) else None
 
 
-def language_model_class(config: Any) -> Any:
+def language_model_class(config: object) -> Any:
     """The class of transformers that loads the language model of this configuration."""
     return AutoModelForImageTextToText if takes_media(config) else AutoModelForCausalLM
 

@@ -288,7 +288,7 @@ class GridVision(Vision):
         return shifted
 
 
-def grid_token_ids(model_config: Any) -> dict[str, int]:
+def grid_token_ids(model_config: object) -> dict[str, int]:
     """Kind of media -> id of its token, for the kinds that a model has."""
     return {
         kind: int(token)

@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -147,7 +146,7 @@ class ToolImages:
         """The token that the chat template writes for an image."""
         return self._processor.placeholder_ids["image"]
 
-    def read(self, image: Any) -> Media:
+    def read(self, image: object) -> Media:
         """Contents and number of tokens of an image, which is decoded here: what an engine is given can be read.
 
         Args:

@@ -75,7 +75,7 @@ class MediaSource:
         return tuple(file if isinstance(file, bytes | str) else _encoded(file) for file in self.files)
 
 
-def source_of(kind: str, value: Any, where: str) -> MediaSource:
+def source_of(kind: str, value: object, where: str) -> MediaSource:
     """The image or video that a value is.
 
     Raises:
@@ -86,7 +86,7 @@ def source_of(kind: str, value: Any, where: str) -> MediaSource:
     return MediaSource(kind=kind, files=(_file(value, kind, where),))
 
 
-def _video(value: Any, where: str) -> MediaSource:
+def _video(value: object, where: str) -> MediaSource:
     entry = (
         {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     )
@@ -110,7 +110,7 @@ def _video(value: Any, where: str) -> MediaSource:
     return MediaSource(kind="video", files=(file,), is_film=isinstance(file, bytes | str), sampling=sampling)
 
 
-def _number(key: str, value: Any, where: str) -> Any:
+def _number(key: str, value: object, where: str) -> Any:
     """A rate, or a whole number of frames."""
     is_rate = key in _FRAME_RATES
     if isinstance(value, bool) or not isinstance(value, int | float) or not (is_rate or value == int(value)):
@@ -129,7 +129,7 @@ def _refuse_unknown(options: Mapping[str, Any], supported: Iterable[str], where:
         )
 
 
-def _file(value: Any, kind: str, where: str) -> Any:
+def _file(value: object, kind: str, where: str) -> Any:
     """Contents, path or Pillow image of one file."""
     if isinstance(value, Mapping):
         sources = [value[key] for key in ("bytes", "path", kind, "image") if value.get(key) is not None]

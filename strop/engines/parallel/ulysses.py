@@ -85,7 +85,7 @@ def _choices(world_size: int, heads: int) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
-def _rope_types(config: Any) -> set[str]:
+def _rope_types(config: object) -> set[str]:
     """Kinds of rotary embedding, of all layers."""
     parameters = getattr(config, "rope_parameters", None) or {}
     per_layer = [value for value in parameters.values() if isinstance(value, dict)]  # a table per layer type

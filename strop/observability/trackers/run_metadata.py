@@ -111,7 +111,7 @@ def in_folder(folder: Path, variable: str) -> str:
     return os.environ.get(variable) or str(folder)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     if isinstance(value, str):
         return value[:_MAX_CHARS]
     return value if value is None or isinstance(value, (int, float)) else json.dumps(value)[:_MAX_CHARS]

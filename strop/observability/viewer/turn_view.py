@@ -118,7 +118,7 @@ def _headline(message: Mapping[str, Any], num_answers: int, span: Sequence[Token
     return plain(" · ".join(parts), is_one_line=True)
 
 
-def short(value: Any) -> Any:
+def short(value: object) -> Any:
     """Numbers with four digits that count, in lists and mappings too."""
     if isinstance(value, float):
         return float(f"{value:.4g}")

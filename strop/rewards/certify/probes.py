@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, f"{key}.{name}")

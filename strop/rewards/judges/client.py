@@ -131,7 +131,7 @@ class AnswerCache:
         except (OSError, ValueError):
             return None
 
-    def put(self, key: str, answer: Any) -> None:
+    def put(self, key: str, answer: object) -> None:
         """Keep an answer. A full or read-only disk costs repeats of the request, not the run."""
         if self._folder is None:
             return

@@ -293,6 +293,6 @@ def _with_prefix(usage: Mapping[str, float]) -> dict[str, float]:
     return {f"{KEY}/{name}": value for name, value in usage.items()}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = " ".join((value if isinstance(value, str) else json.dumps(storable(value))).split())
     return repr(text[:120] + ("..." if len(text) > 120 else ""))

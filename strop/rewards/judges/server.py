@@ -193,7 +193,7 @@ def _load_tokenizer(folder: str) -> Any:
     return tokenizer
 
 
-def read_scores(form: str, data: Any, count: int) -> list[float | str]:
+def read_scores(form: str, data: object, count: int) -> list[float | str]:
     """One number per answer, or a sentence where it is none.
 
     Raises:
@@ -210,7 +210,7 @@ def read_scores(form: str, data: Any, count: int) -> list[float | str]:
     return [_number(form, value) for value in values]
 
 
-def _number(form: str, value: Any) -> float | str:
+def _number(form: str, value: object) -> float | str:
     if form == "score":
         value = value.get("score") if isinstance(value, dict) else None
     elif form == "classify":

@@ -236,7 +236,7 @@ def _question(prompt: Prompt) -> str:
     )
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     """Text of a message; other kinds of content are named."""
     if isinstance(content, str):
         return content

@@ -88,7 +88,7 @@ class Guard:
             resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
             self._tell(None)
 
-    def _on_signal(self, _number: int, _frame: Any) -> None:
+    def _on_signal(self, _number: int, _frame: object) -> None:
         if self._is_armed:
             self.has_interrupted = self._is_over = True
             raise OutOfBudget

@@ -82,7 +82,7 @@ def _last_capital(matches: Sequence[str]) -> str | None:
 
 def grade(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     *,
     data_source: str = "",
     extra_info: Mapping[str, Any] | None = None,
@@ -106,7 +106,7 @@ def grade(
     return {"score": float(pred == truth), "acc": pred == truth, "pred": pred or ""}
 
 
-def _truth(ground_truth: Any, data_source: str) -> str:
+def _truth(ground_truth: object, data_source: str) -> str:
     if (
         isinstance(ground_truth, int)
         and not isinstance(ground_truth, bool)
@@ -136,6 +136,6 @@ def _num_choices(extra_info: Mapping[str, Any]) -> int:
     return len(_LETTERS)
 
 
-def compute_score(solution_str: str, ground_truth: Any) -> float:
+def compute_score(solution_str: str, ground_truth: object) -> float:
     """The score alone, under the name and with the arguments users import."""
     return float(grade(solution_str, ground_truth)["score"])

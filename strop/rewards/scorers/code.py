@@ -63,7 +63,7 @@ def start() -> None:
 
 def grade(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     *,
     mode: Literal["fraction", "all"] = "fraction",
     case_s: float = 4.0,
@@ -124,7 +124,7 @@ def last_block(text: str) -> str | None:
     return last if last.strip() else None
 
 
-def read_tests(ground_truth: Any) -> Tests:
+def read_tests(ground_truth: object) -> Tests:
     """The tests in any of the known forms; ValueError for another one."""
     data = ground_truth
     for _ in range(2):  # JSON text, sometimes inside JSON text
@@ -193,7 +193,7 @@ def _feed_cases(code: str, tests: Tests, budget: _Budget, *, stops_early: bool) 
     return passed, failure
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -265,14 +265,14 @@ def _harness_note(number: int, result: SandboxResult) -> str:
     return next((f" ({line.removeprefix(start)})" for line in lines if line.startswith(start)), "")
 
 
-def _arguments(case_input: Any) -> list[Any]:
+def _arguments(case_input: object) -> list[Any]:
     """A list of arguments, or a text with one JSON value per line."""
     if not isinstance(case_input, str):
         return _as_list(case_input)
     return [_json_or_text(line) for line in case_input.splitlines() if line.strip()]
 
 
-def _expected(value: Any) -> Any:
+def _expected(value: object) -> Any:
     return _json_or_text(value) if isinstance(value, str) else value
 
 
@@ -298,14 +298,14 @@ def _read_results(text: str, num_cases: int) -> dict[int, list[Any]]:
     return results
 
 
-def same_value(value: Any, expected: Any) -> bool:
+def same_value(value: object, expected: object) -> bool:
     """True if a result is the expected one. APPS writes some expected values as a list of one: both are taken."""
     if _same(value, expected, _MAX_DEPTH):
         return True
     return isinstance(expected, list) and len(expected) == 1 and _same(value, expected[0], _MAX_DEPTH)
 
 
-def _same(value: Any, expected: Any, depth: int) -> bool:
+def _same(value: object, expected: object, depth: int) -> bool:
     if depth == 0 or isinstance(value, bool) != isinstance(expected, bool):
         return False
     if isinstance(expected, (list, tuple)):

@@ -31,7 +31,7 @@ class _Malformed(ValueError):
 
 
 def grade(
-    solution_str: str, ground_truth: Any, *, each_once: bool = True, format_score: float = 0.0
+    solution_str: str, ground_truth: object, *, each_once: bool = True, format_score: float = 0.0
 ) -> dict[str, Any]:
     """1 when the expression has the target as its value and uses the numbers as it should, else 0.
 
@@ -134,7 +134,7 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-def _task(ground_truth: Any) -> tuple[int, list[int]]:
+def _task(ground_truth: object) -> tuple[int, list[int]]:
     target = ground_truth.get("target") if isinstance(ground_truth, Mapping) else None
     numbers = ground_truth.get("numbers") if isinstance(ground_truth, Mapping) else None
     if target is None or numbers is None:

@@ -103,7 +103,7 @@ def prepare(data_source: str) -> None:
 def default_compute_score(
     data_source: str,
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     extra_info: Mapping[str, Any] | None = None,
     sandbox_fusion_url: str | None = None,
     concurrent_semaphore: object = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
+def grade(solution_str: str, ground_truth: object) -> dict[str, Any]:
     """1 when the stripped answer is the ground truth, or one of them when it is a list; else 0.
 
     A column of whole numbers that a file keeps as floats (72.0) is answered by 72.
@@ -16,7 +16,7 @@ def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     return {"score": float(is_right), "acc": is_right, "pred": pred}
 
 
-def _texts(answer: Any) -> tuple[str, ...]:
+def _texts(answer: object) -> tuple[str, ...]:
     """The ways in which a right answer may be written."""
     text = str(answer).strip()
     return (text, str(int(answer))) if isinstance(answer, float) and answer.is_integer() else (text,)

@@ -42,7 +42,7 @@ def _has_form(text: str) -> bool:
     return at >= 0
 
 
-def grade(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> dict[str, Any]:
+def grade(solution_str: str, ground_truth: object, format_score: float = 0.0) -> dict[str, Any]:
     """(1 - format_score) for the right boxed answer, and format_score for a text between think tags before it.
 
     Raises:
@@ -60,6 +60,6 @@ def grade(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> di
     return with_note({"score": float(score), "acc": is_right, "pred": pred}, note)
 
 
-def compute_score(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> float:
+def compute_score(solution_str: str, ground_truth: object, format_score: float = 0.0) -> float:
     """The score alone, under the name and with the arguments users import."""
     return float(grade(solution_str, ground_truth, format_score)["score"])

@@ -40,7 +40,7 @@ def extract(solution_str: str, method: Literal["strict", "flexible"] = "strict")
 
 def grade(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     method: Literal["strict", "flexible"] = "strict",
     format_score: float = 0.0,
     score: float = 1.0,
@@ -60,7 +60,7 @@ def grade(
 
 def compute_score(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     method: Literal["strict", "flexible"] = "strict",
     format_score: float = 0.0,
     score: float = 1.0,

@@ -80,7 +80,7 @@ def start() -> None:
     compare(r"\sqrt{4}\pi + \frac{x^2}{2}", r"\frac{4\pi + x^2}{2}")
 
 
-def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
+def grade(solution_str: str, ground_truth: object) -> dict[str, Any]:
     """1 when the last boxed answer equals the ground truth, else 0."""
     pred = last_boxed(solution_str)
     if pred is None:
@@ -89,6 +89,6 @@ def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     return with_note({"score": float(is_right), "acc": is_right, "pred": pred.strip()}, note)
 
 
-def compute_score(solution_str: str, ground_truth: Any) -> float:
+def compute_score(solution_str: str, ground_truth: object) -> float:
     """The score alone, under the name and with the arguments users import."""
     return float(grade(solution_str, ground_truth)["score"])

@@ -21,7 +21,7 @@ def _plain(answer: str) -> str:
     return re.sub(r"\^\s*\{?\\circ\}?|\\%|%|\\\$", "", answer).strip()
 
 
-def grade(solution_str: str, ground_truth: Any, strict_box_verify: bool = False) -> dict[str, Any]:
+def grade(solution_str: str, ground_truth: object, strict_box_verify: bool = False) -> dict[str, Any]:
     """+1 or -1, from the last `Answer:` line, or from the last box when strict_box_verify is set.
 
     Only the last 300 characters are read. Answers that differ as text are compared by math-verify.
@@ -39,6 +39,6 @@ def grade(solution_str: str, ground_truth: Any, strict_box_verify: bool = False)
     return with_note({"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}, note)
 
 
-def compute_score(solution_str: str, ground_truth: Any, strict_box_verify: bool = False) -> dict[str, Any]:
+def compute_score(solution_str: str, ground_truth: object, strict_box_verify: bool = False) -> dict[str, Any]:
     """`grade` under the name users import."""
     return grade(solution_str, ground_truth, strict_box_verify)

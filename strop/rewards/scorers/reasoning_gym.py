@@ -92,7 +92,7 @@ def extract(solution_str: str) -> str:
 
 
 def grade(
-    solution_str: str, ground_truth: Any, *, data_source: str, extra_info: Mapping[str, Any]
+    solution_str: str, ground_truth: object, *, data_source: str, extra_info: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The task's own score of the answer, from 0 to 1; `acc` is True for a full score.
 

@@ -49,7 +49,7 @@ def extract(solution_str: str) -> str | None:
 
 def grade(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     method: Literal["em", "f1", "subem"] = "em",
     format_score: float = 0.0,
 ) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def grade(
     }  # fmt: skip
 
 
-def _targets(ground_truth: Any) -> list[str]:
+def _targets(ground_truth: object) -> list[str]:
     accepted = ground_truth.get("target") if isinstance(ground_truth, Mapping) else ground_truth
     targets = (
         list(accepted) if isinstance(accepted, (list, tuple)) else [] if accepted is None else [accepted]
@@ -99,7 +99,7 @@ def _targets(ground_truth: Any) -> list[str]:
 
 def compute_score(
     solution_str: str,
-    ground_truth: Any,
+    ground_truth: object,
     method: Literal["em", "f1", "subem"] = "em",
     format_score: float = 0.0,
 ) -> float:

@@ -134,7 +134,7 @@ class Endpoint:
         spoken = self._speech.read(prompt_ids)
         return options | {"messages": spoken.messages} | ({"tools": spoken.tools} if spoken.tools else {})
 
-    def _read(self, data: Any) -> Any:
+    def _read(self, data: object) -> Any:
         """The parts of an answer that are used.
 
         Raises:

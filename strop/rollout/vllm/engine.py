@@ -137,7 +137,7 @@ class VllmEngine:
         weights: WeightsMetadata,
         *,
         version: int,
-        reader: Any = None,
+        reader: object = None,
     ) -> None:
         """Use `start_vllm`.
 

@@ -107,7 +107,7 @@ def weight_as_json(weight: TensorMetadata) -> list[Any]:
     return [weight.name, list(weight.shape), dtype_name(weight.dtype), list(weight.aliases)]
 
 
-def weight_from_json(value: Any) -> TensorMetadata:
+def weight_from_json(value: object) -> TensorMetadata:
     """The weight that `weight_as_json` wrote, every field checked.
 
     Raises:
@@ -123,7 +123,7 @@ def weight_from_json(value: Any) -> TensorMetadata:
     raise ValueError(f"not the description of a weight: {str(value)[:200]}")
 
 
-def weights_from_json(value: Any) -> WeightsMetadata:
+def weights_from_json(value: object) -> WeightsMetadata:
     """The weights that `weight_as_json` wrote.
 
     Raises:

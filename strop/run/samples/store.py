@@ -208,7 +208,7 @@ def _checked_row(step: int, row: Mapping[str, Any], max_chars: int = MAX_CHARS) 
     return {name: _storable(name, checked[name], max_chars) for name in COLUMNS}
 
 
-def _storable(name: str, value: Any, max_chars: int) -> Any:
+def _storable(name: str, value: object, max_chars: int) -> Any:
     """The value of a column, made so that writing cannot fail on what is in it; of a wrong type, as it is."""
     kind = COLUMNS[name]
     if kind == "json" and value is not None:
@@ -223,7 +223,7 @@ def _storable(name: str, value: Any, max_chars: int) -> Any:
     return value
 
 
-def _normalized(name: str, value: Any) -> Any:
+def _normalized(name: str, value: object) -> Any:
     """A plain value in the form that readers ask of its column; agents of users may give others."""
     if name in MAPPINGS:
         return value if isinstance(value, dict) else {"value": value}

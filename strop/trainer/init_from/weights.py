@@ -175,7 +175,7 @@ def _optimizer_name(config: Config, role: str) -> str:
     return name
 
 
-def _name_in(settings: Any, role: str) -> str | None:
+def _name_in(settings: object, role: str) -> str | None:
     for key in (role, "optim", "name"):
         settings = settings.get(key) if isinstance(settings, dict) else None
     return settings if isinstance(settings, str) else None

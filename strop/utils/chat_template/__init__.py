@@ -51,7 +51,7 @@ def render_with(tokenizer: Any, template: str) -> None:
         setattr(tokenizer, _RENDERED, template)
 
 
-def asks_for_time(template: Any) -> bool:
+def asks_for_time(template: object) -> bool:
     """A chat template, or one of several by name, reads the clock."""
     return "strftime_now" in repr(template)
 
@@ -146,7 +146,7 @@ def _render_apart_by_default() -> None:
     tokenization_utils_base.render_jinja_template = _render
 
 
-def _render(conversations: Any, tools: Any = None, *, chat_template: str, **arguments: Any) -> Rendered:
+def _render(conversations: object, tools: object = None, *, chat_template: str, **arguments: Any) -> Rendered:
     if len(chat_template) > MAX_CHARS:
         raise TemplateTooCostly(
             f"the chat template has {len(chat_template)} characters, more than {MAX_CHARS}: correct it "

@@ -127,7 +127,7 @@ def end_process() -> None:
         process.end()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value that JSON does not know, as transformers shows it to a template."""
     from transformers.utils.chat_template_utils import _plain_template_data
 

@@ -97,7 +97,7 @@ def state_of(url: str) -> tuple[str, list[str]]:
 
 
 def get_folder(
-    system: Any,
+    system: object,
     files: Mapping[str, str],
     folder: Path,
     *,

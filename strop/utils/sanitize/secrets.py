@@ -93,7 +93,7 @@ def secrets_in(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, settings
 
 
-def without_secrets(settings: Any, key: str = "") -> Any:
+def without_secrets(settings: object, key: str = "") -> Any:
     """Nested settings with `[redacted]` in place of each secret."""
     if isinstance(settings, Mapping):
         return {
@@ -105,7 +105,7 @@ def without_secrets(settings: Any, key: str = "") -> Any:
     return REDACTED if is_secret(key, settings) else settings
 
 
-def remember_secrets_in(settings: Any, key: str = "") -> None:
+def remember_secrets_in(settings: object, key: str = "") -> None:
     """Remember each secret among nested settings."""
     for _, value in secrets_in(settings, key):
         remember_secret(value)

@@ -88,7 +88,7 @@ def _too_long(num_digits: int) -> str:
     return f"[integer of {num_digits} digits]"
 
 
-def encodable_value(value: Any) -> Any:
+def encodable_value(value: object) -> Any:
     """Lists, tuples, dictionaries and texts with every text `encodable`; all else as it is.
 
     What is sound already is returned itself, not a copy. What is nested more than 100 levels deep becomes a mark.
@@ -96,7 +96,7 @@ def encodable_value(value: Any) -> Any:
     return _encodable(value, MAX_JSON_DEPTH)
 
 
-def _encodable(value: Any, depth: int) -> Any:
+def _encodable(value: object, depth: int) -> Any:
     if isinstance(value, str):
         return encodable(value)
     if not isinstance(value, (list, tuple, dict)):
@@ -228,7 +228,7 @@ class _Walk:
             return self.value(tolist())
         return self._text(describe_object(value))
 
-    def _nested(self, value: Any, read: Callable[[Any], Any]) -> Any:
+    def _nested(self, value: object, read: Callable[[Any], Any]) -> Any:
         if id(value) in self._above:
             return "[the same value again]"
         if not self._depth:
@@ -280,7 +280,7 @@ class _Walk:
             entries["…"] = f"[{len(values) - num_read} more]"
         return entries
 
-    def _key(self, key: Any) -> str:
+    def _key(self, key: object) -> str:
         if is_text(key):
             return self._text(key, _MAX_KEY_CHARS)
         plain = (

@@ -158,7 +158,7 @@ def span_in(fields: Sequence[Any]) -> Span:
     )
 
 
-def _sayable(value: Any, location: str) -> Any:
+def _sayable(value: object, location: str) -> Any:
     """The value, or the parts of a mapping or a tuple, as JSON; `storable` where it is no plain data."""
     try:
         return to_json(value, location)

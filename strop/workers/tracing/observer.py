@@ -162,7 +162,7 @@ def _number(name: str, value: float | None) -> Mapping[str, float]:
     return {} if value is None else {name: value}
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return _cut(json.dumps(storable(value), ensure_ascii=False))
 
 

@@ -72,7 +72,7 @@ def parameter_types(tools: ToolSchemas, name: str) -> Mapping[str, Any]:
     return {}
 
 
-def typed_value(text: str, kind: Any) -> Any:
+def typed_value(text: str, kind: object) -> Any:
     """The value of a parameter that is written without quotes: a string stays one, all else is JSON if it can be.
 
     Args:

@@ -53,7 +53,7 @@ class ToolParser:
         return []
 
     async def extract_tool_calls(
-        self, responses_ids: list[int], tools: Any = None
+        self, responses_ids: list[int], tools: object = None
     ) -> tuple[str, list[FunctionCall]]:
         """Content without calls, and the calls in order."""
         raise NotImplementedError(f"{type(self).__name__} has no method extract_tool_calls")
@@ -125,7 +125,7 @@ class FormatParser(ToolParser):
         return list(self._stop_ids)
 
     async def extract_tool_calls(
-        self, responses_ids: list[int], tools: Any = None
+        self, responses_ids: list[int], tools: object = None
     ) -> tuple[str, list[FunctionCall]]:
         """As of ToolParser; malformed calls are left out."""
         turn = await self.parse(responses_ids, _as_mappings(tools))

@@ -248,7 +248,7 @@ def _grouped(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def _harmless(value: Any) -> Any:
+def _harmless(value: object) -> Any:
     """The value with every text printable and every number one that JSON has."""
     if isinstance(value, str):
         return printable(value)
@@ -259,6 +259,6 @@ def _harmless(value: Any) -> Any:
     return _finite(value) if isinstance(value, float) else value
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     """A number, or None where JSON has no word for it."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -111,7 +111,7 @@ class Server:
             "max_model_len": model.max_model_len,
         }
 
-    async def ping(self, message: Any) -> dict[str, float]:
+    async def ping(self, message: object) -> dict[str, float]:
         """vLLM's own counts, by the names in NUMBERS."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
@@ -167,17 +167,17 @@ class Server:
         """End requests with the tokens they have."""
         await self._engine.abort(message["ids"])
 
-    async def pause(self, message: Any) -> None:
+    async def pause(self, message: object) -> None:
         """Hold every request where it is."""
         self._is_held = True
         await self._engine.pause_generation(mode="keep", clear_cache=False)
 
-    async def resume(self, message: Any) -> None:
+    async def resume(self, message: object) -> None:
         """Go on."""
         self._is_held = False
         await self._engine.resume_generation()
 
-    async def flush(self, message: Any) -> None:
+    async def flush(self, message: object) -> None:
         """Forget computed prompts; running requests compute theirs again."""
         is_held = self._is_held or self._is_updating
         if self._reads_media and not is_held:  # a request may not go on between the two
@@ -199,7 +199,7 @@ class Server:
         """Take memory again; `tags` for a part of it."""
         await self._engine.wake_up(tags=message["tags"])
 
-    async def begin_update(self, message: Any) -> None:
+    async def begin_update(self, message: object) -> None:
         """Hold the requests, and get ready for weights."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         if self._is_updating:  # the update before has failed on its way; vLLM begins one only after another

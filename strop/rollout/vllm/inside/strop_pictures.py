@@ -86,7 +86,7 @@ class NoDummies(BaseDummyInputsBuilder[Info]):
         return ""
 
     def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: object
     ) -> dict[str, Any]:
         """None."""
         return {}
@@ -98,7 +98,7 @@ class Processor(BaseMultiModalProcessor[Info]):
     requires_tokenizer = False
 
     def get_dummy_mm_inputs(
-        self, mm_counts: Mapping[str, int], *, cache: Any = None, scheduler_config: Any = None
+        self, mm_counts: Mapping[str, int], *, cache: object = None, scheduler_config: object = None
     ) -> Any:
         """Media of the largest size, by which vLLM measures the memory that it needs."""
         config = self.info.get_hf_config().vision_config
@@ -115,14 +115,16 @@ class Processor(BaseMultiModalProcessor[Info]):
             items.append(({**medium, "places": [1] * (math.prod(grid) // side**2)}, patches))
         return _input([0] * longest, items)
 
-    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
+    def _get_mm_fields_config(self, hf_inputs: object, hf_processor_mm_kwargs: object) -> Any:
         raise NotImplementedError("media come as patches")
 
-    def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
+    def _get_prompt_updates(
+        self, mm_items: object, hf_processor_mm_kwargs: object, out_mm_kwargs: object
+    ) -> Any:
         raise NotImplementedError("media come with their tokens")
 
 
-def with_pictures(token_ids: list[int], media: Sequence[Mapping[str, Any]], digest: Any) -> Any:
+def with_pictures(token_ids: list[int], media: Sequence[Mapping[str, Any]], digest: object) -> Any:
     """A prompt with media, as vLLM's core takes it.
 
     Args:
