@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -22,6 +22,9 @@ from strop.data.readers import without_filled_nulls
 from strop.protocol import DataProto
 from strop.utils.sanitize import encodable_value
 from strop.utils.user_files import load_user_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RAW_PROMPT = "raw_prompt"
 _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
@@ -147,7 +150,12 @@ class CustomRows(Sequence[dict[str, Any]]):
 
 
 def open_custom(
-    config: DataConfig, files: Sequence[str], tokenizer: Any, *, max_samples: int | None, seed: int | None
+    config: DataConfig,
+    files: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    max_samples: int | None,
+    seed: int | None,
 ) -> CustomRows:
     """The rows of data.dataset_class for these files.
 

@@ -9,12 +9,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.engines.config import ModelConfig
 from strop.engines.untrusted_model import PICKLES, SAFE, check_entries
 from strop.utils.safe_read import read_json
 from strop.utils.trust import ask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @contextlib.contextmanager
@@ -104,7 +107,7 @@ def end_tokens(folder: Path) -> list[int]:
     return tokens
 
 
-def named_ends(model: ModelConfig, tokenizer: Any) -> frozenset[int]:
+def named_ends(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The end-of-sequence tokens that the tokenizer and the generation settings of the model folder name, at which
     every program stops.
 

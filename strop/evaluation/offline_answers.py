@@ -11,6 +11,8 @@ from strop.utils.chat_template.answers import answer_text
 from strop.utils.terminal import UsageError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from strop.data.chat import Chat
     from strop.trainer.config import Config
 
@@ -102,7 +104,7 @@ def has_tokens(row: Mapping[str, Any]) -> bool:
 
 
 def encoded(
-    tokenizer: Any, chat: Chat, text: str, stops: Sequence[int], label: str
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, stops: Sequence[int], label: str
 ) -> tuple[list[int], list[int]]:
     """Prompt and answer as the model would have written it: to the token that ends a turn."""
     from strop.data.chat import encode_all, render, render_prompt

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
@@ -14,6 +14,9 @@ from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.disk import watched
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SETTLE_S = 600.0
 """Longest wait for copies that are under way at the end."""
@@ -32,7 +35,7 @@ class Checkpointer:
         trained: Mapping[str, WorkerGroup[Any]],
         *,
         settings: RunConfig,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         source_model: Path,
         sampler: PromptSampler,
         texts: Callable[[], Mapping[str, str]] = dict,
@@ -169,7 +172,9 @@ class Checkpointer:
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
 
 
-def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:
+def write_model(
+    policy: WorkerGroup[Any], folder: Path, *, tokenizer: PreTrainedTokenizerBase, source: str | Path
+) -> None:
     """A policy as an ordinary Hugging Face folder.
 
     Args:

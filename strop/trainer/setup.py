@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.setup import AgentSetup
 from strop.config.sections import where_on
@@ -30,12 +30,15 @@ from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.utils.chat_template import apply_template
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """Prompts of a run, and how many steps they make."""
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     train: TrainingPrompts
     val_prompts: list[Prompt]
     sampler: PromptSampler
@@ -145,7 +148,7 @@ def check_positions(config: Config, data: DataConfig, longest: int) -> None:
 
 
 def _training_prompts(
-    config: Config, data: DataConfig, tokenizer: Any, setup: AgentSetup
+    config: Config, data: DataConfig, tokenizer: PreTrainedTokenizerBase, setup: AgentSetup
 ) -> tuple[TrainingPrompts, Any]:
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
@@ -160,7 +163,7 @@ def _training_prompts(
 
 
 def load_val_prompts(
-    data: DataConfig, tokenizer: Any, setup: AgentSetup, *, reads_media: bool = False
+    data: DataConfig, tokenizer: PreTrainedTokenizerBase, setup: AgentSetup, *, reads_media: bool = False
 ) -> list[Prompt]:
     """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
@@ -174,7 +177,7 @@ _ANSWER = "strop:answer"
 """Stands for an answer in a rendered chat: nothing that a template writes by itself."""
 
 
-def end_of_turn(tokenizer: Any) -> int | None:
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token with which the chat template ends an answer, where it is one of the tokenizer's added ones (<|im_end|>,
     <|eot_id|>); None where it ends answers with text, with nothing, or knows no such conversation.
 
@@ -216,7 +219,9 @@ def _check_stop_tokens(extra: Sequence[int], size: int, whose: str) -> None:
         )
 
 
-def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:
+def stop_token_ids(
+    model: ModelConfig, tokenizer: PreTrainedTokenizerBase, extra: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Tokens that end a response: those of the model folder's generation settings, the tokenizer's, the one with which
     the chat template ends an answer, and `extra`.
 
@@ -235,7 +240,9 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     return tuple(sorted(token_ids))
 
 
-def sampling_of(config: Config, section: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+def sampling_of(
+    config: Config, section: RolloutConfig | EvalConfig, tokenizer: PreTrainedTokenizerBase
+) -> Sampling:
     """Options of every training sample, or of every validation answer; key and budget are filled in per episode.
 
     Args:

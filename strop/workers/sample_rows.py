@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.data.chat import shown_text
 from strop.protocol import DataProto, columns
@@ -11,8 +11,13 @@ from strop.utils.json_lines import encode, plain
 from strop.workers.episodes import Episode
 from strop.workers.reports import SampleDecision
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:
+
+def saved_rows(
+    episodes: DataProto, tokenizer: PreTrainedTokenizerBase, *, keeps_row: bool
+) -> list[dict[str, Any]]:
     """Rows of the sample store; arguments as of `RolloutWorker.write_samples`."""
     texts: dict[tuple[str, tuple[int, ...]], str] = {}
     rows = []

@@ -101,7 +101,7 @@ class CompletionFormat:
         return fields
 
     def _completion_logprobs(self, choice: Choice) -> dict[str, Any]:
-        tokens = [self._model.tokenizer.decode([token]) for token in choice.output.token_ids]
+        tokens = [str(self._model.tokenizer.decode([token])) for token in choice.output.token_ids]
         offsets = [len("".join(tokens[:number])) for number in range(len(tokens))]
         return {
             "tokens": tokens,

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.openai_server.errors import ApiError, invalid
 from strop.agents.openai_server.messages import ConversationKey, Message, as_template, conversation_key
@@ -26,6 +26,9 @@ from strop.protocol.trajectory import Media, MediaTokens, Trajectory, media_of
 from strop.rollout.types import TokenOutput
 from strop.utils.chat_template import TemplateRefused
 from strop.utils.chat_template.answers import answer_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ class ChatModel:
     def __init__(
         self,
         name: str,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         template: ChatTemplate,
         stop_token_ids: Sequence[int],
         images: ImageEncoder | None = None,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strop.utils.chat_template.answers import answer_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _UNFINISHED = "\ufffd"
 """Decoded form of a character whose bytes are incomplete."""
@@ -16,7 +19,9 @@ _WINDOW = 6
 class StreamedText:
     """Text of an answer, grown token by token; detects stop texts."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), marks: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), marks: Sequence[str] = ()
+    ) -> None:
         """Args:
         tokenizer: of the model.
         stops: texts before which the answer ends.

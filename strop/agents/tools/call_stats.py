@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.tools.base import ToolResponse
 from strop.agents.tools.images import as_read
 from strop.protocol.trajectory import Media
 from strop.utils.sanitize import storable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class CallResult:
 
 
 def call_numbers(
-    results: Sequence[CallResult], tool_names: Collection[str], tokenizer: Any
+    results: Sequence[CallResult], tool_names: Collection[str], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, float]:
     """Metrics of calls: of all, and by name of each tool that was called.
 

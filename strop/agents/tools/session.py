@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from strop.agents.spans import SPANS, add_span
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable, create_arguments
@@ -26,6 +26,9 @@ from strop.agents.tools.templates import MAX_CHARS_PER_TOKEN
 from strop.agents.user_code import contained
 from strop.protocol.trajectory import Media
 from strop.utils.sanitize import described, encodable, read_json, storable, storable_text, usable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class ToolSession:
         tools: Mapping[str, BaseTool],
         *,
         tools_kwargs: Mapping[str, Mapping[str, Any]],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         limits: ToolLimits,
         facts: Mapping[str, Any],
         images: ImageEncoder | None = None,
@@ -339,7 +342,9 @@ class _DeadlineExceeded(Exception):
     """A tool's method did not answer within its deadline."""
 
 
-def truncated(ids: Sequence[int], limit: int, truncation: Truncation, tokenizer: Any) -> str:
+def truncated(
+    ids: Sequence[int], limit: int, truncation: Truncation, tokenizer: PreTrainedTokenizerBase
+) -> str:
     """Text of at most `limit` of the tokens, with a word where something was left out.
 
     left keeps the end, right the beginning, middle half of each.

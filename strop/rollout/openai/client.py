@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.protocol.trajectory import media_of
 from strop.rollout.openai.byte_tokenizer import Speech
@@ -16,6 +16,9 @@ from strop.rollout.openai.config import OpenAIConfig
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.utils.http_client import Called, Caller, CallRefused
 from strop.utils.sanitize import encodable_value, storable_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MAX_COUNT = 10**9
 """Tokens of one answer; a larger count is none."""
@@ -30,7 +33,9 @@ class EndpointFailed(RuntimeError):
 class Endpoint:
     """Keeps `strop.rollout.client.GenerateClient`. Use `start` and `close` around it."""
 
-    def __init__(self, config: OpenAIConfig, tokenizer: Any, *, timeout_s: float, max_tokens: int) -> None:
+    def __init__(
+        self, config: OpenAIConfig, tokenizer: PreTrainedTokenizerBase, *, timeout_s: float, max_tokens: int
+    ) -> None:
         """Args:
         config: where and how to ask.
         tokenizer: of the token ids that agents give: that of the speech module, or with api=completions the model's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strop.data.chat import Chat, render
 from strop.engines.model import load_model_config
@@ -15,13 +15,16 @@ from strop.trainer.preflight.tokens import AnswerEnd, TokenFacts
 from strop.trainer.setup import sampling_of
 from strop.utils.chat_template.answers import kept_special_tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _ANSWER = "strop:answer"
 """Stands for an answer in a rendered chat: nothing that a template writes by itself."""
 _MARKER = re.compile(r"<\|[^\s<>|]{1,40}\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 """Spellings of templates that a tokenizer made for them has as one token."""
 
 
-def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> TokenFacts:
+def token_facts(config: Config, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> TokenFacts:
     """Facts about prompts, template and vocabulary."""
     ids = [list(prompt.token_ids) for prompt in prompts]
     texts = [tokenizer.decode(token_ids) for token_ids in ids]
@@ -51,7 +54,7 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
     )
 
 
-def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
+def _opening(config: Config, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str | None:
     """Text of the template before an answer; None when it refuses these messages without their tools."""
     options = config.data.chat_template_kwargs
     messages = prompt.messages[:-1] if continues(prompt.messages) else prompt.messages
@@ -64,7 +67,7 @@ def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
     return whole[len(bare) :] if whole.startswith(bare) else None
 
 
-def _answered(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
+def _answered(config: Config, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str | None:
     """The chat of a prompt with an answer; None when the template refuses it or leaves the answer out."""
     messages = with_answer(prompt.messages, _ANSWER)
     chat = Chat(messages=messages, where=prompt.uid, options=config.data.chat_template_kwargs)
@@ -75,7 +78,7 @@ def _answered(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
     return text if _ANSWER in text else None
 
 
-def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
+def _end(config: Config, tokenizer: PreTrainedTokenizerBase, answered: str) -> AnswerEnd:
     """Text of the template after an answer, and if generation stops there."""
     text = answered.rpartition(_ANSWER)[2].lstrip()
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -88,7 +91,7 @@ def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
     return AnswerEnd("text", text)
 
 
-def _spelled_out(tokenizer: Any, answered: str, prompt: Prompt) -> tuple[str, ...]:
+def _spelled_out(tokenizer: PreTrainedTokenizerBase, answered: str, prompt: Prompt) -> tuple[str, ...]:
     """Control markers of the template that this tokenizer writes in several ordinary tokens."""
     text = str(prompt.messages)
     markers = dict.fromkeys(_MARKER.findall(answered))

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _KEPT = "strop_kept_special_ids"
 _OPENING = re.compile(r"(<|\[)([A-Za-z]\w*)(>|\])")
 """The form of a token that opens a part, such as <think> or [THINK]; a token with / behind the bracket closes it."""
 
 
-def keep_special_tokens(tokenizer: Any, texts: Sequence[str] | None) -> None:
+def keep_special_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] | None) -> None:
     """Let these special tokens stay in answers that are decoded from here on.
 
     Args:
@@ -40,12 +43,12 @@ def keep_special_tokens(tokenizer: Any, texts: Sequence[str] | None) -> None:
     setattr(tokenizer, _KEPT, {special[text]: text for text in texts})
 
 
-def kept_special_tokens(tokenizer: Any) -> tuple[str, ...]:
+def kept_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Special tokens that stay in answers, in the order of their ids."""
     return tuple(text for _, text in sorted(_kept(tokenizer).items()))
 
 
-def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+def answer_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """Text of an answer, without special tokens but those that are part of it."""
     ids, kept = list(token_ids), _kept(tokenizer)
     if kept.keys().isdisjoint(ids):
@@ -58,7 +61,7 @@ def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     )
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Special tokens of a tokenizer, with their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
@@ -68,7 +71,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _kept(tokenizer: Any) -> dict[int, str]:
+def _kept(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     kept: dict[int, str] | None = getattr(tokenizer, _KEPT, None)
     if kept is None:
         kept = _pairs(tokenizer)
@@ -76,7 +79,7 @@ def _kept(tokenizer: Any) -> dict[int, str]:
     return kept
 
 
-def _pairs(tokenizer: Any) -> dict[int, str]:
+def _pairs(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Special tokens that open and close a part of an answer: none that the template writes around a user's message, as
     [INST] and [/INST], and none with a task of its own, as <s> and </s>."""
     special = special_tokens(tokenizer)
@@ -93,7 +96,7 @@ def _pairs(tokenizer: Any) -> dict[int, str]:
     return pairs
 
 
-def _rendered_message(tokenizer: Any) -> str:
+def _rendered_message(tokenizer: PreTrainedTokenizerBase) -> str:
     """A conversation of one message of the user through the template; empty where it has none, or refuses it."""
     if not tokenizer.chat_template:
         return ""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MAX_ROUNDS = 8
 
@@ -20,7 +23,7 @@ class ControlText:
     These are the special tokens, and of the other added ones those that the chat template writes, such as <tool_call>.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Args:
         tokenizer: with or without a chat template.
         """

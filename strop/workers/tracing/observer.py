@@ -20,6 +20,7 @@ from strop.workers.tracing.mlflow import mlflow_target
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ _SEND_S = 10.0
 class TraceObserver:
     """Makes a trace of each episode that it hears of."""
 
-    def __init__(self, exporter: SpanExporter, tokenizer: Any, *, max_samples: int | None = None) -> None:
+    def __init__(
+        self, exporter: SpanExporter, tokenizer: PreTrainedTokenizerBase, *, max_samples: int | None = None
+    ) -> None:
         """Args:
         exporter: takes the spans.
         tokenizer: reads answers.
@@ -86,7 +89,7 @@ class TraceObserver:
         self._provider.shutdown()
 
 
-def make_observer(config: TraceConfig, tokenizer: Any) -> TraceObserver | None:
+def make_observer(config: TraceConfig, tokenizer: PreTrainedTokenizerBase) -> TraceObserver | None:
     """The observer of a process; None where nothing is traced.
 
     Raises:
@@ -137,7 +140,7 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
     return attributes
 
 
-def _of_span(span: Span, tokenizer: Any) -> dict[str, Any]:
+def _of_span(span: Span, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     facts = span.facts
     if span.kind == "answer":
         text = tokenizer.decode(facts["token_ids"], skip_special_tokens=False)
