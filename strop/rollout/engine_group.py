@@ -16,6 +16,7 @@ from typing import Any
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_model_config
+from strop.engines.multimodal.vl_model import Reader
 from strop.engines.training import TrainEngine
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
@@ -57,11 +58,11 @@ class Generation:
     """Log-probs of all tokens but the first, of an engine whose weights cannot be read; None of others."""
     dtype: str = ""
     """Its precision."""
-    reader: Any = None
+    reader: Reader | None = None
     """Media reader of an engine whose model is in another process."""
 
     @property
-    def media(self) -> Any:
+    def media(self) -> Reader | None:
         """Media reader of prompts; None where the engine is given text alone."""
         return self.reader if self.policy is None else self.policy.media
 

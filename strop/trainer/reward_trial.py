@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from strop.agents.config import AGENTS_IN_A_WORLD
 from strop.data.visit_ids import visit_uid
@@ -13,6 +12,7 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
 from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
+from strop.trainer.api_costs import CostTracker
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
@@ -23,7 +23,9 @@ _MAX_PROBES = 4
 """Answers that are scored; enough to tell a broken function from a bad answer."""
 
 
-def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Reporter, *, costs: Any) -> None:
+def try_reward(
+    config: Config, data: TrainingData, run: RunFolder, say: Reporter, *, costs: CostTracker | None
+) -> None:
     """Try the reward function of a run on its first rows.
 
     Args:

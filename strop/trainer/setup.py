@@ -44,7 +44,7 @@ class TrainingData:
     sampler: PromptSampler
     max_steps: int | None
     """Limit of trainer.max_steps; None without one."""
-    growth: Any
+    growth: Growth | None
     """Source of rows that are added during the run (strop.data.dynamic_dataset.growth.Growth), if any."""
     visits_per_step: float
     """Visits of each prompt per step; below 1, some prompts wait for a later step."""
@@ -149,7 +149,7 @@ def check_positions(config: Config, data: DataConfig, longest: int) -> None:
 
 def _training_prompts(
     config: Config, data: DataConfig, tokenizer: PreTrainedTokenizerBase, setup: AgentSetup
-) -> tuple[TrainingPrompts, Any]:
+) -> tuple[TrainingPrompts, Growth | None]:
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     if data.streaming:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.save import refuse_secrets
@@ -33,6 +33,9 @@ from strop.trainer.resume_overrides import settings_to_continue
 from strop.trainer.untrusted_runs import settings as received
 from strop.utils.atomic_io import replace_text
 from strop.utils.chat_template import asks_for_time
+
+if TYPE_CHECKING:
+    from strop.trainer.init_from.weights import InitFromRun
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def start_run(
     *,
     command: Sequence[str],
     say: Reporter = logger.info,
-    beginning: Any = None,
+    beginning: InitFromRun | None = None,
     recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from strop.controller import Dispatch, Worker, register
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.flops import usage_of
+from strop.engines.flops.usage import Usage
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.parallel.process_group import join_ranks
@@ -94,7 +94,7 @@ class TrainedWorker(ModelWorker):
         self._in_updates += (self.engine.operations or 0.0) - before
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def usage(self) -> Any:
+    def usage(self) -> Usage:
         """Work and memory of this rank since the previous call."""
         updates, total = self._in_updates, self.engine.operations
         operations = None if total is None else total - self._seen

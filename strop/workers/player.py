@@ -25,6 +25,7 @@ from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
 from strop.data.visit_ids import is_visit
 from strop.engines.config import ModelConfig
+from strop.engines.multimodal.vl_model import Reader
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
@@ -39,6 +40,7 @@ from strop.utils.sanitize import described, encodable, storable_text, usable
 from strop.utils.sanitize.values import MAX_NUMBER
 from strop.workers.agent_pool.pool import AgentWorkers
 from strop.workers.episodes import Episode, EpisodeFailed
+from strop.workers.replayed_samples import Recording
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +116,8 @@ class EpisodeRunner:
         setup: AgentSetup | None = None,
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
-        recording: Any = None,
-        workers: Any = None,
+        recording: Recording | None = None,
+        workers: AgentWorkers | None = None,
         reward_keys: Sequence[str] = (),
         scores_text_alone: bool = False,
     ) -> None:
@@ -284,7 +286,7 @@ class EpisodeRunner:
     ) -> tuple[Episode, _EpisodeTiming]:
         """As `run_episode`, with its timing. In a group, scorers that compare answers are called later."""
         if self._recording is not None and is_visit(prompt.uid):
-            recorded: Episode = self._recording.episode(prompt, sample_index)
+            recorded = self._recording.episode(prompt, sample_index)
             if recorded.outcome is not None:
                 recorded = replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
             return recorded, _EpisodeTiming()
@@ -401,14 +403,14 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 def make_episode_runner(
     client: GenerateClient,
-    media: Any,
+    media: Reader | None,
     scorers: Scorers | None,
     *,
     model: ModelConfig,
     setup: AgentSetup,
     rollout: RolloutConfig,
     seed: int,
-    recording: Any = None,
+    recording: Recording | None = None,
     reward_keys: Sequence[str] = (),
     scores_text_alone: bool = False,
 ) -> EpisodeRunner:
@@ -444,7 +446,7 @@ def make_episode_runner(
 
 def agent_workers(
     setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
-) -> Any:
+) -> AgentWorkers | None:
     """The processes that agent.num_workers asks for, not started; None for 0.
 
     Args:

@@ -23,6 +23,7 @@ from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.engines.multimodal.vl_model import Reader
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
@@ -139,7 +140,7 @@ class RolloutWorker(Worker):
         """Client of the engines and pool of scorers that episodes use."""
         return self._engines.client, self._pool
 
-    def _make_episode_runner(self, model: ModelConfig, media: object) -> EpisodeRunner:
+    def _make_episode_runner(self, model: ModelConfig, media: Reader | None) -> EpisodeRunner:
         settings, (client, scorers) = self._settings, self._clients()
         setup = AgentSetup(
             settings.agent, self._tokenizer,
@@ -154,7 +155,7 @@ class RolloutWorker(Worker):
             reward_keys=settings.reward_keys, scores_text_alone=settings.keeps_text,
         )  # fmt: skip
 
-    def _make_engines(self, model: ModelConfig) -> Any:
+    def _make_engines(self, model: ModelConfig) -> Reader | None:
         """Start the engines; gives the reader of media, None where they are given text alone."""
         self._engines = self._event_loop.run(make_engine_group(self._engine_context(model)))
         return self._attach_engine(self._engines.first)
@@ -172,7 +173,7 @@ class RolloutWorker(Worker):
             rank=self.rank,
         )
 
-    def _attach_engine(self, generation: Generation) -> Any:
+    def _attach_engine(self, generation: Generation) -> Reader | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
         self._target = generation.target
         self._receiving: ReceivingEngine | None = None

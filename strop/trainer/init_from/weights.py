@@ -78,7 +78,7 @@ class InitFromRun:
         model = dataclasses.replace(config.model, path=path, lora=lora, **written)
         changed: dict[str, Any] = {"model": model}
         if self._takes_critic(config):
-            critic = _section(config, CRITIC)
+            critic = config.critic
             lora = dataclasses.replace(critic.lora, path="")
             changed[CRITIC] = dataclasses.replace(critic, path=str(folder / START / CRITIC), lora=lora)
         return dataclasses.replace(config, **changed)
@@ -103,7 +103,7 @@ class InitFromRun:
         parts = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"
-            critic = _section(self.settings, CRITIC)
+            critic = self.settings.critic
             model = dataclasses.replace(
                 self.settings.model, path=critic.path or self.settings.model.path, lora=critic.lora
             )
@@ -121,9 +121,9 @@ class InitFromRun:
         )
         yield f"begins with {' and '.join(parts)} of step {step} of {self.run}"
         if "prm" in config.roles:
-            yield f"the process reward model begins anew, from {_section(config, 'prm').path or config.model.path}"
+            yield f"the process reward model begins anew, from {config.prm.path or config.model.path}"
         if CRITIC in config.roles and "the critic" not in parts:
-            yield f"the critic begins anew, from {_section(config, CRITIC).path or config.model.path}"
+            yield f"the critic begins anew, from {config.critic.path or config.model.path}"
 
     def _takes_critic(self, config: Config) -> bool:
         has_critic = (self.checkpoint.path / CRITIC).is_dir()
@@ -133,7 +133,7 @@ class InitFromRun:
     def _check_optimizer(self, config: Config) -> None:
         if not self.with_optimizer:
             return
-        if config.model.lora.enabled or (CRITIC in config.roles and _section(config, CRITIC).lora.enabled):
+        if config.model.lora.enabled or (CRITIC in config.roles and config.critic.lora.enabled):
             raise ValueError(
                 "--with-optimizer does not go with model.lora or critic.lora: the adapter of the other run is merged "
                 "into the weights, and a new one has no state yet; leave --with-optimizer out"
@@ -171,8 +171,7 @@ def _trained(config: Config) -> list[str]:
 
 
 def _optimizer_name(config: Config, role: str) -> str:
-    name: str = _section(config, role).optim.name
-    return name
+    return (config.critic if role == CRITIC else config.actor).optim.name
 
 
 def _name_in(settings: object, role: str) -> str | None:
@@ -192,8 +191,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copy2(source, target)
-
-
-def _section(config: Config, role: str) -> Any:
-    """The section of a role."""
-    return getattr(config, role)
