@@ -15,9 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from template_family import FAMILIES, family_tokenizer
+from transformers.utils import chat_template_utils
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.agents.tools.templates import ChatTemplate
 from strop.data.chat import Chat, render
+from strop.utils import chat_template
 from strop.utils.chat_template import (
     TemplateRefused,
     TemplateTooCostly,
@@ -230,3 +233,16 @@ def test_templates_write_the_same_text_in_both_processes(pieces: list[str], cont
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     template = "\n".join(pieces)
     assert rendered(template, messages, tools) == rendered(template, messages, tools, is_trusted=True)
+
+
+@pytest.mark.parametrize("name", ["_compile_jinja_template", "_plain_template_data", "render_jinja_template"])
+def test_a_version_of_transformers_that_renders_otherwise_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(chat_template_utils, name)
+    chat_template._render_apart_by_default.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match=rf"transformers \S+ has no {name}: .*constraints\.txt names"):
+            apply_template(make_tokenizer(CHATML), [{"role": "user", "content": "a"}], None, tokenize=False)
+    finally:
+        chat_template._render_apart_by_default.cache_clear()

@@ -131,19 +131,27 @@ def _apply(
 
 @functools.cache
 def _render_apart_by_default() -> None:
-    """Have tokenizers of transformers render through `_render`.
+    """Have tokenizers of transformers render through `_render`, in the whole process: also those of code of the user's.
 
     Raises:
         RuntimeError: this version of transformers renders chat templates in another way.
     """
-    from transformers import tokenization_utils_base  # heavy, and most processes render nothing
+    import transformers  # heavy, and most processes render nothing
+    from transformers.utils import chat_template_utils
 
-    if not hasattr(tokenization_utils_base, "render_jinja_template"):
+    tokenizers: Any = transformers.tokenization_utils_base
+    used = {
+        tokenizers: ("render_jinja_template",),
+        chat_template_utils: ("render_jinja_template", "_compile_jinja_template", "_plain_template_data"),
+    }
+    missing = [name for module, names in used.items() for name in names if not hasattr(module, name)]
+    if missing:
         raise RuntimeError(
-            "this version of transformers renders chat templates in a way that strop does not know, so what they do "
-            "cannot be bounded; install the version that constraints.txt names"
+            f"transformers {transformers.__version__} has no {', '.join(missing)}: it renders chat templates in a "
+            f"way that strop does not know, so what they do cannot be bounded; install the version that "
+            f"constraints.txt names"
         )
-    tokenization_utils_base.render_jinja_template = _render
+    tokenizers.render_jinja_template = _render
 
 
 def _render(conversations: object, tools: object = None, *, chat_template: str, **arguments: Any) -> Rendered:
