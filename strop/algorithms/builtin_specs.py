@@ -13,7 +13,7 @@ _GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
 _GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True)
 _TOKEN_BASELINE = Declaration(
     needs=_ROWS | {"token_level_rewards", "old_log_probs", "sum_pi_squared"},
-    own={"handle_zero_tail": False},
+    options={"handle_zero_tail": False},
     is_group_relative=True,
 )
 """Compares tokens at the same place of a prompt's samples."""
@@ -33,7 +33,7 @@ ESTIMATORS = {
     "maxrl": _GROUP,
     "raft": Declaration(needs=frozenset({"rewards", "response_mask"})),
     "gpg": Declaration(
-        needs=_GROUP.needs, own={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
+        needs=_GROUP.needs, options={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
     ),
     "gdpo": Declaration(
         needs=_ROWS | {"reward_parts"}, settings=frozenset({"reward_weights"}), is_group_relative=True
@@ -41,7 +41,7 @@ ESTIMATORS = {
     "gigpo": Declaration(
         needs=_ROWS | STEP_COLUMNS,
         settings=frozenset({"norm_by_std", "gamma"}),
-        own={"step_weight": 1.0},
+        options={"step_weight": 1.0},
         is_group_relative=True,
     ),
     "optimal_token_baseline": _TOKEN_BASELINE,
@@ -53,7 +53,7 @@ ESTIMATORS = {
     "prime": Declaration(
         needs=frozenset({"group_ids", "response_mask", "rewards", "process_rewards"}),
         settings=frozenset({"gamma"}),
-        own={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
+        options={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
         is_group_relative=True,
     ),
 }
@@ -64,7 +64,7 @@ _PER_RESPONSE = Declaration(
     needs=_TOKENS | {"response_mask", "row_ids"}, settings=_CLIP, aggregation="seq-mean-token-mean"
 )
 """One ratio per response."""
-_TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
+_TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, options={"truncation": 20.0})
 _SELECTED = frozenset({"cov_selected"})
 _PLAIN = Declaration(needs=_TOKENS)
 LOSSES = {
@@ -79,18 +79,18 @@ LOSSES = {
     "dppo_tv": _TRUNCATED,
     "dppo_kl": _TRUNCATED,
     "sapo": Declaration(
-        needs=_TOKENS, own={"tau_pos": 1.0, "tau_neg": 1.05}, aggregation="seq-mean-token-mean"
+        needs=_TOKENS, options={"tau_pos": 1.0, "tau_neg": 1.05}, aggregation="seq-mean-token-mean"
     ),
-    "dro": Declaration(needs=_TOKENS, own={"dro_beta": 1.0}, moves_without_advantage=True),
+    "dro": Declaration(needs=_TOKENS, options={"dro_beta": 1.0}, moves_without_advantage=True),
     "clip_cov": Declaration(
         needs=_TOKENS | _SELECTED,
         settings=_CLIP,
-        own={"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "seed": 0},
+        options={"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "seed": 0},
         prepared=_SELECTED,
     ),
     "kl_cov": Declaration(
         needs=_TOKENS | _SELECTED,
-        own={"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.0002},
+        options={"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.0002},
         prepared=_SELECTED,
         moves_without_advantage=True,
     ),

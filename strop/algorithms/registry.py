@@ -28,7 +28,7 @@ class Declaration:
     """True if the function follows verl's calling convention and takes the columns that it needs beside it."""
     settings: frozenset[str] = frozenset()
     """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`."""
-    own: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     """All other settings, each with its default: the keyword defaults of the function; see `own_settings`."""
     is_group_relative: bool = False
     """True if the result compares the samples of one prompt, so that one sample teaches nothing."""
@@ -143,7 +143,7 @@ class FunctionRegistry(Registry[F]):
             declared = replace(
                 declaration,
                 follows_verl=not self.verl_parameters.isdisjoint(parameters),
-                own=self._own(function, declaration),
+                options=self._own(function, declaration),
             )
             self.check_free(function, *keys)
             for key in keys:
@@ -170,8 +170,10 @@ class FunctionRegistry(Registry[F]):
             for name in names:
                 declared = replace(self.declarations[name], prepare=prepare, measure=measure)
                 _check_declaration(self.kind, name, function, declared)
-                own = self._own(function, declared)
-                assert own == declared.own, f"{self.kind} {name!r} declares {declared.own}, but has {own}"
+                options = self._own(function, declared)
+                assert options == declared.options, (
+                    f"{self.kind} {name!r} declares {declared.options}, but has {options}"
+                )
                 self[name] = function
                 self.declarations[name] = declared
             return function
@@ -188,8 +190,8 @@ class FunctionRegistry(Registry[F]):
         self.declarations.pop(name, None)
 
     def _own(self, function: F, declaration: Declaration) -> dict[str, object]:
-        own = own_settings(function, declaration)
-        return {name: default for name, default in own.items() if name not in self.optional_columns}
+        options = own_settings(function, declaration)
+        return {name: default for name, default in options.items() if name not in self.optional_columns}
 
     def declaration(self, name: str | Enum) -> Declaration:
         """The declaration of the function under `name`."""
@@ -206,21 +208,21 @@ REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping", grou
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:
     """Settings of the function's own by name, each with its default: the keyword defaults of the function and
     of its `prepare`, without columns and without settings that have a key of their own in the config."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     for source in (function, declaration.prepare):
         if source is not None:
-            found.update(
+            options.update(
                 (parameter.name, parameter.default)
                 for parameter in inspect.signature(source).parameters.values()
                 if parameter.default is not inspect.Parameter.empty
             )
     shared = declaration.needs | declaration.settings
-    return {name: default for name, default in found.items() if name not in shared}
+    return {name: default for name, default in options.items() if name not in shared}
 
 
 def with_own_settings(function: Callable[..., object], declaration: Declaration) -> Declaration:
     """The declaration with the settings that the function's signature has."""
-    return replace(declaration, own=own_settings(function, declaration))
+    return replace(declaration, options=own_settings(function, declaration))
 
 
 def settings_for(
@@ -228,10 +230,14 @@ def settings_for(
 ) -> dict[str, object]:
     """The settings that the function takes: declared ones, and its own keyword defaults."""
     parameters = inspect.signature(function).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    own = {one.name for one in parameters.values() if one.default is not inspect.Parameter.empty}
-    taken = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | own
-    return {name: value for name, value in settings.items() if name in taken - declaration.needs}
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    options = {
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    accepted = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | options
+    return {name: value for name, value in settings.items() if name in accepted - declaration.needs}
 
 
 def check_settings(
@@ -257,12 +263,12 @@ def check_settings(
     """
     if declaration.is_user_convention:
         return
-    own = declaration.own
+    options = declaration.options
     # A declared setting without a key of its own can be set nowhere else.
-    taken = own.keys() | declaration.settings
-    valid = sorted(taken - (elsewhere or {}).keys())
+    accepted = options.keys() | declaration.settings
+    valid = sorted(accepted - (elsewhere or {}).keys())
     for setting, value in settings.items():
-        if elsewhere is not None and setting in elsewhere and setting in taken:
+        if elsewhere is not None and setting in elsewhere and setting in accepted:
             raise ValueError(
                 f"the setting {setting!r} of {kind} {name!r} has a key of its own: set {elsewhere[setting]}"
             )
@@ -270,28 +276,28 @@ def check_settings(
             nearest = difflib.get_close_matches(setting, valid, n=1, cutoff=0.0)
             hint = f"did you mean {nearest[0]!r}? It has {', '.join(valid)}" if nearest else "it has none"
             raise ValueError(f"{kind} {name!r} has no setting {setting!r}; {hint}")
-        _check_type(f"the setting {setting!r} of {kind} {name!r}", value, own.get(setting))
+        _check_type(f"the setting {setting!r} of {kind} {name!r}", value, options.get(setting))
 
 
-def _check_type(what: str, value: object, default: object) -> None:
+def _check_type(label: str, value: object, default: object) -> None:
     """A value must be of the kind of its default; a default of None says nothing."""
     if default is None:
         return
     if isinstance(default, bool):
-        fits, wanted = isinstance(value, bool), "true or false"
+        fits, expected = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
-        fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        fits, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     elif isinstance(default, float):
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        fits, wanted = is_number, "a number"
+        fits, expected = is_number, "a number"
     elif isinstance(default, str):
-        fits, wanted = isinstance(value, str), "a word"
+        fits, expected = isinstance(value, str), "a word"
     elif isinstance(default, tuple | list):
-        fits, wanted = isinstance(value, tuple | list), "a list"
+        fits, expected = isinstance(value, tuple | list), "a list"
     else:
         return
     if not fits:
-        raise ValueError(f"{what} is {value!r}; it must be {wanted}, and its default is {default!r}")
+        raise ValueError(f"{label} is {value!r}; it must be {expected}, and its default is {default!r}")
 
 
 def _check_declaration(
@@ -311,10 +317,10 @@ def _check_declaration(
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
-    taken = {parameter.name for parameter in parameters}
+    accepted = {parameter.name for parameter in parameters}
     if declaration.prepare is not None:
-        taken |= set(inspect.signature(declaration.prepare).parameters)
-    missing = sorted(declared - taken)
+        accepted |= set(inspect.signature(declaration.prepare).parameters)
+    missing = sorted(declared - accepted)
     if missing:
         raise ValueError(
             f"{kind} {name!r} declares {', '.join(missing)}, but {function.__qualname__} has no parameter of "

@@ -45,19 +45,19 @@ def check_estimator(
             does not have.
     """
     declaration = adv_estimator_declaration(name)
-    known = sorted(ADV_DECLARATIONS.items())
+    declarations = sorted(ADV_DECLARATIONS.items())
     if declaration.is_group_relative and samples_per_prompt < 2:
-        alternatives = [other for other, asks in known if not asks.is_group_relative]
+        alternatives = [other for other, asks in declarations if not asks.is_group_relative]
         raise ValueError(
             f"rollout.samples_per_prompt is {samples_per_prompt}, but algorithm.adv_estimator={name} "
             f"compares the samples of one prompt and would give advantage 0 to each: set "
             f"rollout.samples_per_prompt to at least 2, or use an estimator without groups "
             f"({', '.join(alternatives)})"
         )
-    given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
-    for setting, is_set in given.items():
+    changed = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
+    for setting, is_set in changed.items():
         if is_set and not declaration.is_user_convention and setting not in declaration.settings:
-            users = [other for other, asks in known if setting in asks.settings]
+            users = [other for other, asks in declarations if setting in asks.settings]
             raise ValueError(
                 f"{ADV_SHARED_SETTINGS[setting]} is set, but algorithm.adv_estimator={name} has no such setting: "
                 f"remove it, or use {' or '.join(users)}"

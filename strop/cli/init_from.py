@@ -59,8 +59,10 @@ def _run_and_step(text: str) -> tuple[Path, int | str | None]:
         return run_in(Path(text).expanduser()), None
     if step != "best" and not step.isdecimal():
         raise UsageError(f"--from {text}: {step!r} is no step; give RUN@NUMBER, RUN@best, or RUN alone")
-    wanted = step if step == "best" else int(step)
-    return _fetched_copy(folder, wanted) if is_url(folder) else run_in(Path(folder).expanduser()), wanted
+    chosen_step = step if step == "best" else int(step)
+    return _fetched_copy(folder, chosen_step) if is_url(folder) else run_in(
+        Path(folder).expanduser()
+    ), chosen_step
 
 
 def _fetched_copy(url: str, step: int | str | None) -> Path:

@@ -171,13 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001  (the end of the program: strop itself is broken, and the traceback is shown)
-        known = _user_error(error)
-        if known is None or debug:
+        user_error = _user_error(error)
+        if user_error is None or debug:
             print_plain("".join(traceback.format_exception(error)), end="", file=sys.stderr)
-        if known is None:
+        if user_error is None:
             return BROKEN
         name = words[0] if words and words[0] in COMMANDS else ""
-        print_plain(f"{f'strop {name}'.strip()}: {_sentence(known, name)}", file=sys.stderr)
+        print_plain(f"{f'strop {name}'.strip()}: {_sentence(user_error, name)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -267,8 +267,8 @@ def _known_command(name: str) -> str:
 def _user_error(error: BaseException) -> BaseException | None:
     """The error whose message is a sentence for the user; None when it is not one of those."""
     if isinstance(error, BaseExceptionGroup):  # of concurrent tasks that failed together
-        found = [_user_error(inner) for inner in error.exceptions]
-        return found[0] if all(inner is not None for inner in found) else None
+        user_errors = [_user_error(inner) for inner in error.exceptions]
+        return user_errors[0] if all(inner is not None for inner in user_errors) else None
     if isinstance(error, (ValueError, OSError)):
         return error
     for module, name in _LATE_ERRORS:

@@ -31,8 +31,8 @@ class Reads:
 
     def covers(self, key: str) -> bool:
         """The command reads this full key."""
-        return any(_is_below(key, known) for known in self.keys) and not any(
-            _is_below(key, known) for known in self.but
+        return any(_is_below(key, covered) for covered in self.keys) and not any(
+            _is_below(key, covered) for covered in self.but
         )
 
 
@@ -125,12 +125,12 @@ def _reason(key: str, command: str, reads: Reads) -> str:
     section = _section(key)
     if (replacement := _same_name(key, reads)) is not None:
         return f"`strop {command}` does not read {key}; set {replacement}"
-    if reads.is_one_process and any(_is_below(key, known) for known in _OF_RANKS):
+    if reads.is_one_process and any(_is_below(key, rank_key) for rank_key in _OF_RANKS):
         return f"`strop {command}` is one process, so it does not read {key}; leave it out"
-    known = [read for read in reads.keys if read and _is_below(read, section)]
-    if not known or known == [section]:
+    rank_key = [read for read in reads.keys if read and _is_below(read, section)]
+    if not rank_key or rank_key == [section]:
         return f"`strop {command}` does not read {key}; leave it out, or put it into a file of settings"
-    return f"of {section}, `strop {command}` reads {', '.join(known)} alone; leave it out"
+    return f"of {section}, `strop {command}` reads {', '.join(rank_key)} alone; leave it out"
 
 
 def _same_name(key: str, reads: Reads) -> str | None:
@@ -143,10 +143,10 @@ def _same_name(key: str, reads: Reads) -> str | None:
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     sections = [kind for kind in FINE_TUNING_SECTIONS if kind in reads.keys]
-    known = [
+    keys_of_same_name = [
         full for full, entry in tree(Config).items() if _section(full) in sections and not entry.is_section
     ]
-    best = max(known, key=common, default=None)
+    best = max(keys_of_same_name, key=common, default=None)
     return best if best is not None and common(best) and reads.covers(best) else None
 
 

@@ -39,12 +39,12 @@ def build_config(root: type[T], layers: Layers) -> T:
     return config
 
 
-def _with_place(sentence: str, key: str, place: str) -> str:
+def _with_place(sentence: str, key: str, origin: str) -> str:
     """The sentence of a section with the keys of its place: one that stands at several places, such as optim or
     model.lora, knows only the key that it was declared with."""
-    if not key or not place:
+    if not key or not origin:
         return sentence
-    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{place}.", sentence)
+    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{origin}.", sentence)
 
 
 class _Builder:

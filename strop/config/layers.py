@@ -69,7 +69,7 @@ class Layers:
         a free dict that was put together."""
         above = self._given_at(key)
         places = [self._origins[above]] if above else []
-        places += [origin for known, origin in self._origins.items() if known.startswith(f"{key}.")]
+        places += [origin for origin_key, origin in self._origins.items() if origin_key.startswith(f"{key}.")]
         names = [
             "command line"
             if not origin_name
@@ -184,8 +184,8 @@ class Layers:
         """Go back to the default of a full key, with all that is below it."""
         table: dict[str, Any]
         for table in (self.values, self._origins, self._files, self._typed):
-            for known in [name for name in table if name == key or name.startswith(f"{key}.")]:
-                del table[known]
+            for name_of_entry in [name for name in table if name == key or name.startswith(f"{key}.")]:
+                del table[name_of_entry]
 
     def _change_entry(self, target: Key, entry: tuple[str, ...], override: Override) -> None:
         """Set one entry of a free dict, or take it out."""
@@ -206,8 +206,8 @@ class Layers:
         else:
             raise ValueError(f"~{override.key} has nothing to remove: there is no such entry")
         self.values[target.key] = whole
-        for known in [name for name in self._origins if f"{name}.".startswith(f"{override.key}.")]:
-            del self._origins[known]
+        for origin_key in [name for name in self._origins if f"{name}.".startswith(f"{override.key}.")]:
+            del self._origins[origin_key]
         if override.kind != "reset":
             self._origins[override.key] = ""
             self._typed[override.key] = override.text.partition("=")[2].strip()

@@ -80,9 +80,9 @@ def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> li
     label = f"preset {section.replace('.', '/')}/{name}" if section else f"preset {name}"
     if label in above:
         raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these presets form a circle")
-    known = preset_names(section)
-    if name not in known:
-        raise ConfigError(_no_such_preset(section, name, known))
+    names = preset_names(section)
+    if name not in names:
+        raise ConfigError(_no_such_preset(section, name, names))
     values = read_mapping(PRESETS.joinpath(*section.split("."), f"{name}.yaml"), label)
     if not section:
         return layers_of(values, label, preset=name, above=(*above, label))
@@ -94,17 +94,17 @@ def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> li
     return [layer, Layer(section="", values=outside, origin=label, preset=name)]
 
 
-def _no_such_preset(section: str, name: str, known: list[str]) -> str:
+def _no_such_preset(section: str, name: str, names: list[str]) -> str:
     if not section:
         return (
             f"there is neither a file nor a preset {name}; a file's path ends in .yaml, "
-            f"and the presets are {', '.join(known) or '(none)'}"
+            f"and the presets are {', '.join(names) or '(none)'}"
         )
-    if not known:
+    if not names:
         return f"{section} is a section without presets, so {section}={name} says nothing; set a key below it"
-    near = nearest(name, known)
+    near = nearest(name, names)
     suggestion = f"; did you mean {near}?" if near else ""
-    return f"{section} has no preset {name}; it has {', '.join(known)}{suggestion}"
+    return f"{section} has no preset {name}; it has {', '.join(names)}{suggestion}"
 
 
 def layers_of(

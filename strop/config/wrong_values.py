@@ -118,7 +118,7 @@ def _suggestion(key: str, hint: object, value: object, typed: str, written: Writ
     if (
         isinstance(value, str)
         and _NUMBER.fullmatch(value)
-        and any(fits(hint, one) for one in _numbers(value))
+        and any(fits(hint, number) for number in _numbers(value))
     ):
         return f"write {value} without quotes"
     for other in _meant(hint, value):

@@ -292,8 +292,8 @@ class DataProto:
         facts = chosen(self.meta_info, meta_info_keys or (), "meta_info")
         length = len(self)
         if self.batch is not None:
-            kept = {name: column for name, column in self.tensors().items() if name not in tensors}
-            self.batch = _tensor_dict(kept, length)
+            remaining = {name: column for name, column in self.tensors().items() if name not in tensors}
+            self.batch = _tensor_dict(remaining, length)
         for name in others:
             del self.non_tensor_batch[name]
         if self.batch is None and others and not self.non_tensor_batch:  # the rows stay where no column does

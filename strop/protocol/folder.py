@@ -109,11 +109,11 @@ def read_batch(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def to_json(value: object, place: str) -> Any:
+def to_json(value: object, where: str) -> Any:
     """The JSON form of a value; a numpy number becomes the Python number.
 
     Raises:
-        BatchError: a part of the value has no JSON form; the message says where it is, from `place` on.
+        BatchError: a part of the value has no JSON form; the message says where it is, from `where` on.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -122,15 +122,15 @@ def to_json(value: object, place: str) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list):
-        return [to_json(item, f"{place}[{number}]") for number, item in enumerate(value)]
+        return [to_json(item, f"{where}[{number}]") for number, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {"$tuple": [to_json(item, f"{place}[{number}]") for number, item in enumerate(value)]}
+        return {"$tuple": [to_json(item, f"{where}[{number}]") for number, item in enumerate(value)]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        plain = {key: to_json(item, f"{place}[{key!r}]") for key, item in value.items()}
+        plain = {key: to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
         return {"$dict": plain} if any(tag in plain for tag in _TAGS) else plain
     kind = "dictionary with keys that are no strings" if isinstance(value, Mapping) else type(value).__name__
     raise BatchError(
-        f"{place} is a {kind}, which has no JSON form; make it of numbers, strings, lists and dictionaries "
+        f"{where} is a {kind}, which has no JSON form; make it of numbers, strings, lists and dictionaries "
         f"with string keys, put it into a tensor column, or pop it before saving"
     )
 

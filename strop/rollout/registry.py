@@ -50,5 +50,5 @@ def check_engine_name(name: str) -> None:
     elif name in engines:
         engines[name]
     else:
-        known = {*built_in(), *engines.names()}
-        raise ValueError(unknown(engines.kind, name, known, group=engines.group))
+        names = {*built_in(), *engines.names()}
+        raise ValueError(unknown(engines.kind, name, names, group=engines.group))

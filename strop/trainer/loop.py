@@ -190,7 +190,7 @@ class Trainer:
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
         before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
         reported = [event["name"] for event in self._run.events.read("health")]
-        return HealthMonitor(told=reported, earlier=before)
+        return HealthMonitor(reported=reported, earlier=before)
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config

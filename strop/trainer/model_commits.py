@@ -135,14 +135,14 @@ def read_models(run: Path) -> dict[str, dict[str, Any]]:
         ) from error
 
 
-def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) -> None:
+def check_models_same(records: Mapping[str, Mapping[str, Any]], located: Located) -> None:
     """Compare every file of the fetched models with what the run recorded.
 
     Raises:
         RunError: one differs; the sentence names it.
     """
     for key, model in located.models.items():
-        recorded = known.get(key, {}).get("files", {})
+        recorded = records.get(key, {}).get("files", {})
         files = hashes(Path(model["folder"]))
         changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
         if changed:

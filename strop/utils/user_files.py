@@ -85,11 +85,11 @@ def modules_beside(path: Path) -> Iterator[None]:
             for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py")
             if file.is_file()
         ]
-        known = getattr(sys.modules.get(name), "__file__", None)
-        if beside and known and not any(file.samefile(known) for file in beside):
+        module_file = getattr(sys.modules.get(name), "__file__", None)
+        if beside and module_file and not any(file.samefile(module_file) for file in beside):
             raise ImportError(
-                f"it imports {name}, which is {beside[0]}, but another module of that name was imported from {known} "
-                f"before: rename one of the two"
+                f"it imports {name}, which is {beside[0]}, but another module of that name was imported from "
+                f"{module_file} before: rename one of the two"
             )
     sys.path.insert(0, folder)
     importlib.invalidate_caches()  # a file beside it may be younger than the last look into the folder

@@ -490,9 +490,11 @@ def _agent_outcome(trajectory: Trajectory) -> Outcome:
     """The outcome of an episode whose agent scored it itself."""
     score, parts = usable(trajectory.reward_score), trajectory.extra.get("reward_parts", {})
     if score is None or not isinstance(parts, Mapping):
-        given = (
+        reported = (
             f"the score {storable_text(trajectory.reward_score):.80} and parts of type {type(parts).__name__}"
         )
-        sentence = f"the agent gave {given}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
+        sentence = (
+            f"the agent gave {reported}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
+        )
         return Outcome(kind="error", error=sentence)
     return Outcome(kind="score", score=score, parts=with_binary_acc(score, parts))

@@ -161,7 +161,7 @@ def _trajectory(
         num_turns=num_turns,
         stop_reason=str(row.get("stop_reason") or "stop"),
         timings=dict(timings or {}),
-        turn_rewards=tuple((int(place), float(value)) for place, value in row.get("turn_rewards") or ()),
+        turn_rewards=tuple((int(turn), float(value)) for turn, value in row.get("turn_rewards") or ()),
         stands_alone=bool(row.get("stands_alone")),
         anchor=str(row.get("anchor") or ""),
     )

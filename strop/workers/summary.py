@@ -102,7 +102,7 @@ def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, fl
     inputs["rewards"] = padded(tensors, "token_level_rewards").sum(dim=-1)
     inputs["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
     return declaration.measure(
-        inputs, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings}
+        inputs, {**declaration.options, "gamma": algorithm.gamma, **algorithm.adv_settings}
     )
 
 

@@ -107,8 +107,8 @@ def test_a_built_in_function_has_the_signature_that_its_declaration_says() -> No
     declared: Registry[Declaration] = Registry(
         "loss",
         {
-            "mine": Declaration(needs=frozenset({"log_probs"}), own={"beta": 1.0}),
-            "yours": Declaration(needs=frozenset({"log_probs"}), own={"beta": 2.0}),
+            "mine": Declaration(needs=frozenset({"log_probs"}), options={"beta": 1.0}),
+            "yours": Declaration(needs=frozenset({"log_probs"}), options={"beta": 2.0}),
             "theirs": Declaration(needs=frozenset({"values"})),
         },
     )

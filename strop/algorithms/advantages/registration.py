@@ -159,9 +159,9 @@ def _optional_columns(function: AdvantageFn, declaration: Declaration) -> frozen
 
 def _check_result(name: str, result: object, response_mask: Tensor) -> None:
     """Check the result of an estimator where it is called, so that the message can name the function."""
-    wanted = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
+    advice = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise ValueError(f"advantage estimator {name!r} returned {describe(result)}: {wanted}")
-    for what, tensor in zip(("advantages", "returns"), result, strict=True):
+        raise ValueError(f"advantage estimator {name!r} returned {describe(result)}: {advice}")
+    for label, tensor in zip(("advantages", "returns"), result, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
-            raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {what}: {wanted}")
+            raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {label}: {advice}")

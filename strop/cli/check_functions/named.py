@@ -113,6 +113,6 @@ def find_subject(name: str, registry: Any) -> Subject:
         if callable(value) and getattr(value, "__module__", "") == module.__name__
     }
     if inside not in functions:
-        known = sorted({*registered, *functions})
-        raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(known) or 'none'}")
+        names = sorted({*registered, *functions})
+        raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(names) or 'none'}")
     return Subject(shown=name, target=functions[inside], file=path)

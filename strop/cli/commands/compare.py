@@ -60,7 +60,7 @@ class Answers:
     @property
     def has_rate(self) -> bool:
         """True if every answer has a pass flag."""
-        return all(one is not None for some in self.passed.values() for one in some)
+        return all(is_passed is not None for some in self.passed.values() for is_passed in some)
 
     def rate(self, prompt: str) -> float:
         """Share of the answers to a prompt that passed."""
@@ -113,26 +113,28 @@ def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     if len(models_answers) < 2:
         raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
     prompts = _same_prompts(models_answers)
-    are_rates = all(one.has_rate for one in models_answers)
+    are_rates = all(answers.has_rate for answers in models_answers)
     if not are_rates:
         prompts = [
-            prompt for prompt in prompts if all(one.mean_reward(prompt) is not None for one in models_answers)
+            prompt
+            for prompt in prompts
+            if all(answers.mean_reward(prompt) is not None for answers in models_answers)
         ]
         if not prompts:
             raise ValueError("there is no prompt of which each model has an answer that could be scored")
     values = [
-        [one.rate(prompt) if are_rates else one.mean_reward(prompt) or 0.0 for prompt in prompts]
-        for one in models_answers
+        [answers.rate(prompt) if are_rates else answers.mean_reward(prompt) or 0.0 for prompt in prompts]
+        for answers in models_answers
     ]
     compared = [compare_paired(values[0], others, are_rates=are_rates) for others in values[1:]]
     models = [
-        _record(one, by_prompt, prompts, are_rates)
-        for one, by_prompt in zip(models_answers, values, strict=True)
+        _record(answers, by_prompt, prompts, are_rates)
+        for answers, by_prompt in zip(models_answers, values, strict=True)
     ]
     if args.json:
         others = [
-            {"model": one.name, **dataclasses.asdict(result)}
-            for one, result in zip(models_answers[1:], compared, strict=True)
+            {"model": answers.name, **dataclasses.asdict(result)}
+            for answers, result in zip(models_answers[1:], compared, strict=True)
         ]
         print_json({"models": models, **dataclasses.asdict(compared[-1]), "comparisons": others})
     else:

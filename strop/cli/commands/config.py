@@ -149,7 +149,7 @@ def _entries_of(
     """Every key in order, a section before what is in it."""
     for name, value in values.items():
         key, indent = (name, "") if above is None else (f"{above.key}.{name}", f"{above.indent}  ")
-        is_section = isinstance(value, dict) and any(known.startswith(f"{key}.") for known in docs)
+        is_section = isinstance(value, dict) and any(documented.startswith(f"{key}.") for documented in docs)
         entry = _Entry(key, name, value, is_section, indent)
         yield entry
         if is_section:

@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
     if val:
         rows["val"] = load_rows(data, "val", tokenizer)
     setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
-    nameless = [line for split, found in rows.items() for line in _agent_problems(split, found)]
+    nameless = [line for split, split_rows in rows.items() for line in _agent_problems(split, split_rows)]
     shown = (
         rows
         if nameless
-        else {split: setup.with_agent_and_tools(found, split) for split, found in rows.items()}
+        else {split: setup.with_agent_and_tools(split_rows, split) for split, split_rows in rows.items()}
     )
-    reports = {split: examine(found, tokenizer, config.data) for split, found in shown.items()}
+    reports = {split: examine(split_rows, tokenizer, config.data) for split, split_rows in shown.items()}
     shared = overlap(rows["train"], rows["val"], config.data) if val else {}
     problems = [
         f"{split}: {problem}" for split, report in reports.items() for problem in report.problems(config.data)
@@ -109,9 +109,9 @@ def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _scorer_finder(config: Config) -> Callable[[str], bool]:
     """Predicate: True if a data source has a scorer; the user's function scores every one."""
-    known = known_data_sources()
-    prefixes = tuple(name.removesuffix("*") for name in known if name.endswith("*"))
-    return lambda source: bool(config.reward.path) or source in known or source.startswith(prefixes)
+    data_sources = known_data_sources()
+    prefixes = tuple(name.removesuffix("*") for name in data_sources if name.endswith("*"))
+    return lambda source: bool(config.reward.path) or source in data_sources or source.startswith(prefixes)
 
 
 def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, Any]:
@@ -129,7 +129,9 @@ def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, 
         "malformed": report.num_malformed,
         "malformed_first": list(report.malformed),
         "notes": list(report.notes),
-        "lengths": [dataclasses.asdict(one) for one in histogram(list(report.lengths.values()))],
+        "lengths": [
+            dataclasses.asdict(bin_of_lengths) for bin_of_lengths in histogram(list(report.lengths.values()))
+        ],
         "max_prompt_tokens": report.limit,
         "over_limit": report.num_over,
         "repeats": {str(row): other for row, other in report.repeats.items()},
@@ -172,21 +174,22 @@ def _length_lines(report: DataReport) -> Iterator[str]:
         f"{statistics.median_low(lengths)}; {report.num_over} over data.max_prompt_tokens={report.limit}"
     )
     bins = histogram(lengths)
-    largest = max(one.count for one in bins)
+    largest = max(length_bin.count for length_bin in bins)
     width = len(str(bins[-1].high))
-    for one in bins:
-        bar = "#" * -(-_BAR_WIDTH * one.count // largest)
-        over = "  over the limit" if one.low > report.limit else ""
-        over = "  the limit lies here" if one.low <= report.limit <= one.high else over
-        yield f"    {one.low:>{width}} to {one.high:>{width}}  {bar:<{_BAR_WIDTH}} {one.count}{over}".rstrip()
+    for length_bin in bins:
+        bar = "#" * -(-_BAR_WIDTH * length_bin.count // largest)
+        over = "  over the limit" if length_bin.low > report.limit else ""
+        over = "  the limit lies here" if length_bin.low <= report.limit <= length_bin.high else over
+        bounds = f"{length_bin.low:>{width}} to {length_bin.high:>{width}}"
+        yield f"    {bounds}  {bar:<{_BAR_WIDTH}} {length_bin.count}{over}".rstrip()
 
 
-def _pairs_line(what: str, pairs: Mapping[int, int]) -> str:
+def _pairs_line(label: str, pairs: Mapping[int, int]) -> str:
     if not pairs:
-        return f"{what}: none"
+        return f"{label}: none"
     named = [f"{row} ({other})" for row, other in list(pairs.items())[:_NUM_PAIRS]]
     more = ", …" if len(pairs) > _NUM_PAIRS else ""
-    return f"{what}: {len(pairs)}; row (the same as): {', '.join(named)}{more}"
+    return f"{label}: {len(pairs)}; row (the same as): {', '.join(named)}{more}"
 
 
 def _count(number: int, noun: str) -> str:

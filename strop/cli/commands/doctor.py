@@ -137,21 +137,25 @@ def _diagnose(folder: Path, *, wants_json: bool) -> int:
     """Print the diagnoses of the health rules for a run."""
     from strop.observability.health import RULES
 
-    found, num_steps = diagnose(folder)
+    diagnoses, num_steps = diagnose(folder)
     if wants_json:
         print_json(
             {
                 "run": str(folder),
                 "steps": num_steps,
-                "diagnoses": [{"step": step, **asdict(one)} for step, one in found],
+                "diagnoses": [{"step": step, **asdict(diagnosis)} for step, diagnosis in diagnoses],
             }
         )
     else:
-        for step, one in found:
-            print_plain(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
-        rest = f"{len(found)} of {len(RULES)} rules spoke" if found else f"none of {len(RULES)} rules spoke"
+        for step, diagnosis in diagnoses:
+            print_plain(plain(f"step {step}  {diagnosis.name}: {diagnosis.message}", is_one_line=True))
+        rest = (
+            f"{len(diagnoses)} of {len(RULES)} rules spoke"
+            if diagnoses
+            else f"none of {len(RULES)} rules spoke"
+        )
         print_plain(f"{num_steps} steps; {rest}")
-    return 1 if found else 0
+    return 1 if diagnoses else 0
 
 
 def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
@@ -174,8 +178,10 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
             f"was taken out of trainer.trackers"
         )
     monitor = HealthMonitor()
-    found = [(int(numbers["step"]), one) for numbers in steps for one in monitor.observe(numbers)]
-    return found, int(steps[-1]["step"])
+    diagnoses = [
+        (int(numbers["step"]), diagnosis) for numbers in steps for diagnosis in monitor.observe(numbers)
+    ]
+    return diagnoses, int(steps[-1]["step"])
 
 
 def _rollout(config: Config) -> Finding:

@@ -92,9 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    args.copies, own = {}, _own_settings(args)
-    migration, command = _migrate(args, engine=own.get("rollout.engine"))
-    migration = dataclasses.replace(migration, own=own)
+    args.copies, overrides = {}, _own_settings(args)
+    migration, command = _migrate(args, engine=overrides.get("rollout.engine"))
+    migration = dataclasses.replace(migration, overrides=overrides)
     values = migration.values
     for line in _table(migration):
         print_plain(plain(line))
@@ -172,9 +172,9 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Settings of ours among the arguments, by their full keys; files stay in `args.files`."""
     from strop.config.overrides import parse_override
 
-    own = [parse_override(text) for text in map(str, args.files) if _is_setting(text)]
-    for one in own:
-        if key := next((key for key, _ in secrets_in(one.value, one.key)), ""):
+    overrides = [parse_override(text) for text in map(str, args.files) if _is_setting(text)]
+    for override in overrides:
+        if key := next((key for key, _ in secrets_in(override.value, override.key)), ""):
             raise UsageError(
                 f"{key} holds a secret, which is not written into a file: leave it out, and put it into a variable of "
                 f"the environment"
@@ -182,7 +182,7 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
     args.files = [path for path in args.files if not _is_setting(str(path))]
     if not args.files:
         raise UsageError("no file was given: name a launch script, a Python script or a YAML file")
-    return {one.key: one.value for one in own}
+    return {override.key: override.value for override in overrides}
 
 
 def _is_setting(text: str) -> bool:

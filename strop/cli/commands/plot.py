@@ -59,15 +59,15 @@ def run(args: argparse.Namespace) -> int:
     if not folders:
         raise UsageError(f"no run is below {', '.join(map(str, args.runs))}")
     records = [RunRecords(path) for path in folders]
-    for one in records:
-        one.read_on()
+    for record in records:
+        record.read_on()
     panels: list[Sequence[str]] = [[name] for name in args.metric] or [REWARD, PASS_RATE]
     check_metrics(records, args.metric)
     check_writable(args.out)
     figure = figure_of_runs(records, panels, axis=args.x, smooth=args.smooth)
     figure.savefig(args.out, format=kind)
     if args.json:
-        print_json({"picture": str(args.out), "runs": [str(one.path) for one in records]})
+        print_json({"picture": str(args.out), "runs": [str(record.path) for record in records]})
     else:
         print_plain(f"{args.out}: {len(records)} run{'s' * (len(records) != 1)}, against {args.x}")
     return 0

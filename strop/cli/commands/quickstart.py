@@ -62,6 +62,8 @@ def _claim(folder: Path, seed: int) -> None:
         raise RunError(
             f"cannot write {folder}: {error.strerror}; choose another folder with --out"
         ) from error
-    found = json.loads(marker.read_text())["seed"]
-    if found != seed:
-        raise RunError(f"{folder} is the quickstart of seed {found}; give --seed {found}, or another --out")
+    seed_before = json.loads(marker.read_text())["seed"]
+    if seed_before != seed:
+        raise RunError(
+            f"{folder} is the quickstart of seed {seed_before}; give --seed {seed_before}, or another --out"
+        )

@@ -52,11 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     records = read_runs(args.paths or [DEFAULT_FOLDER])
-    summaries = [summary_of(one) for one in records]
-    keys = differing_settings([one.config for one in records])
-    settings = [settings_of(one.config, keys) for one in records]
+    summaries = [summary_of(run_records) for run_records in records]
+    keys = differing_settings([run_records.config for run_records in records])
+    settings = [settings_of(run_records.config, keys) for run_records in records]
     if args.json:
-        runs = [{**asdict(one), "settings": its} for one, its in zip(summaries, settings, strict=True)]
+        runs = [
+            {**asdict(run_records), "settings": its}
+            for run_records, its in zip(summaries, settings, strict=True)
+        ]
         print_json({"runs": runs, "differing_settings": keys})
         return 0
     if not summaries:
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecords]:
     """The records of all runs there; one that cannot be read is said and left out."""
-    found = []
+    runs = []
     for path in find_runs(paths):
         try:
             records = RunRecords(path)
@@ -91,8 +94,8 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecords]:
         except RunError as error:
             say(str(error))
             continue
-        found.append(records)
-    return found
+        runs.append(records)
+    return runs
 
 
 def settings_of(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -125,13 +128,13 @@ def table(
         grid.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for key in keys:
         grid.add_column(key.rpartition(".")[2])
-    for one, its in zip(summaries, settings, strict=True):
+    for summary, run_settings in zip(summaries, settings, strict=True):
         cells = [
-            one.name, one.status, str(one.step), _rate(one),
-            _best(one),
-            _number(one.reward) if one.loss is None else f"loss {_number(one.loss)}", f"{one.seconds / 3600:.2f}",
-            _number(one.device_hours), "-" if one.tokens is None else f"{one.tokens:,.0f}",
-            *(shorten(str(its[key]), _SHOWN_CHARS) for key in keys),
+            summary.name, summary.status, str(summary.step), _rate(summary),
+            _best(summary), _number(summary.reward) if summary.loss is None else f"loss {_number(summary.loss)}",
+            f"{summary.seconds / 3600:.2f}",
+            _number(summary.device_hours), "-" if summary.tokens is None else f"{summary.tokens:,.0f}",
+            *(shorten(str(run_settings[key]), _SHOWN_CHARS) for key in keys),
         ]  # fmt: skip
         grid.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
     return grid

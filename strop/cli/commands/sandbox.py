@@ -54,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     sandbox = make_sandbox(config)
     try:
         if isinstance(sandbox, LocalSandbox):
-            results = {one.name: "" if one.holds else one.detail for one in sandbox.check()}
+            results = {
+                property_result.name: "" if property_result.holds else property_result.detail
+                for property_result in sandbox.check()
+            }
         if not any(results.values()):
             sandbox.start()
             result = sandbox.run_blocking(Program(code="print('ready')"))

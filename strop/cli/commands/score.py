@@ -97,15 +97,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.check and failed else 0
 
 
-def reward_settings(given: str) -> list[str]:
+def reward_settings(reward: str) -> list[str]:
     """The overrides that make FILE.py, FILE.py:NAME or `builtin` all that scores.
 
     Raises:
         UsageError: it is none of them.
     """
-    path, _, name = ("", "", "") if given == "builtin" else given.partition(":")
+    path, _, name = ("", "", "") if reward == "builtin" else reward.partition(":")
     if path and not path.endswith(".py"):
-        raise UsageError(f"REWARD is {given!r}; give FILE.py, FILE.py:NAME, FILE.yaml, builtin or same")
+        raise UsageError(f"REWARD is {reward!r}; give FILE.py, FILE.py:NAME, FILE.yaml, builtin or same")
     chosen = [
         f"reward.path='{path}'",
         f"reward.name={name or 'compute_score'}",
@@ -118,18 +118,18 @@ def reward_settings(given: str) -> list[str]:
 def _settings(args: argparse.Namespace) -> Config:
     """The configuration with the reward that was asked for."""
     is_run = args.samples.is_dir()
-    given = str(args.reward)
+    reward = str(args.reward)
     if not is_run:
         if args.step or args.split:
             raise UsageError("--step and --split choose samples of a run; a file is scored as a whole")
-        if given == "same":
+        if reward == "same":
             raise UsageError("`same` is the reward of a run, and SAMPLES is no run folder: name the reward")
-    if given.endswith((".yaml", ".yml")):
+    if reward.endswith((".yaml", ".yml")):
         if args.config:
-            raise UsageError(f"REWARD is the configuration {given}; leave --config out")
-        args.config = given
-    elif given != "same":
-        args.overrides = [*reward_settings(given), *args.overrides]
+            raise UsageError(f"REWARD is the configuration {reward}; leave --config out")
+        args.config = reward
+    elif reward != "same":
+        args.overrides = [*reward_settings(reward), *args.overrides]
     source = args.samples / "config.yaml" if is_run and (args.samples / "config.yaml").is_file() else None
     config = load_settings(args, source=source, needs=NEEDS)
     refuse_unread(args, "score", READS)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from strop.trainer.fault_tolerance.signals import SignalRequest
 
     failures: dict[str, str] = {}
-    chosen = {one.name: one.chosen for one in runs}
+    chosen = {sweep_run.name: sweep_run.chosen for sweep_run in runs}
     count, begun = len(runs), len(runs) - len(jobs)
     say(f"{count} runs below {args.out}{f', {begun} of them finished before' if begun else ''}")
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         _report(args, runs, failures)
         raise Interrupted("the same command goes on where it was", cause=error) from error.__cause__
     outcomes = _report(args, runs, failures)
-    return 0 if all(one.status == "finished" for one in outcomes) else 1
+    return 0 if all(sweep_run.status == "finished" for sweep_run in outcomes) else 1
 
 
 def _jobs(args: argparse.Namespace, runs: Sequence[Planned]) -> list[Job]:
@@ -207,14 +207,15 @@ def _report(args: argparse.Namespace, runs: Sequence[Planned], failures: Mapping
     from strop.utils.atomic_io import replace_text
 
     outcomes = [
-        outcome_of(args.out / one.name, one.chosen, failure=failures.get(one.name, "")) for one in runs
+        outcome_of(args.out / sweep_run.name, sweep_run.chosen, failure=failures.get(sweep_run.name, ""))
+        for sweep_run in runs
     ]
     picture = draw(args.out / PICTURE, outcomes)
     best = best_of(outcomes)
     record = {
         "folder": str(args.out),
         "config": args.config,
-        "runs": [asdict(one) for one in outcomes],
+        "runs": [asdict(sweep_run) for sweep_run in outcomes],
         "best": None if best is None else best.name,
         "picture": None if picture is None else str(picture),
     }
@@ -224,9 +225,11 @@ def _report(args: argparse.Namespace, runs: Sequence[Planned], failures: Mapping
     else:
         console = Console()
         console.print(table(outcomes), width=None if console.is_terminal else _WIDTH, crop=False)
-        for one in outcomes:
-            if one.reason:
-                print_plain(plain(f"{one.name} {one.status}: {one.reason}", is_one_line=True))
+        for sweep_run in outcomes:
+            if sweep_run.reason:
+                print_plain(
+                    plain(f"{sweep_run.name} {sweep_run.status}: {sweep_run.reason}", is_one_line=True)
+                )
         print_plain(f"table: {args.out / RECORD}{'' if picture is None else f'   picture: {picture}'}")
         if best is not None:
             print_plain(f"best:  {best.name}: strop eval {shell_word(best.folder)}")

@@ -99,11 +99,11 @@ async def start_engine(name: str, folder: Path) -> StartedEngine:
         engine = NativeEngine(policy, max_running=8)
         return StartedEngine(engine=engine, target=ModuleTarget(policy.module), trained=trained)
     rollout = RolloutConfig(engine=name, max_running=8)
-    place = EngineContext(
+    context = EngineContext(
         model=model, rollout=rollout, device="auto", version=0, trained=None, logs=folder, rank=0,
         max_tokens=trained.model.max_positions or 0,
     )  # fmt: skip
-    generation = await loaded(place)
+    generation = await loaded(context)
     assert generation.target is not None, "an engine in processes of its own has weights of its own"
     return StartedEngine(engine=generation.engine, target=generation.target, trained=trained)
 

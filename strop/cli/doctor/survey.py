@@ -126,7 +126,7 @@ def _read(path: str) -> str:
 
 def _ray_ports() -> Sequence[OpenPort]:
     """Ports on which Ray's processes listen; those of other users cannot be seen."""
-    found = set()
+    ports = set()
     for process in psutil.process_iter():
         try:
             command = " ".join(process.cmdline()) or process.name()
@@ -136,7 +136,7 @@ def _ray_ports() -> Sequence[OpenPort]:
             for connection in process.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN and connection.laddr:
                     host, port = connection.laddr[0], connection.laddr[1]
-                    found.add(OpenPort(program=program.rstrip(":"), host=host, port=port))
+                    ports.add(OpenPort(program=program.rstrip(":"), host=host, port=port))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return sorted(found, key=lambda port: (port.program, port.host, port.port))
+    return sorted(ports, key=lambda port: (port.program, port.host, port.port))

@@ -59,7 +59,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     # Keys of another version of strop are no settings here, and still a difference.
     values_in_file = read_mapping(path, str(path)) if path.is_file() else {}
     values |= {key: value for key, value in _entries(values_in_file) if _is_unknown(key)}
-    return {inner: one for key, value in values.items() for inner, one in _entries({key: value})}
+    return {inner: entry for key, value in values.items() for inner, entry in _entries({key: value})}
 
 
 def _is_unknown(key: str) -> bool:

@@ -176,7 +176,7 @@ def _registered(key: str) -> Iterator[Registered]:
             summary=text.split("\n")[0].rstrip("."),
             papers=papers_in(text),
             settings={
-                setting: default for setting, default in declaration.own.items() if default is not None
+                setting: default for setting, default in declaration.options.items() if default is not None
             },
         )
 

@@ -160,8 +160,8 @@ class _Report:
         with RunFolder.open(self.run, read_only=True) as run:
             validations = run.events.read("validation")
             ends = (validations[0], validations[-1])
-            self.rates = tuple(one["pass_rate"] for one in ends)
-            self.rewards = tuple(one["reward"] or 0.0 for one in ends)
+            self.rates = tuple(end["pass_rate"] for end in ends)
+            self.rewards = tuple(end["reward"] or 0.0 for end in ends)
             self.answers = _answers(
                 run.samples.read(validations[0]["step"], split="val"),
                 run.samples.read(validations[-1]["step"], split="val"),

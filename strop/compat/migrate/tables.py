@@ -151,7 +151,7 @@ class Migration:
 
     rows: tuple[Row, ...]
 
-    own: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings of ours, by their full keys, that are given beside the files."""
 
     @property
@@ -164,7 +164,7 @@ class Migration:
                 entries = value.items() if isinstance(value, Mapping) and value else [("", value)]
                 for name, entry in entries:
                     _set_nested(nested, [*key.split("."), *([name] if name else [])], copy.deepcopy(entry))
-        for key, value in self.own.items():
+        for key, value in self.overrides.items():
             _set_nested(nested, key.split("."), value)
         return nested
 

@@ -159,15 +159,15 @@ def check_source_weights(
 ) -> None:
     """Raise a ValueError for a weight of a source that no row has, and when no row would ever be visited; `key` is that
     of the weights."""
-    known = sorted(set(data_sources.values()))
+    sources = sorted(set(data_sources.values()))
     for source in weights:
-        if source not in known:
-            near = difflib.get_close_matches(source, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the rows have {', '.join(map(repr, known))}"
+        if source not in sources:
+            near = difflib.get_close_matches(source, sources, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the rows have {', '.join(map(repr, sources))}"
             raise ValueError(f"{key} names {source!r}, but no row has that data source; {hint}")
-    if known and all(weights.get(source, 1.0) == 0 for source in known):
+    if sources and all(weights.get(source, 1.0) == 0 for source in sources):
         raise ValueError(
-            f"{key} is 0 for every data source of the rows ({', '.join(map(repr, known))}), so "
+            f"{key} is 0 for every data source of the rows ({', '.join(map(repr, sources))}), so "
             f"there is nothing to train on; give at least one a weight above 0"
         )
 

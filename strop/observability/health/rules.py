@@ -368,20 +368,22 @@ RULES: Mapping[str, Rule] = {
         process_rewards_at_chance,
     )
 }
-"""By name, in the order in which they are told."""
+"""By name, in the order of their reports."""
 
 
 class HealthMonitor:
     """Applies the rules step by step; each one speaks once."""
 
-    def __init__(self, *, told: Collection[str] = (), earlier: Iterable[Mapping[str, float]] = ()) -> None:
+    def __init__(
+        self, *, reported: Collection[str] = (), earlier: Iterable[Mapping[str, float]] = ()
+    ) -> None:
         """Begin, or go on in a run that is continued.
 
         Args:
-            told: rules that spoke before.
+            reported: rules that spoke before.
             earlier: metrics of the steps before, in order.
         """
-        self._told = set(told)
+        self._reported = set(reported)
         self._history = History()
         for metrics in earlier:
             self._history.add(metrics)
@@ -391,8 +393,8 @@ class HealthMonitor:
         self._history.add(metrics)
         diagnoses = []
         for name, rule in RULES.items():
-            if name not in self._told and (message := rule(self._history)):
-                self._told.add(name)
+            if name not in self._reported and (message := rule(self._history)):
+                self._reported.add(name)
                 diagnoses.append(Diagnosis(name=name, message=message))
         return diagnoses
 

@@ -69,8 +69,8 @@ def check_trackers(names: Sequence[str]) -> None:
         elif name in trackers:
             trackers[name]  # a package that brings it is imported now
         else:
-            known = {*trackers.names(), *BUILT_IN}
-            raise ValueError(unknown(trackers.kind, name, known, group=trackers.group))
+            names_known = {*trackers.names(), *BUILT_IN}
+            raise ValueError(unknown(trackers.kind, name, names_known, group=trackers.group))
 
 
 def _factory(name: str) -> TrackerFactory:

@@ -53,16 +53,16 @@ class Comparison:
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
-        one, sample = self.difference, self.sample
+        difference, sample = self.difference, self.sample
         return {
-            "equal": one is None,
+            "equal": difference is None,
             "num_common_steps": len(self.steps),
-            "num_equal_steps": len(self.steps) if one is None else one.num_equal_steps,
-            "step": None if one is None else one.step,
-            "stage": None if one is None else one.stage,
+            "num_equal_steps": len(self.steps) if difference is None else difference.num_equal_steps,
+            "step": None if difference is None else difference.step,
+            "stage": None if difference is None else difference.stage,
             "sample": None if sample is None else {"id": sample.id, "difference": sample.text},
             "settings": self.settings,
-            "cause": _cause(self.schedule) if self.has_schedules and one is not None else None,
+            "cause": _cause(self.schedule) if self.has_schedules and difference is not None else None,
         }
 
 

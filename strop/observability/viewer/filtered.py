@@ -53,21 +53,21 @@ def find_fates(run: RunFolder, *, step: int | None = None) -> list[Fates]:
         run: its event log is the source.
         step: only samples whose fate was settled in this step; None takes all, and those in flight.
     """
-    found: dict[tuple[str, str], Fates] = {}
+    fates_by_id: dict[tuple[str, str], Fates] = {}
     for event in run.events.read(SETTLED):
         if step is not None and event["step"] != step:
             continue
         for name, by_reason in event["fates"].items():
             for reason, samples in by_reason.items():
-                fates = found.setdefault((name, reason), Fates(name=name, reason=reason))
+                fates = fates_by_id.setdefault((name, reason), Fates(name=name, reason=reason))
                 fates.add(event["step"], sample_ids(samples))
     if step is None:
         waiting = Fates(name="in_flight", reason="not settled when the log ends; a resume makes them again")
         waiting.add(0, run.ledger.in_flight())
         waiting.steps.clear()
         if waiting.count:
-            found["in_flight", ""] = waiting
-    return sorted(found.values(), key=lambda fates: (fates.name == "trained", -fates.count))
+            fates_by_id["in_flight", ""] = waiting
+    return sorted(fates_by_id.values(), key=lambda fates: (fates.name == "trained", -fates.count))
 
 
 def table_of(fates: Iterable[Fates]) -> Table:

@@ -40,12 +40,14 @@ def figure_of_runs(
     from matplotlib.figure import Figure
 
     drawn = [[(run, *first_column(run, patterns)) for run in runs] for patterns in panels]
-    kept = [panel for panel in drawn if any(values for _, _, values in panel)]
-    if not kept:
+    panels_with_values = [panel for panel in drawn if any(values for _, _, values in panel)]
+    if not panels_with_values:
         raise UsageError("these runs have no numbers to draw yet")
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(kept)), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(panels_with_values)), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, panel in zip(figure.subplots(len(kept), squeeze=False)[:, 0], kept, strict=True):
+    for axes, panel in zip(
+        figure.subplots(len(panels_with_values), squeeze=False)[:, 0], panels_with_values, strict=True
+    ):
         names = dict.fromkeys(name for _, name, values in panel if values)
         for number, (run, _, values) in enumerate(panel):
             if values:
@@ -75,7 +77,11 @@ def check_metrics(runs: Sequence[RunRecords], names: Sequence[str]) -> None:
     for name in names:
         if any(column(run, name) for run in runs):
             continue
-        known = sorted({metric for run in runs for metric in metric_names(run)})
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"they have {', '.join(known[:12])}, ..."
+        metrics_of_runs = sorted({metric for run in runs for metric in metric_names(run)})
+        near = difflib.get_close_matches(name, metrics_of_runs, n=3)
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"they have {', '.join(metrics_of_runs[:12])}, ..."
+        )
         raise UsageError(f"--metric {name}: none of these runs has it; {hint}")

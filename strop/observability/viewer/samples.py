@@ -62,8 +62,8 @@ def find_samples(
             f"{run_folder.path}: the file of {split} samples of step {chosen_steps[-1]} has no row"
         )
     if ids:
-        known = {name for row in rows for name in (row["id"], row["uid"])}
-        missing = [name for name in ids if name not in known]
+        names = {name for row in rows for name in (row["id"], row["uid"])}
+        missing = [name for name in ids if name not in names]
         if missing:
             example = rows[0]["id"] if rows else "e0-000000/0"
             raise RunError(
@@ -87,8 +87,10 @@ def matching(rows: Sequence[dict[str, Any]], *, source: str | None, is_cut: bool
     """
     matches = [row for row in rows if source is None or row["data_source"] == source]
     if not matches:
-        known = sorted({str(row["data_source"]) for row in rows})
-        raise RunError(f"no sample here is of the data source {source!r}; there are {', '.join(known)}")
+        data_sources = sorted({str(row["data_source"]) for row in rows})
+        raise RunError(
+            f"no sample here is of the data source {source!r}; there are {', '.join(data_sources)}"
+        )
     if not is_cut:
         return matches
     cut = [row for row in matches if row["stop_reason"] == "length"]
@@ -124,7 +126,11 @@ def panel(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | None 
     from rich.panel import Panel
     from rich.text import Text
 
-    sequences = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    sequences = (
+        []
+        if decode is None
+        else [response_tokens(training_sequence, decode) for training_sequence in training_sequences(row)]
+    )
     tokens = [token for sequence in sequences for token in sequence]
     body = Text()
     for label, text in _sections(row):

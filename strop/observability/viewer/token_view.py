@@ -48,10 +48,10 @@ class Token:
 def response_tokens(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> list[Token]:
     """The tokens of a row of the sample store, in order; none when it was not played."""
     names = ("response_ids", "response_mask", "rollout_log_probs", "versions")
-    given = [row[name] for name in names if row.get(name) is not None]
-    if len(given) < len(names) or len(set(map(len, given))) > 1:
+    present = [row[name] for name in names if row.get(name) is not None]
+    if len(present) < len(names) or len(set(map(len, present))) > 1:
         return []  # it was not played, or the file was changed
-    columns = zip(*given, strict=True)
+    columns = zip(*present, strict=True)
     return [
         Token(
             position=position,

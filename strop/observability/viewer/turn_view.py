@@ -35,7 +35,11 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
     """
     from rich.text import Text
 
-    tokens = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    tokens = (
+        []
+        if decode is None
+        else [response_tokens(training_sequence, decode) for training_sequence in training_sequences(row)]
+    )
     images = _images(row)
     text, num_answers, sequence = Text(), 0, 0
     previous: list[int] = []
@@ -83,7 +87,7 @@ def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
 
 def _sequence_reason(row: Mapping[str, Any], sequence: int) -> str:
     before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
-    if any(one.get("stop_reason") == "turn" for one in before):
+    if any(turn.get("stop_reason") == "turn" for turn in before):
         return "an answer is trained by itself (agent.credit=turn)"
     return "the chat template writes what stands before differently"
 

@@ -74,7 +74,7 @@ class PreferenceTrainer(SupervisedTrainer):
         """Compute the starting model's numbers for all answers; a resume finds them in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
         if self._sft.loss in WITHOUT_REFERENCE:
-            self._reference = {name: torch.zeros(len(one), 2).double() for name, one in splits.items()}
+            self._reference = {name: torch.zeros(len(split), 2).double() for name, split in splits.items()}
             return
         path = self._run.path / REFERENCE
         if not path.exists():
@@ -83,16 +83,18 @@ class PreferenceTrainer(SupervisedTrainer):
                     f"{path} is gone: without what the starting model says of the answers the run cannot go on; begin "
                     f"another one with --from"
                 )
-            found = {name: self._numbers([one[i] for i in range(len(one))]) for name, one in splits.items()}
+            numbers = {
+                name: self._numbers([split[i] for i in range(len(split))]) for name, split in splits.items()
+            }
             unfinished = path.with_suffix(".tmp")
-            save_file(found, unfinished, metadata={"rows": _digest_of_rows(splits)})
+            save_file(numbers, unfinished, metadata={"rows": _digest_of_rows(splits)})
             unfinished.replace(path)
         self._reference = load_file(path)
         with safe_open(path, framework="pt") as opened:
             rows = (opened.metadata() or {}).get("rows")
         is_about_others = rows is not None and rows != _digest_of_rows(splits)
         if is_about_others or any(
-            len(self._reference.get(name, ())) != len(one) for name, one in splits.items()
+            len(self._reference.get(name, ())) != len(split) for name, split in splits.items()
         ):
             raise ValueError(
                 f"{path} is not about the rows of this run, whose tokens have changed since it began: put them back, "

@@ -50,10 +50,10 @@ def kept_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 def answer_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """Text of an answer, without special tokens but those that are part of it."""
-    ids, kept = list(token_ids), _kept(tokenizer)
-    if kept.keys().isdisjoint(ids):
+    ids, kept_texts = list(token_ids), _kept(tokenizer)
+    if kept_texts.keys().isdisjoint(ids):
         return str(tokenizer.decode(ids, skip_special_tokens=True))
-    left_out = set(special_tokens(tokenizer).values()) - kept.keys()
+    left_out = set(special_tokens(tokenizer).values()) - kept_texts.keys()
     return str(
         tokenizer.decode(
             [token_id for token_id in ids if token_id not in left_out], skip_special_tokens=False

@@ -200,7 +200,7 @@ def test_each_rule_speaks_once_also_after_a_continuation() -> None:
     # Continued after two steps: the third completes the pattern, unless it was told before.
     again = HealthMonitor(earlier=[numbers, numbers])
     assert [one.name for one in again.observe(numbers)] == ["learning_rate_zero"]
-    assert not HealthMonitor(earlier=[numbers, numbers], told=["learning_rate_zero"]).observe(numbers)
+    assert not HealthMonitor(earlier=[numbers, numbers], reported=["learning_rate_zero"]).observe(numbers)
 
 
 def test_the_history_keeps_the_first_and_the_newest_values() -> None:

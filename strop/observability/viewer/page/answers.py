@@ -109,7 +109,7 @@ def whole_sample(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any
     return {
         **shown,
         "row": row_of(row["uid"]),
-        "sequences": [_tokens(one, decode) for one in training_sequences(row)],
+        "sequences": [_tokens(sequence, decode) for sequence in training_sequences(row)],
         "has_texts": decode is not None,
     }
 
