@@ -167,10 +167,12 @@ def test_images_and_a_model_of_text_are_refused_before_anything_runs(
     ],
 )
 def test_what_images_do_not_go_with_is_said_when_the_rows_are_read(
-    task: ImageTask, settings: list[str], sentence: str, streaming: str
+    task: ImageTask, settings: list[str], sentence: str, streaming: str, tmp_path: Path
 ) -> None:
     ranks = ["resources.runtime=ray", "resources.ranks=2"]
-    config = task.config(*settings, *ranks, f"data.streaming={streaming}", "trainer.max_steps=1")
+    config = task.config(
+        *settings, *ranks, f"data.streaming={streaming}", f"data.cache_dir={tmp_path}", "trainer.max_steps=1"
+    )
     with pytest.raises(ValueError, match=sentence):
         load_training_data(config)
 
