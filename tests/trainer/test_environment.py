@@ -79,7 +79,7 @@ def test_the_variables_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert "ADDED" not in os.environ
 
 
-@pytest.mark.parametrize("runtime", ["inline", "ray"])
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.dist)])
 def test_reward_functions_have_the_variables(
     runtime: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
