@@ -26,12 +26,13 @@ def start() -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start_one(command: list[str]) -> subprocess.Popen[str]:
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
     yield start_one
     for process in started:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -115,48 +115,64 @@ def test_a_process_that_dies_between_begin_and_seal_leaves_the_one_before(
 
 
 ENDLESS_SAVER = """
-import sys, threading
+import os, sys, threading
 from pathlib import Path
 from strop.run import CheckpointStore
 from strop.trainer.fault_tolerance.background import Sealing
 
-store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=1)
-sealing = None
-for step in range(1, 10**6):
-    def write(folder, content=str(step).encode() * 200_000):
-        for name in "abc":
-            (folder / name).write_bytes(content)
-    if sys.argv[2] == "now":
-        pending = store.begin(step, score=-step % 7, facts={"step": step})
-        with pending.writing():
-            write(pending.folder)
-        pending.seal()
-        print(step, flush=True)
-    else:
-        if sealing is not None:
-            sealing.result()
-        pending = store.begin(step, score=-step % 7, facts={"step": step})
-        print(step - 1, flush=True)  # the one before is on the disk
-        writer = threading.Thread(target=write, args=(pending.folder,))
-        writer.start()
-        sealing = Sealing(pending, writer.join)
+def save_without_end(root, mode):
+    store = CheckpointStore(Path(root), keep_last=2, keep_best=1)
+    sealing = None
+    for step in range(1, 10**6):
+        def write(folder, content=str(step).encode() * 200_000):
+            for name in "abc":
+                (folder / name).write_bytes(content)
+        if mode == "now":
+            pending = store.begin(step, score=-step % 7, facts={"step": step})
+            with pending.writing():
+                write(pending.folder)
+            pending.seal()
+            print(step, flush=True)
+        else:
+            if sealing is not None:
+                sealing.result()
+            pending = store.begin(step, score=-step % 7, facts={"step": step})
+            print(step - 1, flush=True)  # the one before is on the disk
+            writer = threading.Thread(target=write, args=(pending.folder,))
+            writer.start()
+            sealing = Sealing(pending, writer.join)
+
+for line in sys.stdin:  # each root in a fork: imports take seconds
+    pid = os.fork()
+    if pid == 0:
+        save_without_end(line.strip(), sys.argv[1])
+    print("pid", pid, flush=True)
+    os.waitpid(pid, 0)
+    print("ended", flush=True)
 """
 
 
 @pytest.mark.parametrize("mode", ["now", "in background"])
 def test_kill_9_from_outside_at_random_moments(memory_path: Path, start: Start, mode: str) -> None:
     choose = random.Random(0)
+    process = start([sys.executable, "-c", ENDLESS_SAVER, mode])
+    assert process.stdin is not None
+    assert process.stdout is not None
     for attempt in range(4):
         root = memory_path / str(attempt)
-        command = [sys.executable, "-c", ENDLESS_SAVER, str(root), mode]
-        process = start(command)
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != "3":
-            assert process.poll() is None
+        print(root, file=process.stdin, flush=True)
+        pid, reported = 0, [0]
+        while pid == 0 or reported[-1] < 3:
+            words = process.stdout.readline().split()
+            assert words, "the process has ended"
+            if words[0] == "pid":
+                pid = int(words[1])
+            else:
+                reported.append(int(words[0]))
         time.sleep(choose.uniform(0.0, 0.05))  # the moment is random on purpose; any moment must do
-        process.send_signal(signal.SIGKILL)
-        reported = [3, *map(int, process.stdout.read().split())]
-        process.wait()
+        os.kill(pid, signal.SIGKILL)
+        while (line := process.stdout.readline().strip()) != "ended":
+            reported.append(int(line))
         found, _ = CheckpointStore(root, keep_last=2, keep_best=1).latest_valid()
         assert found is not None
         assert found.step >= reported[-1], "a save that returned is never lost"
