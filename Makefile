@@ -10,6 +10,9 @@
 #   PYTHON  the interpreter .venv is made from; the default is the first one found that is 3.11 or newer.
 #   ARGS    is handed on: make quickstart ARGS="--seed 1 --out runs/one"; make test ARGS="-k ledger"
 
+# Tests start hundreds of processes, and each would compile strop again.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
