@@ -23,7 +23,7 @@ BUILT_IN_AGENTS = AGENTS_IN_A_WORLD | {SINGLE_TURN, "interaction_agent", "tool_a
 
 @section("agent")
 class AgentConfig:
-    """Agents and their tools. A setting whose default is "" or () names files; a section has `code_named` and
+    """Agents and their tools. A setting whose default is "" or () names files; a section has `code_references` and
     `with_absolute_paths`."""
 
     default_agent: str = SINGLE_TURN

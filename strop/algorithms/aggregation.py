@@ -116,10 +116,10 @@ def token_weights(
     elif scale is not None:
         per_sample = per_sample / (num_samples * scale)
     if row_lengths is None:
-        spread = per_sample[:, None].expand(mask.shape)
+        per_token = per_sample[:, None].expand(mask.shape)
     else:
-        spread = per_sample.repeat_interleave(row_lengths)
-    return torch.where(mask.bool(), spread, torch.zeros((), dtype=dtype, device=mask.device))
+        per_token = per_sample.repeat_interleave(row_lengths)
+    return torch.where(mask.bool(), per_token, torch.zeros((), dtype=dtype, device=mask.device))
 
 
 def weighted_sum(terms: Tensor, weights: Tensor) -> Tensor:

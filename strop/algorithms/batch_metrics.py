@@ -76,11 +76,11 @@ def critic_metrics(
     """
     valid = response_mask.bool()
     return {
-        **spread(SCORE, scores),
-        **spread(REWARDS, rewards),
-        **spread(ADVANTAGES, advantages[valid]),
-        **spread(RETURNS, returns[valid]),
-        **({} if values is None else spread(VALUES, values[valid])),
+        **mean_max_min(SCORE, scores),
+        **mean_max_min(REWARDS, rewards),
+        **mean_max_min(ADVANTAGES, advantages[valid]),
+        **mean_max_min(RETURNS, returns[valid]),
+        **({} if values is None else mean_max_min(VALUES, values[valid])),
     }
 
 
@@ -146,7 +146,7 @@ def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor)
     return metrics
 
 
-def spread(family: Metric, values: Numbers, *words: str) -> Metrics:
+def mean_max_min(family: Metric, values: Numbers, *words: str) -> Metrics:
     """Mean, max and min, the last place of a family with `words` in those before it; nothing without values."""
     numbers = doubles(values)
     if not numbers.numel():

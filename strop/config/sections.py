@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, dataclass_transform
 
 from strop.config.wrong_values import mismatch
 from strop.utils.field_types import field_hints, fits
-from strop.utils.trust import Named
+from strop.utils.trust import CodeReference
 
 
 class Switched(Protocol):
@@ -70,11 +70,11 @@ def check_fields(config: object, key: str) -> None:
             raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
-def code_below(config: object, key: str, name: str) -> Iterator[Named]:
+def code_below(config: object, key: str, name: str) -> Iterator[CodeReference]:
     """References to code, programs and hosts in a section below another: all it would run, import, start or contact.
 
-    A section that names any says it in its method `code_named`: for each such setting its name there, the value with
-    what becomes of it, and the file, where it is one.
+    A section that names any has a method `code_references`, which gives for each such setting its name there, the
+    value with what becomes of it, and the file, where it is one.
 
     Args:
         config: the section above.
@@ -82,9 +82,9 @@ def code_below(config: object, key: str, name: str) -> Iterator[Named]:
         name: of the section below it.
     """
     below = getattr(config, name)
-    references = below.code_named() if hasattr(below, "code_named") else ()
+    references = below.code_references() if hasattr(below, "code_references") else ()
     for setting, value, path in references:
-        yield Named(key=f"{key}.{name}.{setting}".lstrip("."), value=value, path=path)
+        yield CodeReference(key=f"{key}.{name}.{setting}".lstrip("."), value=value, path=path)
 
 
 def where_on(section: S) -> S | None:

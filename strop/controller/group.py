@@ -176,7 +176,7 @@ class WorkerGroup(ABC, Generic[W]):
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = reporting = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
-            reporting = self.mesh.reporters()
+            reporting = self.mesh.output_ranks()
         returns = Returns.ROWS if mode.joins_rows else Returns.VALUE
         returns = Returns.ROWS_AND_METRICS if mode.has_metrics else returns
         pending = self.submit(

@@ -39,7 +39,7 @@ class Mesh:
         """The data-parallel group of a worker: the number of its part of a batch."""
         return self._checked(rank) // (self.tp * self.sp * self.cp) % self.dp
 
-    def reports(self, rank: int) -> bool:
+    def has_output(self, rank: int) -> bool:
         """True for the one worker of each data-parallel group whose result counts.
 
         It is the first one along tp, sp and cp, in the last pipeline stage, where outputs arise.
@@ -47,9 +47,9 @@ class Mesh:
         inner = self.tp * self.sp * self.cp
         return self._checked(rank) % inner == 0 and rank // (inner * self.dp) == self.pp - 1
 
-    def reporters(self) -> list[int]:
-        """The reporting ranks in the order of their parts of a batch."""
-        return sorted((rank for rank in range(self.world_size) if self.reports(rank)), key=self.dp_rank)
+    def output_ranks(self) -> list[int]:
+        """Ranks whose results count, in the order of their parts of a batch."""
+        return sorted((rank for rank in range(self.world_size) if self.has_output(rank)), key=self.dp_rank)
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.world_size:

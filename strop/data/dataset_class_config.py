@@ -31,7 +31,7 @@ class _NamedClass:
         """True if there is one."""
         return bool(self.path)
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """The file, which is imported."""
         if self.path:
             yield "path", self.path, self.path

@@ -75,7 +75,7 @@ class PreferConfig(PreferenceLossConfig):
             )
         super().__post_init__()
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Files that are fetched; see strop.config.sections.code_below."""
         yield from files_named(self.data)
 

@@ -104,7 +104,7 @@ def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     return ModelSource(
         folder=Path(fetched.folder),
         config=None,
-        lines=(f"model: {fetched.place}, revision {fetched.revision}",),
+        lines=(f"model: {fetched.address}, revision {fetched.revision}",),
     )
 
 

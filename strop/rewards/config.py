@@ -14,7 +14,7 @@ from strop.config.sections import code_below, section
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.sandbox.config import SandboxConfig
 from strop.utils.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
-from strop.utils.trust import Named
+from strop.utils.trust import CodeReference
 from strop.utils.user_files import divide_named_file
 
 OnFailure = Literal["exclude", "fixed", "retry"]
@@ -241,13 +241,13 @@ class RewardConfig:
         sections: dict[str, ServiceSection] = {"judge": self.judge, "server": self.server}
         return {name: section for name, section in sections.items() if section.scores}
 
-    def code_named(self) -> Iterator[Named]:
+    def code_references(self) -> Iterator[CodeReference]:
         """Code, programs and services that scoring would use beside strop and its packages."""
         if self.path:
-            yield Named(key="reward.path", value=self.path, path=self.path)
+            yield CodeReference(key="reward.path", value=self.path, path=self.path)
         for function in self.functions:
             if function.path:
-                yield Named(key="reward.functions", value=function.path, path=function.path)
+                yield CodeReference(key="reward.functions", value=function.path, path=function.path)
         for name in ("judge", "server", "sandbox"):
             yield from code_below(self, "reward", name)
 

@@ -34,7 +34,7 @@ async def try_loading(config: RewardConfig) -> bool:
         RewardError: a file is missing, cannot be imported, or has no such function.
         UntrustedCode: received settings name a file.
     """
-    for reference in config.code_named():
+    for reference in config.code_references():
         ask(reference.key, reference.value)
     workers = Workers(replace(config, num_workers=1), tokenizer="", log_file=None, shows=False)
     if config.manager:
@@ -100,7 +100,7 @@ class RewardPool:
             raise RewardError(
                 "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
             )
-        for reference in self.config.code_named():
+        for reference in self.config.code_references():
             ask(reference.key, reference.value)
         self._is_running = True
         try:

@@ -35,7 +35,7 @@ class TraceConfig:
                 f"rollout.trace.endpoint is {self.endpoint!r}: give an address such as http://127.0.0.1:4318/v1/traces"
             )
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Addresses that are contacted (strop.config.sections)."""
         if self.endpoint:
             yield "endpoint", f"{self.endpoint} (is sent every traced episode)", ""

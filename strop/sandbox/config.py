@@ -94,7 +94,7 @@ class SandboxConfig:
                     f"not the root"
                 )
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """The service that programs are sent to, and files of this machine that they can read; see
         strop.config.sections.code_below."""
         if self.backend != "local":

@@ -128,10 +128,10 @@ class Config:
     @property
     def num_epochs(self) -> int | None:
         """Visits of each prompt; None when trainer.max_steps alone ends the run, because visits may be without use."""
-        return None if self.open_end else self.trainer.num_epochs
+        return None if self.unknown_length_reason else self.trainer.num_epochs
 
     @property
-    def open_end(self) -> str:
+    def unknown_length_reason(self) -> str:
         """Reason for which the number of steps per epoch is unknown; empty where it is known."""
         if where_on(self.algorithm.filter_groups) is not None:
             return "algorithm.filter_groups asks for prompts until enough groups can teach"
@@ -172,7 +172,7 @@ class Config:
         return {role: engine for role, engine in self.engines.items() if role in self.roles}
 
     @property
-    def ahead_by(self) -> str:
+    def async_setting(self) -> str:
         """The setting by which samples are played over several calls; empty: each step plays its own, and waits for
         them."""
         rollout = self.rollout

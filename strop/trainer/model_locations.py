@@ -9,8 +9,8 @@ from typing import Any
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.models import replaced, value_of, with_template
+from strop.utils.hub.addresses import parse_address
 from strop.utils.hub.models import Fetch, fetch_model
-from strop.utils.hub.places import place_of
 from strop.utils.remote_path import folder_here
 
 POLICY = ("model.path", "model.tokenizer_path")
@@ -82,7 +82,7 @@ def _fetched(
     revision = model.revision if key == "model.path" else ""
     fetched = fetch_model(text, options, key=key, revision=revision, state=state)
     return {
-        "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
+        "source": str(fetched.address), "kind": fetched.address.kind, "revision": fetched.revision,
         "folder": fetched.folder,
     }  # fmt: skip
 
@@ -112,5 +112,5 @@ def is_model_elsewhere(text: str, key: str) -> bool:
     """
     if folder_here(text):
         return False
-    place_of(text, key)
+    parse_address(text, key)
     return True

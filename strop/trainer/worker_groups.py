@@ -395,7 +395,7 @@ def role_specs(
         specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
     if "reference" in config.roles:
         specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
-    rollout = AsyncRolloutWorker if config.ahead_by else RolloutWorker
+    rollout = AsyncRolloutWorker if config.async_setting else RolloutWorker
     specs["rollout"] = role(rollout, model, config.rollout, config.reward, settings)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}

@@ -20,7 +20,7 @@ class UntrustedCode(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class CodeReference:
     """One thing that a setting names."""
 
     key: str

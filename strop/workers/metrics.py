@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from strop.algorithms.batch_metrics import Metrics, Numbers, doubles, spread
+from strop.algorithms.batch_metrics import Metrics, Numbers, doubles, mean_max_min
 from strop.rewards.outcome import KINDS, OutcomeKind
 from strop.utils.metrics import Metric
 
@@ -109,7 +109,7 @@ def episode_metrics(
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
         ),
-        **spread(TURNS, [report.num_turns for report in finished]),
+        **mean_max_min(TURNS, [report.num_turns for report in finished]),
         **agent_loop_metrics(
             [_seconds_of(report) for report in finished],
             [(report.num_prompt_tokens, report.num_response_tokens) for report in finished],
@@ -168,7 +168,7 @@ def agent_loop_metrics(seconds: Sequence[Mapping[str, float]], lengths: Sequence
     names = ("generate_sequences", "tool_calls", "compute_score")
     metrics: Metrics = {}
     for name in names:
-        metrics |= spread(AGENT_TIME, [timings.get(name, 0.0) for timings in seconds], name)
+        metrics |= mean_max_min(AGENT_TIME, [timings.get(name, 0.0) for timings in seconds], name)
     slowest = max(range(len(seconds)), key=lambda i: sum(seconds[i].get(name, 0.0) for name in names))
     for name in names:
         metrics[SLOWEST.of(name)] = seconds[slowest].get(name, 0.0)
@@ -182,7 +182,7 @@ def agent_number_metrics(numbers: Sequence[Mapping[str, float]]) -> Metrics:
     names = sorted({name for counts in numbers for name in counts})
     metrics: Metrics = {}
     for name in names:
-        metrics |= spread(AGENT_NUMBER, [counts[name] for counts in numbers if name in counts], name)
+        metrics |= mean_max_min(AGENT_NUMBER, [counts[name] for counts in numbers if name in counts], name)
     return metrics
 
 
@@ -250,6 +250,6 @@ def _lengths(label: str, lengths: Tensor, limit: int) -> Metrics:
     if not lengths.numel():
         return {}
     return {
-        **spread(LENGTH, lengths, label),
+        **mean_max_min(LENGTH, lengths, label),
         LENGTH.of(label, "clip_ratio"): float((lengths >= limit).double().mean()),
     }

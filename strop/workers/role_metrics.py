@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.algorithms.batch_metrics import Metrics, spread
+from strop.algorithms.batch_metrics import Metrics, mean_max_min
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Metric
@@ -24,10 +24,10 @@ def role_metrics(rows: DataProto, _: AlgorithmConfig) -> Metrics:
     """The metrics above, of what there is."""
     tensors, metrics = rows.tensors(), Metrics()
     if "rm_scores" in tensors:
-        metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
+        metrics |= mean_max_min(REWARD_MODEL_SCORE, tensors["rm_scores"])
     if "process_rewards" in tensors:
         sampled = columns.flat(tensors["response_mask"]).bool()
-        metrics |= spread(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
+        metrics |= mean_max_min(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
     if "rm_cut_tokens" in tensors:
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     return metrics

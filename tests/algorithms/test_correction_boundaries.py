@@ -14,8 +14,8 @@ from strop.algorithms.batch_metrics import (
     critic_metrics,
     doubles,
     group_metrics,
+    mean_max_min,
     mismatch_metrics,
-    spread,
 )
 from strop.algorithms.rollout_correction import Correction, correct
 from strop.algorithms.rollout_correction_config import CorrectionConfig
@@ -198,7 +198,7 @@ def test_no_gradient_goes_through_a_correction_or_a_measure() -> None:
     assert not got.weights.requires_grad
     assert not got.mask.requires_grad
     assert mismatch_metrics(old, old * 0.5, torch.ones(1, 2))["training/rollout_probs_diff_valid"] == 1.0
-    assert spread(SCORE, old)["critic/score/mean"] == 0.0
+    assert mean_max_min(SCORE, old)["critic/score/mean"] == 0.0
     assert not doubles(old).requires_grad
     assert doubles([1, 2]).dtype == doubles(torch.tensor([1, 2])).dtype == torch.float64
 
@@ -259,5 +259,5 @@ def test_values_of_a_critic_are_reported_where_there_is_one() -> None:
     assert "critic/values/mean" not in critic_metrics(**numbers)
     with_values = critic_metrics(**numbers, values=double([[2.0, 4.0]]))
     assert (with_values["critic/values/mean"], with_values["critic/values/max"]) == (3.0, 4.0)
-    assert list(spread(SCORE, [True, False]).values()) == [0.5, 1.0, 0.0], "mean, max and min"
-    assert spread(SCORE, []) == {}
+    assert list(mean_max_min(SCORE, [True, False]).values()) == [0.5, 1.0, 0.0], "mean, max and min"
+    assert mean_max_min(SCORE, []) == {}

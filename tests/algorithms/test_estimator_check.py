@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 from strop.algorithms.advantages.group_relative import grpo_advantages
-from strop.algorithms.advantages.groups import center_groups, spread
+from strop.algorithms.advantages.groups import center_groups, expand_to_tokens
 from strop.algorithms.registry import Declaration
 
 OUTCOME = Declaration(needs=frozenset({"rewards", "group_ids", "response_mask"}), is_group_relative=True)
@@ -72,12 +72,12 @@ def centered(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(centered(rewards, group_ids), response_mask)
+    advantages = expand_to_tokens(centered(rewards, group_ids), response_mask)
     return advantages, advantages
 
 
 def flipped_sign(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(-centered(rewards, group_ids), response_mask)
+    advantages = expand_to_tokens(-centered(rewards, group_ids), response_mask)
     return advantages, advantages
 
 
@@ -89,7 +89,7 @@ def dropped_mask(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
 def raw_lone_reward(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     _, group, count = center_groups(rewards, group_ids)
     advantages = torch.where((count == 1)[group], rewards, centered(rewards, group_ids))
-    return spread(advantages, response_mask), spread(advantages, response_mask)
+    return expand_to_tokens(advantages, response_mask), expand_to_tokens(advantages, response_mask)
 
 
 def rounding_magnified(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,11 +101,11 @@ def rounding_magnified(*, rewards: Tensor, group_ids: Tensor, response_mask: Ten
                 0, torch.zeros(len(peers), dtype=torch.int64), peers
             )
             out[group_ids == group] = (peers - total / len(peers)) / (peers.std() + 1e-6)
-    return spread(out, response_mask), spread(out, response_mask)
+    return expand_to_tokens(out, response_mask), expand_to_tokens(out, response_mask)
 
 
 def batch_mean(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(rewards - rewards.mean(), response_mask)
+    advantages = expand_to_tokens(rewards - rewards.mean(), response_mask)
     return advantages, advantages
 
 
@@ -157,7 +157,7 @@ def too_narrow(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> 
 
 
 def infinite(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(centered(rewards, group_ids) / 0.0, response_mask)
+    advantages = expand_to_tokens(centered(rewards, group_ids) / 0.0, response_mask)
     return advantages, advantages
 
 

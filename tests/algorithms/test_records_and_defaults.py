@@ -40,7 +40,7 @@ RECORDS = [
     for record in vars(module).values()
     if dataclasses.is_dataclass(record) and isinstance(record, type) and record.__module__ == module.__name__
 ]
-BY_POSITION = {"AnswerEnd", "Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "Turn", "_Split"}
+BY_POSITION = {"AnswerEnd", "RuleBreach", "LossBatch", "Max", "Mean", "Min", "Seen", "Turn", "_Split"}
 """Records of a few parts, which are made by position."""
 
 

@@ -15,7 +15,7 @@ from algorithms.contract.policy_losses import check_policy_loss
 from probing import CLAIMS, broken, ratio, sentences, terms
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import center_groups, spread
+from strop.algorithms.advantages.groups import center_groups, expand_to_tokens
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
 from strop.algorithms.verl_aggregation import agg_loss
@@ -28,7 +28,7 @@ def double(values: object) -> Tensor:
 def centered(batch: Batch) -> Tensor:
     """Dr. GRPO: keeps every rule that CLAIMS asks for."""
     rewards = batch.columns()["rewards"]
-    return spread(center_groups(rewards, batch.group_ids)[0], batch.response_mask)
+    return expand_to_tokens(center_groups(rewards, batch.group_ids)[0], batch.response_mask)
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -119,7 +119,7 @@ def test_columns_are_padded_on_the_right_outside_the_mask() -> None:
         ),
         (
             "a reward counts wherever it sits",
-            lambda b: spread((b.token_level_rewards * b.response_mask).sum(1), b.response_mask),
+            lambda b: expand_to_tokens((b.token_level_rewards * b.response_mask).sum(1), b.response_mask),
             r"with rewards moved from given tokens to the sampled token before each, the advantage .*",
         ),
         (
@@ -149,12 +149,12 @@ def test_columns_are_padded_on_the_right_outside_the_mask() -> None:
         ),
         (
             "a constant added to a group changes nothing",
-            lambda b: spread(b.columns()["rewards"], b.response_mask),
+            lambda b: expand_to_tokens(b.columns()["rewards"], b.response_mask),
             r"with 4 added to every reward of one prompt, the advantage .*",
         ),
         (
             "a constant added to a group changes nothing",
-            lambda b: spread(b.reward_parts.sum(1), b.response_mask),
+            lambda b: expand_to_tokens(b.reward_parts.sum(1), b.response_mask),
             r"with 4 added to every reward of one prompt, the advantage .*",
         ),
         ("rewards scale as claimed", lambda b: centered(b) ** 2, r"with rewards times 4, the advantage .*"),
@@ -186,7 +186,7 @@ def test_rules_that_are_not_claimed_are_not_asked() -> None:
     assert nothing.scaling == "none"
 
     def raw(batch: Batch) -> Tensor:
-        return spread(batch.columns()["rewards"] ** 2, batch.response_mask)
+        return expand_to_tokens(batch.columns()["rewards"] ** 2, batch.response_mask)
 
     for rule in (
         "a group of one has advantage 0",
@@ -227,7 +227,7 @@ def test_differences_are_told_from_rounding() -> None:
 
 
 def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(center_groups(rewards, group_ids)[0], response_mask)
+    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0], response_mask)
     return advantages, advantages
 
 
@@ -280,7 +280,7 @@ def test_shared_settings_of_the_check_are_below_1_so_that_a_forgotten_discount_s
         own: int = 3,
     ) -> tuple[Tensor, Tensor]:
         seen.update(gamma=gamma, lam=lam, norm_by_std=norm_by_std, own=own)
-        advantages = spread(rewards, response_mask)
+        advantages = expand_to_tokens(rewards, response_mask)
         return advantages, advantages
 
     check_adv_estimator(discounting, num_batches=1)

@@ -17,7 +17,7 @@ import torch
 from cli_calls import cli
 
 from strop.cli.commands import doctor
-from strop.cli.commands.doctor import Finding
+from strop.cli.commands.doctor import CheckResult
 from strop.cli.doctor import engines
 from strop.cli.doctor.survey import MachineFacts, OpenPort
 from strop.cli.versions import versions_in
@@ -90,7 +90,7 @@ def test_another_version_on_one_machine_is_named_with_it() -> None:
         (doctor._shared_memory([machine(shared_memory_free_bytes=GIB // 2)]), "enlarge /dev/shm on 10.0.0.1"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_machine_and_what_to_do(found: Finding, sentence: str) -> None:
+def test_what_is_wrong_is_said_with_the_machine_and_what_to_do(found: CheckResult, sentence: str) -> None:
     assert not found.is_fine
     assert sentence in found.text
 

@@ -22,7 +22,7 @@ from strop.config import describe, load_config
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.start import start_run
-from strop.trainer.untrusted_runs.named import code_named
+from strop.trainer.untrusted_runs.named import code_references
 from strop.trainer.untrusted_runs.own import made_in, record
 from strop.utils import safe_read, trust
 
@@ -408,7 +408,7 @@ def test_what_runs_is_told() -> None:
             value = "/mark.py:play" if doc.key == "agent.openai.path" else value
             shown = f"['{value}']" if doc.type.startswith("list") else f"'{value}'"
             config = load_config(Config, overrides=[*beside.get(doc.key, []), f"{doc.key}={shown}"])
-            assert any(value in named.value for named in code_named(config)), doc.key
+            assert any(value in named.value for named in code_references(config)), doc.key
 
 
 def _may_name_code(kind: str) -> bool:

@@ -11,13 +11,13 @@ def test_ranks_count_with_tp_fastest_and_pp_slowest() -> None:
     assert mesh.world_size == 8
     assert [mesh.dp_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     # tp 0 of the last stage reports: ranks 4 (dp 0) and 6 (dp 1).
-    assert [rank for rank in range(8) if mesh.reports(rank)] == [4, 6] == mesh.reporters()
+    assert [rank for rank in range(8) if mesh.has_output(rank)] == [4, 6] == mesh.output_ranks()
 
 
 def test_one_worker_of_each_data_parallel_group_reports() -> None:
     mesh = Mesh(dp=3, tp=2, pp=2, cp=2, sp=2)
     assert mesh.world_size == 48
-    assert [mesh.dp_rank(rank) for rank in mesh.reporters()] == [0, 1, 2]
+    assert [mesh.dp_rank(rank) for rank in mesh.output_ranks()] == [0, 1, 2]
 
 
 def test_axes_and_ranks_outside_the_mesh_are_refused() -> None:

@@ -43,7 +43,7 @@ from strop.utils import trust
 def test_a_pool_asks_for_everything_that_its_settings_name(
     config: RewardConfig, expected: dict[str, str]
 ) -> None:
-    assert {named.key: named.value for named in config.code_named()} == expected
+    assert {named.key: named.value for named in config.code_references()} == expected
     for key in expected:  # all others are the user's own
         with trust.door():
             trust.close("a run", own=expected.keys() - {key})

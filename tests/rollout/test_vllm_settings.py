@@ -24,7 +24,7 @@ from strop.rollout.vllm.process import VllmDied
 from strop.rollout.weight_sync.probe import check_probe, probe_tokens
 from strop.rollout.weight_sync.types import Probe, SyncCorrupted
 from strop.trainer.loading import load
-from strop.trainer.untrusted_runs.named import code_named
+from strop.trainer.untrusted_runs.named import code_references
 
 
 def settings(model: Path, log: Path) -> Settings:
@@ -151,4 +151,6 @@ def test_what_a_received_run_would_start_is_named() -> None:
             "rollout.vllm.engine_args={scheduler_cls: mine}",
         ]
     )  # fmt: skip
-    assert {"rollout.vllm.python", "rollout.vllm.engine_args"} <= {named.key for named in code_named(config)}
+    assert {"rollout.vllm.python", "rollout.vllm.engine_args"} <= {
+        named.key for named in code_references(config)
+    }

@@ -64,7 +64,7 @@ def test_a_lead_of_nothing_is_the_synchronous_trainer(
     """The collector of runs ahead, held to a bound of 0: the same batches, tokens, losses and weights, to the bit."""
     config = project.config(*CORRECTED, "rollout.max_staleness=0")
     one = train_in(tmp_path / "one", config)
-    monkeypatch.setattr(Config, "ahead_by", "rollout.max_staleness")
+    monkeypatch.setattr(Config, "async_setting", "rollout.max_staleness")
     two = train_in(tmp_path / "two", config)
     assert two.records[0].collection_metrics["training/off_policy/prompts_ahead"] == 0, "it was this one"
     assert [print_.chain for print_ in one.chain] == [print_.chain for print_ in two.chain]

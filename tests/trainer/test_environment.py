@@ -22,7 +22,7 @@ from strop.trainer.loop import train
 from strop.trainer.ray_runtime import make_runtime
 from strop.trainer.sections import ResourcesConfig
 from strop.trainer.start import start_run
-from strop.trainer.untrusted_runs.named import code_named
+from strop.trainer.untrusted_runs.named import code_references
 
 REWARD = """\
 import os
@@ -65,7 +65,7 @@ def test_numbers_become_text_and_null_passes_a_variable_on(monkeypatch: pytest.M
 def test_settings_of_somebody_else_that_give_variables_are_named_before_they_are_used() -> None:
     config = load_config(Config, overrides=["resources.env={LD_PRELOAD: /tmp/x.so}"])
     assert ("resources.env", "['LD_PRELOAD'] (variables of the environment)") in [
-        (one.key, one.value) for one in code_named(config)
+        (one.key, one.value) for one in code_references(config)
     ]
 
 

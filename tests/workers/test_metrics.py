@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics, spread
+from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mean_max_min, mismatch_metrics
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto
 from strop.protocol.columns import from_padded
@@ -85,12 +85,16 @@ def test_nothing_is_clipped_below_the_configured_limit() -> None:
 
 
 def test_turns() -> None:
-    assert spread(TURNS, [2, 4, 6]) == {"num_turns/min": 2.0, "num_turns/max": 6.0, "num_turns/mean": 4.0}
+    assert mean_max_min(TURNS, [2, 4, 6]) == {
+        "num_turns/min": 2.0,
+        "num_turns/max": 6.0,
+        "num_turns/mean": 4.0,
+    }
 
 
 def test_statistics_over_nothing_are_left_out() -> None:
     none = torch.zeros(0)
-    assert spread(TURNS, []) == {}
+    assert mean_max_min(TURNS, []) == {}
     assert group_metrics(none, none.long()) == {}
     assert mismatch_metrics(none[None], none[None], none[None]) == {"training/rollout_probs_diff_valid": 0.0}
     metrics = length_metrics(

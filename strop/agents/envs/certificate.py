@@ -68,7 +68,7 @@ class Episode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
+class EnvironmentReport:
     """Report of the inspection."""
 
     environment: str
@@ -193,7 +193,7 @@ class Inspection:
         """Messages of failed episodes, by cause."""
         self._episodes: list[Episode] = []
 
-    async def run(self) -> Certificate:
+    async def run(self) -> EnvironmentReport:
         """Inspect it. Defects of the environment become faults and are never raised."""
         memory_before = _memory_mib()
         seeds = range(self._num_seeds)
@@ -233,7 +233,7 @@ class Inspection:
             notes.append(
                 "episodes at the same time were not compared, because the same seed gives different ones"
             )
-        return Certificate(
+        return EnvironmentReport(
             environment=self._choice.name,
             kwargs=self._choice.kwargs,
             seeds=self._num_seeds,

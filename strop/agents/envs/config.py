@@ -41,7 +41,7 @@ class EnvironmentConfig:
         file, colon, class_name = self.name.rpartition(":")
         return (file, class_name) if colon and file.endswith(".py") else ("", "")
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Code that would be imported, started or contacted: name of the setting, its value, and its file."""
         if not self.name:
             return

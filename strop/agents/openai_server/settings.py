@@ -32,7 +32,7 @@ class OpenAIAgentConfig:
         """The file that it names."""
         return self.path.rpartition(":")[0]
 
-    def code_named(self) -> Iterator[tuple[str, Any, str]]:
+    def code_references(self) -> Iterator[tuple[str, Any, str]]:
         """Code that would be imported: name of the setting, its value, and its file."""
         if self.path:
             yield "path", self.path, self.file

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import center_groups, normalize_groups, require_finite, spread
+from strop.algorithms.advantages.groups import (
+    center_groups,
+    expand_to_tokens,
+    normalize_groups,
+    require_finite,
+)
 from strop.algorithms.advantages.registration import implements_outcome
 
 
@@ -63,7 +68,7 @@ def gigpo_advantages(
     compare = normalize_groups if norm_by_std else center_groups
     of_episode, _, _ = compare(totals, group_of_episode)  # [E]
     of_step, _, _ = compare(returns, state)  # [B]
-    return spread(of_episode[episode] + step_weight * of_step, response_mask)
+    return expand_to_tokens(of_episode[episode] + step_weight * of_step, response_mask)
 
 
 def _numbered(first: Tensor, second: Tensor) -> Tensor:

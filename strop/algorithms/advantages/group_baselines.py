@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import STD_EPS, center_groups, group_std, spread
+from strop.algorithms.advantages.groups import STD_EPS, center_groups, expand_to_tokens, group_std
 from strop.algorithms.advantages.registration import implements_outcome
 
 
@@ -25,7 +25,7 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
     """
     centered, group, count = center_groups(rewards, group_ids)
     factor = count / (count - 1).clamp(min=1)  # [G]
-    return spread(centered * factor[group], response_mask)
+    return expand_to_tokens(centered * factor[group], response_mask)
 
 
 @implements_outcome("grpo_passk")
@@ -52,7 +52,7 @@ def grpo_passk_advantages(
     lead = torch.where(leads, rewards - second[group], torch.zeros_like(rewards))  # [B]
     if norm_by_std:
         lead = lead / (group_std(centered, group, count)[group] + STD_EPS)
-    return spread(lead, response_mask)
+    return expand_to_tokens(lead, response_mask)
 
 
 @implements_outcome("opo")
@@ -70,7 +70,7 @@ def opo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) ->
     # Groups without a token have no token to give an advantage to, so their divisor does not matter.
     total_length = zero.index_add(0, group, lengths).clamp(min=1)  # [G]
     baseline = zero.index_add(0, group, lengths * centered) / total_length  # [G]
-    return spread(centered - baseline[group], response_mask)
+    return expand_to_tokens(centered - baseline[group], response_mask)
 
 
 @implements_outcome("gpg")
@@ -107,7 +107,7 @@ def gpg_advantages(
     else:
         counted = (rewards != 0).sum()
     alpha = len(rewards) / counted.clamp(min=1).to(rewards.dtype)
-    return spread(centered * (alpha / f_norm), response_mask)
+    return expand_to_tokens(centered * (alpha / f_norm), response_mask)
 
 
 @implements_outcome("maxrl")
@@ -133,7 +133,7 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
             f"the reward, or another estimator such as grpo"
         )
     mean = rewards - centered  # [B]
-    return spread(torch.where(mean > 0, centered / mean, torch.zeros_like(centered)), response_mask)
+    return expand_to_tokens(torch.where(mean > 0, centered / mean, torch.zeros_like(centered)), response_mask)
 
 
 def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import center_groups, normalize_groups, spread
+from strop.algorithms.advantages.groups import center_groups, expand_to_tokens, normalize_groups
 from strop.algorithms.advantages.registration import implements_outcome
 
 
@@ -49,7 +49,7 @@ def grpo_advantages(
         scaled, _, _ = normalize_groups(rewards, group_ids)
     else:
         scaled, _, _ = center_groups(rewards, group_ids)
-    return spread(scaled, response_mask)
+    return expand_to_tokens(scaled, response_mask)
 
 
 @implements_outcome("dr_grpo")

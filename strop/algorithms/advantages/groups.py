@@ -40,7 +40,7 @@ def group_std(centered: Tensor, group: Tensor, count: Tensor) -> Tensor:
     return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
-def spread(per_sample: Tensor, response_mask: Tensor) -> Tensor:
+def expand_to_tokens(per_sample: Tensor, response_mask: Tensor) -> Tensor:
     """[B] to [B, R]: each sample's value on its sampled tokens, 0 elsewhere."""
     zero = torch.zeros((), dtype=per_sample.dtype, device=per_sample.device)
     return torch.where(response_mask.bool(), per_sample[:, None], zero)

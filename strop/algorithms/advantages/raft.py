@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import require_finite, spread
+from strop.algorithms.advantages.groups import expand_to_tokens, require_finite
 from strop.algorithms.advantages.registration import implements_outcome
 
 
@@ -28,4 +28,4 @@ def raft_advantages(rewards: Tensor, response_mask: Tensor) -> Tensor:
     Source: Dong et al. 2023, arXiv:2304.06767, step 3.
     """
     require_finite(rewards)
-    return spread(torch.ones_like(rewards), response_mask)
+    return expand_to_tokens(torch.ones_like(rewards), response_mask)

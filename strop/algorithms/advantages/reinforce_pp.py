@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import center_groups, normalize_groups, spread
+from strop.algorithms.advantages.groups import center_groups, expand_to_tokens, normalize_groups
 from strop.algorithms.advantages.registration import implements_outcome
 from strop.algorithms.masked_ops import masked_whiten
 
@@ -37,7 +37,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, response_ma
 def whiten_samples(per_sample: Tensor, has_peers: Tensor, response_mask: Tensor) -> Tensor:
     """[B] to [B, R]: whitened over the sampled tokens of samples with peers; exactly 0 elsewhere."""
     counted = response_mask.bool() & has_peers[:, None]  # [B, R]
-    per_token = spread(per_sample, counted)
+    per_token = expand_to_tokens(per_sample, counted)
     return masked_whiten(per_token, counted) if counted.any() else per_token
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from strop.algorithms.advantages import AdvantageFn, call_estimator, get_adv_estimator_fn
 from strop.algorithms.registry import Declaration
 from strop.algorithms.specs import adv_estimator_declaration
-from strop.cli.check_functions.findings import Finding
+from strop.cli.check_functions.findings import RuleBreach
 from strop.utils.registry import name_of
 
 SHARED_DEFAULTS: Mapping[str, object] = {"norm_by_std": True, "gamma": 0.9, "lam": 0.8}
@@ -75,7 +75,7 @@ def _rewarded(columns: Columns, token_level_rewards: Tensor) -> Columns:
 
 def check_adv_estimator(
     estimator: str | Enum | AdvantageFn, *, settings: Mapping[str, object] | None = None
-) -> list[Finding]:
+) -> list[RuleBreach]:
     """Rules that the estimator breaks, each at most once, with the first batch that shows it; none: it keeps all.
 
     Args:
@@ -97,12 +97,12 @@ def check_adv_estimator(
     def estimate(columns: Columns) -> Tensor:
         return call_estimator(name, function, declaration, columns=columns, settings=numbers)[0]
 
-    findings: dict[str, Finding] = {}
+    findings: dict[str, RuleBreach] = {}
     for seed in range(NUM_BATCHES):
         # What the function raises is a finding, not our failure.
         try:
             for rule, sentence in _breaches(estimate, example_columns(seed), declaration.is_group_relative):
-                findings.setdefault(rule, Finding(rule, f"{name}: {sentence}"))
+                findings.setdefault(rule, RuleBreach(rule, f"{name}: {sentence}"))
         except (
             ArithmeticError,
             AssertionError,
@@ -112,7 +112,7 @@ def check_adv_estimator(
             TypeError,
             ValueError,
         ) as error:
-            findings["it runs"] = Finding("it runs", f"{name} raised {type(error).__name__}: {error}")
+            findings["it runs"] = RuleBreach("it runs", f"{name} raised {type(error).__name__}: {error}")
             break
     return list(findings.values())
 

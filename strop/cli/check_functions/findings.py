@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleBreach:
     """One rule that a function breaks."""
 
     rule: str

@@ -13,7 +13,7 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.algorithms.specs import check_adv_settings
 from strop.cli.check_functions.estimators import SHARED_DEFAULTS, check_adv_estimator
-from strop.cli.check_functions.findings import Finding
+from strop.cli.check_functions.findings import RuleBreach
 from strop.cli.check_functions.policy_losses import check_policy_loss
 from strop.config.overrides import parse_override
 from strop.utils.terminal import UsageError
@@ -21,7 +21,7 @@ from strop.utils.user_files import load_user_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class CheckedFunction:
     """Function under check."""
 
     shown: str
@@ -32,48 +32,48 @@ class Subject:
     """File that defines it; None for one that comes with strop."""
 
 
-def check_loss(name: str, words: Sequence[str]) -> list[Finding]:
+def check_loss(name: str, words: Sequence[str]) -> list[RuleBreach]:
     """`strop check loss NAME key=value ...`."""
-    subject = find_subject(name, POLICY_LOSS_REGISTRY)
+    checked = find_subject(name, POLICY_LOSS_REGISTRY)
     settings = settings_in(words)
-    return _findings(subject, lambda: check_policy_loss(subject.target, settings=settings))
+    return _findings(checked, lambda: check_policy_loss(checked.target, settings=settings))
 
 
-def check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
+def check_estimator(name: str, words: Sequence[str]) -> list[RuleBreach]:
     """`strop check estimator NAME key=value ...`."""
-    subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)
+    checked = find_subject(name, ADV_ESTIMATOR_REGISTRY)
     settings = settings_in(words)
-    if isinstance(subject.target, str):
+    if isinstance(checked.target, str):
         own_settings = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
-        check_adv_settings(subject.target, own_settings)
+        check_adv_settings(checked.target, own_settings)
     else:
-        _check_parameters(subject, settings)
-    return _findings(subject, lambda: check_adv_estimator(subject.target, settings=settings))
+        _check_parameters(checked, settings)
+    return _findings(checked, lambda: check_adv_estimator(checked.target, settings=settings))
 
 
-def _check_parameters(subject: Subject, settings: Mapping[str, object]) -> None:
+def _check_parameters(checked: CheckedFunction, settings: Mapping[str, object]) -> None:
     """Refuse settings that a function would never see."""
-    parameters = inspect.signature(subject.target).parameters
+    parameters = inspect.signature(checked.target).parameters
     if parameters.keys() & {"config", "kwargs"}:
         return
     lost = sorted(settings.keys() - parameters.keys())
     if lost:
         raise ValueError(
-            f"{subject.shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}"
+            f"{checked.shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}"
         )
 
 
-def _findings(subject: Subject, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _findings(checked: CheckedFunction, check: Callable[[], list[RuleBreach]]) -> list[RuleBreach]:
     """Findings of a check; an error that the user's own file raised is one of the findings."""
     try:
         return check()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        user_frames = [frame for frame in frames if subject.file and Path(frame.filename) == subject.file]
+        user_frames = [frame for frame in frames if checked.file and Path(frame.filename) == checked.file]
         if not user_frames:
             raise
         location = f"{user_frames[-1].filename}, line {user_frames[-1].lineno}"
-        return [Finding("it runs", f"{subject.shown} raised {type(error).__name__}: {error} ({location})")]
+        return [RuleBreach("it runs", f"{checked.shown} raised {type(error).__name__}: {error} ({location})")]
 
 
 def settings_in(words: Sequence[str]) -> dict[str, object]:
@@ -91,7 +91,7 @@ def settings_in(words: Sequence[str]) -> dict[str, object]:
     return settings
 
 
-def find_subject(name: str, registry: Any) -> Subject:
+def find_subject(name: str, registry: Any) -> CheckedFunction:
     """The function that FILE.py:NAME or a name that comes with strop stands for.
 
     Raises:
@@ -101,12 +101,12 @@ def find_subject(name: str, registry: Any) -> Subject:
     if not colon:
         if name.endswith(".py"):
             raise UsageError(f"{name!r} names no function; write {name}:NAME")
-        return Subject(shown=name, target=name, file=None)
+        return CheckedFunction(shown=name, target=name, file=None)
     module = load_user_file(file, setting="algorithm.extensions")
     path = Path(file).expanduser().resolve()
     registered = [key for key, function in registry.items() if function.__module__ == module.__name__]
     if inside in registered:
-        return Subject(shown=name, target=inside, file=path)
+        return CheckedFunction(shown=name, target=inside, file=path)
     functions = {
         key: value
         for key, value in vars(module).items()
@@ -115,4 +115,4 @@ def find_subject(name: str, registry: Any) -> Subject:
     if inside not in functions:
         names = sorted({*registered, *functions})
         raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(names) or 'none'}")
-    return Subject(shown=name, target=functions[inside], file=path)
+    return CheckedFunction(shown=name, target=functions[inside], file=path)

@@ -26,7 +26,7 @@ from strop.algorithms.losses.terms import (
 )
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 from strop.algorithms.specs import LOSS_SHARED_SETTINGS, policy_loss_declaration
-from strop.cli.check_functions.findings import Finding
+from strop.cli.check_functions.findings import RuleBreach
 from strop.utils.registry import required_parameters
 
 RTOL, ATOL = 1e-8, 1e-11
@@ -98,7 +98,7 @@ class ProbedLoss:
 
 def check_policy_loss(
     loss: str | Callable[..., object], *, settings: Mapping[str, object] | None = None
-) -> list[Finding]:
+) -> list[RuleBreach]:
     """Rules that a policy loss breaks, each at most once; empty for a loss that keeps them all.
 
     Args:
@@ -115,12 +115,14 @@ def check_policy_loss(
     try:
         loss_value, gradient = probed.whole(columns, mask)
     except ValueError as error:
-        return [Finding("form", str(error))]
+        return [RuleBreach("form", str(error))]
     if not (torch.isfinite(torch.tensor(loss_value)) and torch.isfinite(gradient).all()):
         return [
-            Finding("finite", f"on ordinary numbers the loss is {loss_value}, or its gradient is not finite")
+            RuleBreach(
+                "finite", f"on ordinary numbers the loss is {loss_value}, or its gradient is not finite"
+            )
         ]
-    return [Finding(rule, sentence) for rule, sentence in _breaches(probed, columns, mask)]
+    return [RuleBreach(rule, sentence) for rule, sentence in _breaches(probed, columns, mask)]
 
 
 def example_batch(*, on_policy: bool = False) -> tuple[Columns, Tensor]:

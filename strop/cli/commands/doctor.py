@@ -60,7 +60,7 @@ MIN_SHARED_MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One thing that was checked."""
 
     check: str
@@ -184,21 +184,21 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
     return diagnoses, int(steps[-1]["step"])
 
 
-def _rollout(config: Config) -> Finding:
+def _rollout(config: Config) -> CheckResult:
     """Check the rollout engine: its name, its devices, and that it is installed here."""
     text = config.placement().removeprefix("rollout: ")
     subprocess_config = config.rollout.own_processes
     if subprocess_config is None:
-        return Finding(check="rollout", is_fine=True, text=text)
+        return CheckResult(check="rollout", is_fine=True, text=text)
     try:
         python = subprocess_config.installed()
     except ValueError as error:
-        return Finding(check="rollout", is_fine=False, text=f"{text}: {error}")
+        return CheckResult(check="rollout", is_fine=False, text=f"{text}: {error}")
     versions = versions_in(python, config.rollout.engine) or "of versions that it does not say"
-    return Finding(check="rollout", is_fine=True, text=f"{text}; {versions} in {python}")
+    return CheckResult(check="rollout", is_fine=True, text=f"{text}; {versions} in {python}")
 
 
-def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
+def examine(resources: ResourcesConfig, *, path: Path) -> list[CheckResult]:
     """Everything that is checked, on every machine of the cluster.
 
     Args:
@@ -221,7 +221,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
     machines = [(node, facts) for node, facts in answers if not isinstance(facts, str)]
     silent = [f"{node.address}: {reason}" for node, reason in answers if isinstance(reason, str)]
     findings = [
-        Finding(
+        CheckResult(
             check="machines",
             is_fine=not silent,
             text=f"{len(machines)} of {len(answers)} answered"
@@ -240,7 +240,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
     return findings
 
 
-def _versions(machines: list[MachineFacts]) -> Iterator[Finding]:
+def _versions(machines: list[MachineFacts]) -> Iterator[CheckResult]:
     first = machines[0]
     for name in ("python", *first.versions):
         values = {m.address: m.python if name == "python" else m.versions[name] for m in machines}
@@ -249,32 +249,32 @@ def _versions(machines: list[MachineFacts]) -> Iterator[Finding]:
             continue
         text = f"{name} {kinds[0]}" if len(kinds) == 1 else _by_value(values)
         advice = f"; install one version of {name} everywhere" if len(kinds) > 1 else ""
-        yield Finding(check="version", is_fine=len(kinds) == 1, text=text + advice)
+        yield CheckResult(check="version", is_fine=len(kinds) == 1, text=text + advice)
 
 
-def _devices(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> Finding:
+def _devices(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> CheckResult:
     values = {facts.address: f"{facts.num_devices} {facts.device}" for _, facts in machines}
     device = resources.device
     lacking = [facts.address for _, facts in machines if device not in ("auto", facts.device)]
     equal = len(set(values.values())) == 1
     text = f"{next(iter(values.values()))} each" if equal else _by_value(values)
     if lacking and device != "cpu":
-        return Finding(
+        return CheckResult(
             check="devices",
             is_fine=False,
             text=f"{text}; no {device} on {', '.join(lacking)}: check its driver",
         )
     advice = "" if equal else "; ranks are spread evenly, so machines should be alike: leave the odd one out"
-    return Finding(check="devices", is_fine=equal, text=text + advice)
+    return CheckResult(check="devices", is_fine=equal, text=text + advice)
 
 
-def _capacity(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> Iterator[Finding]:
+def _capacity(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> Iterator[CheckResult]:
     if resources.runtime != "ray":
         return
     num_ranks = resources.ranks + sum(resources.apart.values())
     cores = sum(node.total.get("CPU", 0.0) for node, _ in machines)
     needed = num_ranks * resources.cpus_per_rank
-    yield Finding(
+    yield CheckResult(
         check="capacity",
         is_fine=len(machines) >= resources.nodes and cores >= needed,
         text=f"{num_ranks} ranks on {resources.nodes} nodes need {needed:g} CPU cores; there are {cores:g} on "
@@ -283,17 +283,17 @@ def _capacity(machines: list[tuple[Node, MachineFacts]], resources: ResourcesCon
     )
 
 
-def _ports(machines: list[MachineFacts]) -> Finding:
+def _ports(machines: list[MachineFacts]) -> CheckResult:
     public = [(m.address, port) for m in machines for port in m.ports if port.is_public]
     count = sum(len(m.ports) for m in machines)
     if not public:
-        return Finding(
+        return CheckResult(
             check="ports", is_fine=True, text=f"{count} of Ray, on loopback or private addresses only"
         )
     examples = ", ".join(
         f"{port.program} on {port.host}:{port.port} of {address}" for address, port in public[:3]
     )
-    return Finding(
+    return CheckResult(
         check="ports",
         is_fine=False,
         text=f"{len(public)} of {count} listen on every address ({examples}): whoever reaches them may run programs. "
@@ -301,11 +301,13 @@ def _ports(machines: list[MachineFacts]) -> Finding:
     )
 
 
-def _paths(machines: list[MachineFacts], token: str, path: Path) -> Finding:
+def _paths(machines: list[MachineFacts], token: str, path: Path) -> CheckResult:
     lacking = [m.address for m in machines if m.marker != token]
     if not lacking:
-        return Finding(check="shared path", is_fine=True, text=f"{path} is the same folder on every machine")
-    return Finding(
+        return CheckResult(
+            check="shared path", is_fine=True, text=f"{path} is the same folder on every machine"
+        )
+    return CheckResult(
         check="shared path",
         is_fine=False,
         text=f"{path} is not the same folder on {', '.join(lacking)}: models, data and the run folder must lie on a "
@@ -313,13 +315,13 @@ def _paths(machines: list[MachineFacts], token: str, path: Path) -> Finding:
     )
 
 
-def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> Finding:
+def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> CheckResult:
     """Each answer was given between the start of the survey and its end, by whatever clock is right."""
     early, late = started - MAX_CLOCK_DIFFERENCE_S, started + seconds + MAX_CLOCK_DIFFERENCE_S
     deviating = [
         f"{m.address} ({m.clock - started:+.0f} s)" for m in machines if not early <= m.clock <= late
     ]
-    return Finding(
+    return CheckResult(
         check="clocks",
         is_fine=not deviating,
         text="all agree"
@@ -328,11 +330,13 @@ def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> Fin
     )
 
 
-def _shared_memory(machines: list[MachineFacts]) -> Finding:
+def _shared_memory(machines: list[MachineFacts]) -> CheckResult:
     small = [m.address for m in machines if m.shared_memory_free_bytes < MIN_SHARED_MEMORY_BYTES]
     least = min(m.shared_memory_free_bytes for m in machines) / 2**30
     advice = f"; enlarge /dev/shm on {', '.join(small)} (containers: --shm-size)" if small else ""
-    return Finding(check="shared memory", is_fine=not small, text=f"{least:.1f} GiB free at least{advice}")
+    return CheckResult(
+        check="shared memory", is_fine=not small, text=f"{least:.1f} GiB free at least{advice}"
+    )
 
 
 def _by_value(values: dict[str, str]) -> str:

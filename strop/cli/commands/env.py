@@ -19,7 +19,7 @@ from strop.utils.safe_read import check_regular, lines_of, open_regular, parse_y
 from strop.utils.terminal import UsageError, check_writable, plain, print_json, print_plain, say
 
 if TYPE_CHECKING:
-    from strop.agents.envs.certificate import Certificate
+    from strop.agents.envs.certificate import EnvironmentReport
 
 SUMMARY = "check an environment for training, without a model"
 EPILOG = """\
@@ -126,7 +126,7 @@ def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
     ]  # fmt: skip
 
 
-def _show(certificate: Certificate) -> None:
+def _show(certificate: EnvironmentReport) -> None:
     def mark(holds: bool) -> str:
         return "ok" if holds else "NO"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.cli.commands.export import Exported, add_model_arguments, export_checkpoint, exported_run
 from strop.cli.settings import add_trust_argument, user_path
-from strop.utils.hub.places import place_of
+from strop.utils.hub.addresses import parse_address
 from strop.utils.hub.repo import Sending
 from strop.utils.hub.sending import Destination, destination
 from strop.utils.remote_path import is_url
@@ -92,7 +92,7 @@ def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> N
             models=read_models(folder),
             export=exported.result,
             name=args.name
-            or (args.to.rstrip("/").rpartition("/")[2] if is_url(args.to) else place_of(args.to).name),
+            or (args.to.rstrip("/").rpartition("/")[2] if is_url(args.to) else parse_address(args.to).name),
             is_loadable=not is_url(args.to) and not args.adapter,
         )
     )
@@ -110,6 +110,6 @@ def _send(args: argparse.Namespace, target: Destination | None, exported: Export
         sent = target.send(exported.result.folder)
         facts |= {"revision": sent.revision, "files": sent.num_files, "bytes": sent.num_bytes}
         at = f", revision {sent.revision}" if sent.revision else ""
-        print_plain(f"sent to {sent.place}{at}: {sent.num_files} files, each compared with what is there")
+        print_plain(f"sent to {sent.address}{at}: {sent.num_files} files, each compared with what is there")
     if args.json:
         print_json(facts)

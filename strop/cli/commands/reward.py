@@ -19,7 +19,7 @@ from strop.utils.terminal import UsageError, plain, print_json, print_plain, say
 
 if TYPE_CHECKING:
     from strop.protocol.trajectory import Prompt
-    from strop.rewards.certify.certificate import Certificate
+    from strop.rewards.certify.certificate import RewardReport
 
 SUMMARY = "check a reward function for training, without a model"
 EPILOG = """\
@@ -99,7 +99,7 @@ def _prompts(args: argparse.Namespace, data: object) -> list[Prompt]:
     return [prompt_of_row(rows[number], number, data) for number in subsample(range(len(rows)), args.rows)]
 
 
-def _show(certificate: Certificate) -> None:
+def _show(certificate: RewardReport) -> None:
     def text(number: float | None) -> str:
         return "-" if number is None else f"{number:.4g}"
 

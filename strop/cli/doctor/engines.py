@@ -52,7 +52,7 @@ NUM_TOKENS, NUM_LONG = 12, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class EngineCheck:
     """The outcome of one check."""
 
     check: str
@@ -169,7 +169,7 @@ CHECKS: tuple[tuple[str, Callable[[StartedEngine], Awaitable[str]]], ...] = (
 """Each gives a sentence about what is wrong, or none."""
 
 
-async def check_engine(name: str, folder: Path, tell: Callable[[Finding], None]) -> list[Finding]:
+async def check_engine(name: str, folder: Path, tell: Callable[[EngineCheck], None]) -> list[EngineCheck]:
     """Start an engine on a model folder, try it, and end it.
 
     Args:
@@ -177,7 +177,7 @@ async def check_engine(name: str, folder: Path, tell: Callable[[Finding], None])
         folder: the model.
         tell: called with each finding as it comes.
     """
-    findings: list[Finding] = []
+    findings: list[EngineCheck] = []
     started: StartedEngine | None = None
     try:
         for check, run in (("starts and generates a token", None), *CHECKS):
@@ -196,7 +196,7 @@ async def check_engine(name: str, folder: Path, tell: Callable[[Finding], None])
             text = text and f"{text.removesuffix('.')}. {ADVICE[name]}"
             seconds = time.monotonic() - begun
             findings.append(
-                Finding(check=check, outcome="failed" if text else "ok", text=text, seconds=seconds)
+                EngineCheck(check=check, outcome="failed" if text else "ok", text=text, seconds=seconds)
             )
             tell(findings[-1])
             if started is None:
@@ -224,7 +224,7 @@ def installed() -> tuple[dict[str, str], dict[str, str]]:
 def check_engines(*, wants_json: bool) -> int:
     """Try every engine, on a small model made for it; the exit code of the command."""
     versions, missing = installed()
-    findings: dict[str, list[Finding]] = {}
+    findings: dict[str, list[EngineCheck]] = {}
     with quiet_libraries(), tempfile.TemporaryDirectory(prefix="strop-doctor-") as scratch:
         folder = Path(scratch)
         make_tiny_model(
@@ -248,7 +248,7 @@ def check_engines(*, wants_json: bool) -> int:
     return int(any(finding.outcome == "failed" for of_name in findings.values() for finding in of_name))
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: EngineCheck) -> None:
     mark = "FAIL" if finding.text else "ok  "
     text = f"{finding.check}: {finding.text}" if finding.text else finding.check
     print_plain(plain(f"  {mark} {text}", is_one_line=True))

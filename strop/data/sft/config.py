@@ -144,13 +144,13 @@ class SftConfig:
                 f"the second"
             )
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Files that are fetched; see strop.config.sections.code_below."""
         yield from files_named(self.data)
 
 
 def files_named(data: object) -> Iterator[tuple[str, str, str]]:
-    """The files of a section `data` that are fetched, as `code_named` says them."""
+    """The files of a section `data` that are fetched, as `code_references` says them."""
     for name in ("train_files", "val_files"):
         for entry in fetched(getattr(data, name)):
             yield f"data.{name}", f"{entry} (fetched)", ""

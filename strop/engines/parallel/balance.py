@@ -118,10 +118,10 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
     heap: list[tuple[int, int, _Split]] = []
     for number, index in enumerate(order):
         split = _Split.of(index, seqlen_list[index], k_partitions)
-        heapq.heappush(heap, (-split.spread, number, split))
+        heapq.heappush(heap, (-split.imbalance, number, split))
     for number in range(len(heap), 2 * len(heap) - 1):
         joined = heapq.heappop(heap)[2].join(heapq.heappop(heap)[2])
-        heapq.heappush(heap, (-joined.spread, number, joined))
+        heapq.heappush(heap, (-joined.imbalance, number, joined))
     parts = [sorted(indices) for _, indices in heap[0][2].parts]
     return sorted(parts, key=lambda part: part[0])
 
@@ -138,7 +138,7 @@ class _Split:
         return cls(((load, (index,)), *[(0, ())] * (num_parts - 1)))
 
     @property
-    def spread(self) -> int:
+    def imbalance(self) -> int:
         return self.parts[0][0] - self.parts[-1][0]
 
     def join(self, other: _Split) -> _Split:

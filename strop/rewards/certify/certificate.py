@@ -26,7 +26,7 @@ _KIB_PER_MIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardFinding:
+class RewardIssue:
     """One thing that is wrong, at the first row where it was seen."""
 
     level: Literal["doubtful", "broken"]
@@ -39,7 +39,7 @@ class RewardFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
+class RewardReport:
     """Result of testing a reward with probe answers."""
 
     reward: str
@@ -58,7 +58,7 @@ class Certificate:
     """Of one call, wall-clock seconds."""
     peak_memory_mib: float
     """Largest resident size of a process that scored, Python and its packages included."""
-    findings: tuple[RewardFinding, ...]
+    findings: tuple[RewardIssue, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -85,7 +85,7 @@ def inspect_reward(
     *,
     tokenizer: str = "",
     in_groups: bool = False,
-) -> Certificate:
+) -> RewardReport:
     """Try a reward with answers to these rows.
 
     Args:
@@ -119,7 +119,7 @@ def inspect_reward(
     scores = [outcome.score for outcome in outcomes if outcome.score is not None]
     seconds = [outcome.seconds for outcome in outcomes]
     right = [score for row in range(len(prompts)) if (score := _best(row, tried)) is not None]
-    return Certificate(
+    return RewardReport(
         reward=name, num_rows=len(prompts), num_calls=2 * len(probes), lowest=min(scores, default=None),
         highest=max(scores, default=None), right_example=_example(tried), right_mean=_mean(right),
         junk_mean=_mean([t.first.score for t in tried if t.probe.kind == "junk" and t.first.score is not None]),
@@ -174,7 +174,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _findings(tried: Sequence[_Trial], num_rows: int) -> Iterator[RewardFinding]:
+def _findings(tried: Sequence[_Trial], num_rows: int) -> Iterator[RewardIssue]:
     yield from _of_calls(tried)
     best = {row: _best(row, tried) for row in range(num_rows)}
     junk = [t for t in tried if t.probe.kind == "junk" and t.first.score is not None]
@@ -183,7 +183,7 @@ def _findings(tried: Sequence[_Trial], num_rows: int) -> Iterator[RewardFinding]
     }
     unknown = [row for row in best if not any(t.probe.row == row and t.probe.kind == "right" for t in tried)]
     if unknown:
-        yield RewardFinding(
+        yield RewardIssue(
             level="doubtful", rule="ground truth", row=unknown[0], answer="",
             sentence=f"{len(unknown)} of {num_rows} rows have no ground truth with a text or number in it, so no right "
             f"answer could be tried: name its column with data.ground_truth_key, or look at saved answers with "
@@ -195,7 +195,7 @@ def _findings(tried: Sequence[_Trial], num_rows: int) -> Iterator[RewardFinding]
         right = next(t for t in tried if t.probe.row == low[0] and t.probe.kind == "right")
         tries = sorted({t.probe.place for t in tried if t.probe.row == low[0] and t.probe.place})
         nested = f"; of its ground truth were tried {', '.join(tries)}" if tries else ""
-        yield RewardFinding(
+        yield RewardIssue(
             level="broken" if 2 * len(low) > num_known else "doubtful", rule="right answers", row=low[0],
             answer=right.probe.text[:_SHOWN_CHARS],
             sentence=f"in {len(low)} of {num_known} rows no form of the right answer scores above empty and senseless "
@@ -219,7 +219,7 @@ _REMEDIES = {
 
 def _of_exploits(
     tried: Sequence[_Trial], best: dict[int, float], floor: dict[int, float]
-) -> Iterator[RewardFinding]:
+) -> Iterator[RewardIssue]:
     """Wrong answers that score like right ones, and right ones that score more for being repeated."""
     exploits: dict[str, list[_Trial]] = {}
     for trial in tried:
@@ -239,7 +239,7 @@ def _of_exploits(
         first, num_rows = won[0], len(best)
         is_broken = name in ("another row's answer", "a wrong answer repeated") and 2 * len(won) > num_rows
         remedy = _REMEDIES.get(name, "compare with the whole ground truth, not with a part of it")
-        yield RewardFinding(
+        yield RewardIssue(
             level="broken" if is_broken else "doubtful", rule=name, row=first.probe.row,
             answer=first.probe.text[:_SHOWN_CHARS],
             sentence=f"{name} scores {first.first.score:g} where the right answer scores {best[first.probe.row]:g}, in "
@@ -247,15 +247,15 @@ def _of_exploits(
         )  # fmt: skip
 
 
-def _of_calls(tried: Sequence[_Trial]) -> Iterator[RewardFinding]:
+def _of_calls(tried: Sequence[_Trial]) -> Iterator[RewardIssue]:
     """Findings about the calls: failures, other scores the second time, sizes, time."""
 
     def finding(
         level: Literal["doubtful", "broken"], rule: str, of: Sequence[_Trial], sentence: str
-    ) -> Iterator[RewardFinding]:
+    ) -> Iterator[RewardIssue]:
         if of:
             probe = of[0].probe
-            yield RewardFinding(
+            yield RewardIssue(
                 level=level, rule=rule, row=probe.row, answer=probe.text[:_SHOWN_CHARS], sentence=sentence
             )
 

@@ -65,7 +65,7 @@ class CallsConfig(CallLimits):
         """True if it compares the answers to a prompt, and scores none by itself."""
         return False
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """The address; see strop.config.sections.code_below."""
         if self.scores:
             secret = f" and your {self.api_key_env}" if self.api_key_env else ""

@@ -22,7 +22,7 @@ from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_weights import half_weights
-from strop.rollout.native.prefill import Given, Prefill
+from strop.rollout.native.prefill import Prefill, PrefilledPrompt
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
 from strop.utils.device import sent
@@ -188,7 +188,7 @@ class DecodeBatch:
         self._is_short = self._is_short or bool(lengths)
         return 0
 
-    def _enter(self, group: Sequence[Request], prefilled: Given) -> int:
+    def _enter(self, group: Sequence[Request], prefilled: PrefilledPrompt) -> int:
         """Give slots to requests of which the same is given; how many found room.
 
         Raises:

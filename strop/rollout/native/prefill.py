@@ -62,7 +62,7 @@ def _padded(part: Tensor, heads: int, dim: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Given:
+class PrefilledPrompt:
     """Computed beginning of a request: its keys and values and the logits of its next token."""
 
     token_ids: tuple[int, ...]
@@ -113,7 +113,7 @@ class Prefill:
         self._model = model
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
-        self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
+        self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, and states, of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Tensor, States]] = {}
         self.num_computed = 0
@@ -126,7 +126,7 @@ class Prefill:
         """Memory of what is kept for later requests."""
         return 0 if self._kept is None else self._kept.num_bytes
 
-    def get(self, request: Request) -> Given | None:
+    def get(self, request: Request) -> PrefilledPrompt | None:
         """Computed beginning of the request; None while it is not computed."""
         return self._done.get(request.given_key)
 
@@ -221,7 +221,7 @@ class Prefill:
                 self._begun[request.given_key] = tokens, states
             else:
                 shift = next_position(placed[index]) - piece.stop
-                prefilled = Given(request.given_ids, tokens, logits[index].clone(), shift, states)
+                prefilled = PrefilledPrompt(request.given_ids, tokens, logits[index].clone(), shift, states)
                 self._done[request.given_key] = prefilled
         self.num_computed += len(ids)
 

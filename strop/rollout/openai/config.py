@@ -42,7 +42,7 @@ class OpenAIConfig(CallLimits):
         """See strop.rollout.config.RemoteModel."""
         return self.api == "completions"
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Addresses that are contacted (strop.config.sections)."""
         if self.base_url:
             secret = f" and your {self.api_key_env}" if self.api_key_env else ""

@@ -48,7 +48,7 @@ class SglangConfig:
         """See strop.rollout.config.OwnProcesses."""
         return sglang_python(self.python)
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Programs that are started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python

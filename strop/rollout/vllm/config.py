@@ -50,7 +50,7 @@ class VllmConfig:
         """See strop.rollout.config.OwnProcesses."""
         return vllm_python(self.python)
 
-    def code_named(self) -> Iterator[tuple[str, str, str]]:
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
         """Programs that are started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python

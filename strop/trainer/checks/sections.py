@@ -96,7 +96,7 @@ def _check_services(config: Config) -> None:
 
 
 def _check_ahead(config: Config) -> None:
-    if config.ahead_by:
+    if config.async_setting:
         ahead.check(config)
 
 
@@ -110,9 +110,9 @@ def _check_sampler(config: Config) -> None:
 
 
 def _check_epochs(config: Config) -> None:
-    if config.open_end and config.trainer.max_steps is None:
+    if config.unknown_length_reason and config.trainer.max_steps is None:
         raise ValueError(
-            f"{config.open_end}, so epochs do not tell how many steps there are: set trainer.max_steps"
+            f"{config.unknown_length_reason}, so epochs do not tell how many steps there are: set trainer.max_steps"
         )
 
 

@@ -44,7 +44,7 @@ def make_collector(
     lengths = Lengths() if config.rollout.longest_first else None
     prompts = NextPrompts(config, run, data, lengths, roles.rollout.world_size)
     group_filter = GroupFilter(config.algorithm.filter_groups, data.sampler)
-    if not config.ahead_by:
+    if not config.async_setting:
         return Collector(
             config, run, roles, sampling, prompts=prompts, group_filter=group_filter, lengths=lengths
         )

@@ -13,12 +13,12 @@ from strop.run import RunError, RunFolder
 from strop.trainer import loading
 from strop.trainer.config import Config
 from strop.trainer.model_locations import models_elsewhere
-from strop.trainer.untrusted_runs.named import code_named, is_elsewhere
+from strop.trainer.untrusted_runs.named import code_references, is_elsewhere
 from strop.trainer.untrusted_runs.own import made_in, record
 from strop.utils import trust
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import say
-from strop.utils.trust import Named
+from strop.utils.trust import CodeReference
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def load(
         return loading.load(path, text=text, overrides=overrides, aliases=aliases)
     trust.close(str(path), own=keys)
     config, origin_of = loading.load_and_tell(path, text=text, overrides=overrides, aliases=aliases)
-    references = [reference for reference in code_named(config) if origin_of(reference.key) != _GIVEN]
+    references = [reference for reference in code_references(config) if origin_of(reference.key) != _GIVEN]
     if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
         references = [
             reference for reference in references if is_elsewhere(reference) and Path(reference.path).exists()
@@ -78,7 +78,7 @@ def load(
     return dataclasses.replace(config, model=model)
 
 
-def _listed(references: Sequence[Named]) -> list[str]:
+def _listed(references: Sequence[CodeReference]) -> list[str]:
     return [f"{reference.key}: {reference.value}" for reference in references]
 
 

@@ -4,7 +4,7 @@ huggingface.py   Models and data sets of the Hugging Face hub, through huggingfa
 model_files.py   Files of a model that are fetched
 models.py        Fetching of models
 modelscope.py    Models and data sets of ModelScope, through modelscope_hub (strop[modelscope])
-places.py        Meaning of the name of a model
+addresses.py     Address of a model: the hub, store or folder that its name means
 repo.py          Repository of a hub, or folder of a store
 sending.py       Sending of a folder of this machine to a hub or a store
 store_errors.py  Errors of the clients of stores as sentences that say what to do

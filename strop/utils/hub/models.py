@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from strop.utils.atomic_io import sha256_of_file
+from strop.utils.hub.addresses import ModelAddress, parse_address
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.model_files import ADAPTER, INDEX, lacking, settings_files, weight_files
 from strop.utils.hub.modelscope import ModelScopeRepo
-from strop.utils.hub.places import Place, place_of
 from strop.utils.hub.repo import SILENCE_S, Listing, Refused, Repo, Unreachable, run_with_stall_limit
 from strop.utils.hub.stores import StoreFolder
 from strop.utils.safe_read import read_json
@@ -31,7 +31,7 @@ Say = Callable[[str], object]
 class Fetched:
     """A model in a folder of this machine."""
 
-    place: Place
+    address: ModelAddress
     """Its origin."""
     folder: str
     revision: str
@@ -69,32 +69,32 @@ def fetch_model(
         ValueError: the name has no known form, or the model cannot be fetched: the sentence says why, and what to do.
         UntrustedCode: received settings name it.
     """
-    place = place_of(text, key)
-    if revision and place.kind == "url":
+    address = parse_address(text, key)
+    if revision and address.kind == "url":
         raise ValueError(
             f"a revision ({revision}) is given beside {key}={text}, which is a URL and has none: leave it out"
         )
-    if revision and place.revision not in ("", revision):
+    if revision and address.revision not in ("", revision):
         raise ValueError(
             f"{key} {text!r} names a revision, and {revision!r} is another one: leave one of them out"
         )
     ask(key, f"{text} (fetched)")
-    branch = revision or place.revision
-    if state and branch and place.kind == "modelscope":
+    branch = revision or address.revision
+    if state and branch and address.kind == "modelscope":
         state = f"{branch}/{state}"  # its client finds a state again only on the branch that has it
-    place = Place(kind=place.kind, name=place.name, revision=state or branch)
-    complaint = f"{key} {str(place)!r} cannot be fetched"
+    address = ModelAddress(kind=address.kind, name=address.name, revision=state or branch)
+    complaint = f"{key} {str(address)!r} cannot be fetched"
     try:
-        repo = repo_of(place)
+        repo = repo_of(address)
     except (Refused, OSError) as error:
         raise ValueError(f"{complaint}: {error}") from error
     try:
-        folder = _folder(place, repo, options)
+        folder = _folder(address, repo, options)
     except (Refused, Unreachable, TimeoutError) as error:
         raise ValueError(f"{complaint}: {error}") from error
     except OSError as error:
         raise ValueError(f"{complaint}: {_disk_error(error, repo)}") from error
-    return Fetched(place=place, folder=str(folder), revision=folder.name)
+    return Fetched(address=address, folder=str(folder), revision=folder.name)
 
 
 def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
@@ -145,8 +145,8 @@ def fetch_copy(
         )
 
 
-def repo_of(place: Place) -> Repo:
-    """The repository or folder that a place names, which is none of this machine.
+def repo_of(address: ModelAddress) -> Repo:
+    """The repository or folder at an address, which is none of this machine.
 
     Raises:
         Refused: its client is not installed.
@@ -156,12 +156,12 @@ def repo_of(place: Place) -> Repo:
         "modelscope": ModelScopeRepo,
         "url": StoreFolder,
     }
-    return kinds[place.kind](place.name)
+    return kinds[address.kind](address.name)
 
 
-def _folder(place: Place, repo: Repo, options: Fetch) -> Path:
+def _folder(address: ModelAddress, repo: Repo, options: Fetch) -> Path:
     """The folder of the model, named like its state, once all requested files lie there."""
-    revision, cached = place.revision, repo.cached(place.revision)
+    revision, cached = address.revision, repo.cached(address.revision)
     is_offline = options.offline or repo.is_offline
     if cached is not None and cached.name == revision.rpartition("/")[2] and _is_complete(cached, options):
         return cached
@@ -175,9 +175,9 @@ def _folder(place: Place, repo: Repo, options: Fetch) -> Path:
     except (Unreachable, TimeoutError) as error:
         if cached is None or not is_usable:
             raise Unreachable(f"{error}. {_offline_advice(repo, revision)}") from error
-        options.say(f"{error}; the copy of {place} in {cached} is used")
+        options.say(f"{error}; the copy of {address} in {cached} is used")
         return cached
-    folder = _fetch_files(place, repo, listing, options)
+    folder = _fetch_files(address, repo, listing, options)
     if isinstance(repo, HuggingFaceRepo):
         repo.store_commit(revision, listing)
     return folder
@@ -196,7 +196,7 @@ def _lack(folder: Path, options: Fetch) -> str:
     return lacking(folder, weights=options.weights, tokenizer=not options.weights)
 
 
-def _fetch_files(place: Place, repo: Repo, listing: Listing, options: Fetch) -> Path:
+def _fetch_files(address: ModelAddress, repo: Repo, listing: Listing, options: Fetch) -> Path:
     def get(names: Sequence[str]) -> Path:
         return run_with_stall_limit(partial(repo.get, listing, names), repo.traffic, options.silence_s)
 
@@ -213,9 +213,9 @@ def _fetch_files(place: Place, repo: Repo, listing: Listing, options: Fetch) -> 
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
         size = _format_size(sum(listing.sizes[name] for name in missing))
-        options.say(f"fetching {place} ({listing.revision[:12]}): {size} into {repo.cache}")
+        options.say(f"fetching {address} ({listing.revision[:12]}): {size} into {repo.cache}")
         get(missing)
-        options.say(f"fetched {place}: {len(names) + len(weights)} files")
+        options.say(f"fetched {address}: {len(names) + len(weights)} files")
     return folder
 
 

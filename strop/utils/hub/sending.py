@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.utils.atomic_io import sha256_of_file
+from strop.utils.hub.addresses import ModelAddress, parse_address
 from strop.utils.hub.models import repo_of
-from strop.utils.hub.places import Place, place_of
 from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable
 
 
@@ -18,7 +18,7 @@ from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable
 class Sent:
     """A folder that lies elsewhere now."""
 
-    place: Place
+    address: ModelAddress
     revision: str
     """The commit at a hub, where it tells one; else empty."""
     num_files: int
@@ -29,7 +29,7 @@ class Sent:
 class Destination:
     """Target of a folder that is sent."""
 
-    place: Place
+    address: ModelAddress
     repo: Repo
     options: Sending
     key: str
@@ -47,14 +47,14 @@ class Destination:
             if path.is_file()
         }
         total = sum(sizes.values())
-        self.options.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
+        self.options.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.address}")
         try:
             listing = self.repo.send(folder, self.options)
         except (Refused, Unreachable, TimeoutError) as error:
-            raise ValueError(f"{self.key} {str(self.place)!r}: {error}") from error
+            raise ValueError(f"{self.key} {str(self.address)!r}: {error}") from error
         for name, size in sizes.items():
             self._compare(folder / name, name, size, listing)
-        return Sent(place=self.place, revision=listing.revision, num_files=len(sizes), num_bytes=total)
+        return Sent(address=self.address, revision=listing.revision, num_files=len(sizes), num_bytes=total)
 
     def _compare(self, path: Path, name: str, size: int, listing: Listing) -> None:
         stated = listing.sha256.get(name)
@@ -64,7 +64,7 @@ class Destination:
                 f"has {listing.sizes[name]} bytes of {size}" if name in listing.sizes else "is not there"
             )
             raise ValueError(
-                f"{self.key} {str(self.place)!r}: {name} was sent, and {description} or other contents: send it again"
+                f"{self.key} {str(self.address)!r}: {name} was sent, and {description} or other contents: send it again"
             )
 
 
@@ -79,18 +79,18 @@ def destination(text: str, options: Sending, *, key: str = "--to") -> Destinatio
     Raises:
         ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
     """
-    place = place_of(text, key)
-    if place.is_here:
+    address = parse_address(text, key)
+    if address.is_here:
         raise ValueError(
             f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
         )
-    if place.kind == "url" and options.branch:
+    if address.kind == "url" and options.branch:
         raise ValueError(f"a branch ({options.branch}) is given beside {key} {text!r}, a URL, which has none")
-    if place.revision:
+    if address.revision:
         raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
     try:
-        repo = repo_of(place)
+        repo = repo_of(address)
         repo.prepare(options)
     except (Refused, Unreachable) as error:
-        raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
-    return Destination(place=place, repo=repo, options=options, key=key)
+        raise ValueError(f"{key} {str(address)!r} takes nothing: {error}") from error
+    return Destination(address=address, repo=repo, options=options, key=key)

@@ -14,7 +14,7 @@ from strop.trainer.sections import TrainerConfig
 @pytest.mark.parametrize(("setting", "value"), [("max_staleness", 0.5), ("over_issue", 0.5)])
 def test_every_setting_that_asks_for_it_is_seen(setting: str, value: float) -> None:
     rollout = RolloutConfig(**{setting: value})
-    seen = Config.ahead_by.fget(  # type: ignore[attr-defined]
+    seen = Config.async_setting.fget(  # type: ignore[attr-defined]
         SimpleNamespace(rollout=rollout, trainer=TrainerConfig())
     )
     assert seen == f"rollout.{setting}"

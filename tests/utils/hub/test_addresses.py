@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from strop.utils.hub.addresses import parse_address
 from strop.utils.hub.models import Fetch, fetch_model
-from strop.utils.hub.places import place_of
 
 
 def test_a_folder_wins_and_a_mistyped_path_is_no_name_of_a_hub(
@@ -18,23 +18,23 @@ def test_a_folder_wins_and_a_mistyped_path_is_no_name_of_a_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "smollm2").mkdir(parents=True)
     (tmp_path / "models" / "file").write_text("")
-    assert place_of("models/smollm2").is_here
+    assert parse_address("models/smollm2").is_here
     with pytest.raises(
         ValueError, match=r"the nearest in models is models/smollm2; .* write hub:models/smolm2"
     ):
-        place_of("models/smolm2")
-    assert place_of("hub:models/smolm2").kind == "huggingface"
+        parse_address("models/smolm2")
+    assert parse_address("hub:models/smolm2").kind == "huggingface"
     for text, word in {
         "models/file": "a file", "./model/x": "there is no model;", "/no/where": "there is no /no;", "gpt2": "ORG/NAME",
         "modelscope:x": "modelscope:ORG/NAME", "https://huggingface.co/a/b/tree/main": "write a/b",
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=word):
-            place_of(text)
+            parse_address(text)
 
 
 def test_names_of_hubs_and_urls() -> None:
     found = [
-        place_of(text)
+        parse_address(text)
         for text in ("Qwen/Qwen2.5-0.5B@v1", "hf://a/b", "modelscope:a/b@dev", "s3://bucket/folder")
     ]
     assert [(one.kind, one.name, one.revision) for one in found] == [

@@ -29,7 +29,7 @@ FORMS = "a model folder, ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ModelAddress:
     """Location of a model."""
 
     kind: Kind
@@ -49,8 +49,8 @@ class Place:
         return f"{prefix}{self.name}{f'@{self.revision}' if has_revision else ''}"
 
 
-def place_of(text: str, key: str = "model.path") -> Place:
-    """The place that a name stands for; nothing is contacted.
+def parse_address(text: str, key: str = "model.path") -> ModelAddress:
+    """The address that a name stands for; nothing is contacted.
 
     Args:
         text: as somebody wrote it.
@@ -60,25 +60,25 @@ def place_of(text: str, key: str = "model.path") -> Place:
         ValueError: it is neither a folder nor a name of something elsewhere; the sentence says what it may mean.
     """
     if folder_name := folder_here(text):
-        return Place(kind="folder", name=folder_name)
+        return ModelAddress(kind="folder", name=folder_name)
     if match := _PAGE.match(text):
         prefix = "modelscope:" if match["site"].startswith("modelscope") else ""
         raise ValueError(f"{key} {text!r} is the address of a page: write {prefix}{match['name']}")
     if match := _SCOPE_ID.fullmatch(text):
-        return Place(kind="modelscope", name=match["name"], revision=match["revision"] or "")
+        return ModelAddress(kind="modelscope", name=match["name"], revision=match["revision"] or "")
     if match := _HUB_ID.fullmatch(text):
-        return Place(kind="huggingface", name=match["name"], revision=match["revision"] or "")
+        return ModelAddress(kind="huggingface", name=match["name"], revision=match["revision"] or "")
     if text.startswith(("hub:", "hf:", "modelscope:")):
         prefix = text.partition(":")[0].replace("hf", "hub")
         raise ValueError(
             f"{key} {text!r} names no model of a hub: write {prefix}:ORG/NAME or {prefix}:ORG/NAME@REVISION"
         )
     if is_url(text):
-        return Place(kind="url", name=text)
+        return ModelAddress(kind="url", name=text)
     folder, match = Path(text).expanduser(), _ID.fullmatch(text)
     if match is None or folder.exists() or Path(text).parts[0] == "~" or Path(text).parent.is_dir():
         raise ValueError(_no_folder(text, folder, key, is_id=match is not None))
-    return Place(kind="huggingface", name=match["name"], revision=match["revision"] or "")
+    return ModelAddress(kind="huggingface", name=match["name"], revision=match["revision"] or "")
 
 
 def _no_folder(text: str, folder: Path, key: str, *, is_id: bool) -> str:
