@@ -353,7 +353,10 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == (75 if number == signal.SIGUSR1 else 128 + number), said
-    how = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    how = {
+        signal.SIGINT: "interrupted",
+        signal.SIGUSR1: "ended before the machine's end, as its scheduler asked (SIGUSR1)",
+    }.get(number, f"ended by {number.name}")
     assert said.splitlines()[-1] == f"{how}; continue with `strop train --resume {run}`"
     assert "***" not in said, "Ray's dump of C++ frames"
     ((step, reason),) = interrupted(run)

@@ -32,7 +32,7 @@ ENDLESS = {
     "tower of nines": "9^{9^{9^{9}}}",
     "tower below": "10^{-10^{10}}",
     "factorial": "100000000!",
-    "factorials": "((10000!)!)!",
+    "factorials": "((20000!)!)!",
     "binomial": r"\binom{10000000}{5000000}",
     "polynomial": "(x+1)^{100000}",
     "series": r"\sum_{n=1}^{10000000000} \frac{1}{n^n}",
