@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.advantages.groups import center_groups, spread
+from strop.algorithms.advantages.groups import center_groups, expand_to_tokens
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.cli.check_functions.estimators import check_adv_estimator
 from strop.cli.check_functions.policy_losses import check_policy_loss
@@ -122,7 +122,7 @@ def test_columns_that_the_check_does_not_have_are_refused() -> None:
 
 
 def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(center_groups(rewards, group_ids)[0], response_mask)
+    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0], response_mask)
     return advantages, advantages
 
 
@@ -135,7 +135,7 @@ def unmasked(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tu
 
 
 def batch_mean(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(rewards - rewards.mean(), response_mask)
+    advantages = expand_to_tokens(rewards - rewards.mean(), response_mask)
     return advantages, advantages
 
 
@@ -170,7 +170,7 @@ def single(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tupl
 
 
 def divided(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = spread(center_groups(rewards, group_ids)[0] / 0.0, response_mask)
+    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0] / 0.0, response_mask)
     return advantages, advantages
 
 
