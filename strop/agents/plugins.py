@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from strop.agents.config import AgentConfig
     from strop.agents.setup import AgentSetup
     from strop.agents.tools.parsed_output import AnswerParser
+    from strop.rewards.config import RewardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeResources:
     """Resources that a plugin gives the agent of one episode."""
 
-    content: Any = None
+    content: object = None
     """Attribute of the agent's context under the name of the plugin; None for none."""
     schemas: tuple[Mapping[str, Any], ...] = ()
     """Schemas of the tools that the model can call, as the prompt shows them."""
@@ -65,7 +66,7 @@ class AgentPlugin:
         """Resources of the agent of a row."""
         return EpisodeResources()
 
-    def start(self, reward: Any) -> None:
+    def start(self, reward: RewardConfig) -> None:
         """Start the processes and servers that episodes need.
 
         Args:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from strop.agents.config import SINGLE_TURN
-from strop.agents.context import Generate
+from strop.agents.context import AgentContext, Generate
 from strop.agents.verl_loops.loops import agent_of_class
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.registry import Registry
@@ -23,7 +23,7 @@ class Agent(Protocol):
     """Plays one episode: (prompt, the empty trajectory of this sample, generate[, context]) -> AgentResult."""
 
     def __call__(
-        self, prompt: Prompt, trajectory: Trajectory, generate: Generate, /, *context: Any
+        self, prompt: Prompt, trajectory: Trajectory, generate: Generate, /, *context: AgentContext
     ) -> Awaitable[AgentResult]: ...
 
 

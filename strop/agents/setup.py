@@ -20,6 +20,8 @@ from strop.utils.user_files import load_user_file
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from strop.rewards.config import RewardConfig
+
 
 class AgentSetup:
     """Made once per process that plays episodes or shows prompts."""
@@ -137,7 +139,7 @@ class AgentSetup:
             },
         )
 
-    def start(self, reward: Any) -> None:
+    def start(self, reward: RewardConfig) -> None:
         """Start the plugins, such as the sandbox of `reward`, the section of the configuration.
 
         Raises:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
+from strop.engines.grad_scaler import LossScale
 from strop.engines.optimizers.adamw import Part, adamw_parts
 from strop.engines.optimizers.adamw_8bit import adamw_8bit_parts
 from strop.engines.optimizers.muon import muon_parts
@@ -50,7 +51,7 @@ class Optimizer:
         *,
         total_steps: int | None,
         embeddings: Collection[str] = (),
-        loss_scale: Any = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """Take the parameters that require a gradient, whole or as shards.
 
@@ -60,7 +61,7 @@ class Optimizer:
             total_steps: optimizer steps of the run, where the schedule needs to know.
             embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
-            loss_scale: of the losses whose gradients come here, what joins at "loss scale"; None: they are as they are.
+            loss_scale: factor of the losses whose gradients come here, in float16; None: they are as they are.
 
         Raises:
             ValueError: Muon without `embeddings`, or a package that is not installed.

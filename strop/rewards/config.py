@@ -142,7 +142,7 @@ class RewardConfig:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     def __post_init__(self) -> None:
-        check_overlong(self)
+        check_overlong(self.overlong_penalty, self.overlong_buffer)
         divide_named_file(self, default="compute_score")
         self._check_functions()
         self._check_passing()

@@ -45,6 +45,7 @@ standalone.py          Generation without a training run, for `strop eval`, `str
 start.py               Starting a run in a folder, and going on with one that is there
 step_logging.py        Step metrics and warnings
 threads.py             Number of CPU threads for tensor operations of this process, and the reason for it
+supervised.py          Steps, records and checkpoints of training on given answers
 timing.py              The stages of a step, from outside
 validation.py          Validation
 validation_metrics.py  Validation numbers by data source and variable

@@ -18,6 +18,8 @@ from strop.trainer.fault_tolerance.disk import watched
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from strop.trainer.run_mirror import RunMirror
+
 SETTLE_S = 600.0
 """Longest wait for copies that are under way at the end."""
 
@@ -61,7 +63,7 @@ class Checkpointer:
         self._watch = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
-        self._mirror: Any = None
+        self._mirror: RunMirror | None = None
         if settings.copy_to:
             from strop.trainer.run_mirror import RunMirror  # libraries of hubs: slow to import
 

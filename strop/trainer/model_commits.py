@@ -12,9 +12,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from strop.data.config import DataConfig
 from strop.data.hub_rows import commit_of, parse_hub
+from strop.data.preference_config import PreferDataConfig
+from strop.data.sft.config import SftDataConfig
 from strop.run import RunError
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
@@ -27,6 +30,8 @@ from strop.utils.safe_read import read_json
 
 MODELS_FILE = "models.json"
 Records = Mapping[str, Mapping[str, Any]]
+D = TypeVar("D", DataConfig, SftDataConfig, PreferDataConfig)
+"""Section with files of rows."""
 
 
 def with_data(
@@ -90,12 +95,21 @@ def _at(entry: str, commit: str) -> str:
     return f"{entry.partition('#')[0]}#{commit}"
 
 
-def _with_files(config: Any, section: str, change: Callable[[str], str]) -> Any:
+def _with_files(config: Config, section: str, change: Callable[[str], str]) -> Config:
     """The settings with other entries in the files of a section; empty: those of the core."""
-    holder = getattr(config, section) if section else config
-    files = {name: tuple(map(change, getattr(holder.data, name))) for name in ("train_files", "val_files")}
-    holder = dataclasses.replace(holder, data=dataclasses.replace(holder.data, **files))
-    return dataclasses.replace(config, **{section: holder}) if section else holder
+    if section == "sft":
+        sft = dataclasses.replace(config.sft, data=_with_entries(config.sft.data, change))
+        return dataclasses.replace(config, sft=sft)
+    if section == "prefer":
+        prefer = dataclasses.replace(config.prefer, data=_with_entries(config.prefer.data, change))
+        return dataclasses.replace(config, prefer=prefer)
+    return dataclasses.replace(config, data=_with_entries(config.data, change))
+
+
+def _with_entries(data: D, change: Callable[[str], str]) -> D:
+    return dataclasses.replace(
+        data, train_files=tuple(map(change, data.train_files)), val_files=tuple(map(change, data.val_files))
+    )
 
 
 def _section_of(word: str = "train") -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from strop.trainer.config import Config
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
 
 MODEL_PATHS = ("model.path", "model.tokenizer_path", "reference.path")
 """Settings of the core that name a model."""
@@ -17,8 +22,7 @@ def with_template(config: Config) -> Config:
         return config
     from strop.engines.model_overrides import template_text  # torch: seconds
 
-    resolved: Config = replaced(config, "model.chat_template", template_text(config.model.chat_template))
-    return resolved
+    return replaced(config, "model.chat_template", template_text(config.model.chat_template))
 
 
 def value_of(config: object, key: str) -> str:
@@ -28,7 +32,7 @@ def value_of(config: object, key: str) -> str:
     return str(config)
 
 
-def replaced(config: Any, key: str, value: str) -> Any:
+def replaced(config: D, key: str, value: str) -> D:
     """The same settings with another value of this full key."""
     head, _, rest = key.partition(".")
     return dataclasses.replace(

@@ -23,7 +23,7 @@ from strop.run import RunFolder
 from strop.trainer.fault_tolerance.signals import SignalRequest, Terminated
 from strop.trainer.loop import Trainer, train
 from strop.trainer.records import StepRecord
-from strop.trainer.sft.trainer import SupervisedTrainer, fine_tune
+from strop.trainer.sft.trainer import SftTrainer, fine_tune
 from strop.trainer.start import resume_run, start_run
 from strop.trainer.timing import Stages
 from strop.utils.terminal import Interrupted
@@ -106,20 +106,20 @@ def test_a_step_that_takes_too_long_is_given_up(
 
 
 def test_a_fine_tuning_saves_too(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = SupervisedTrainer._step
+    step = SftTrainer._step
 
-    def asked(trainer: SupervisedTrainer, number: int) -> dict[str, float]:
+    def asked(trainer: SftTrainer, number: int) -> dict[str, float]:
         if number == 2:
             signal.raise_signal(signal.SIGTERM)
         return step(trainer, number)
 
-    monkeypatch.setattr(SupervisedTrainer, "_step", asked)
+    monkeypatch.setattr(SftTrainer, "_step", asked)
     config, run = project.config(), tmp_path / "run"
     with start_run(run, config, command=["strop", "sft"]).run as folder, pytest.raises(Terminated):
         fine_tune(config, folder, say=lambda line: None)
     assert steps_saved(run) == ["global_step_2"]
     assert interrupted(run) == [(2, "Terminated: SIGTERM")]
-    monkeypatch.setattr(SupervisedTrainer, "_step", step)
+    monkeypatch.setattr(SftTrainer, "_step", step)
     start = resume_run(run, say=lambda line: None)
     with start.run as folder:
         result = fine_tune(start.config, folder, checkpoint=start.checkpoint, say=lambda line: None)

@@ -25,6 +25,7 @@ from strop.utils.user_files import load_user_file
 
 if TYPE_CHECKING:
     from strop.agents.setup import AgentSetup
+    from strop.rewards.config import RewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class ToolPlugin(AgentPlugin):
                 f"column, or choose tools with extra_info.tool_selection"
             )
 
-    def start(self, reward: Any) -> None:
+    def start(self, reward: RewardConfig) -> None:
         """Start the sandbox where a tool runs programs, so that a run without isolation does not begin.
 
         Raises:

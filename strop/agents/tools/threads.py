@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from strop.utils.sanitize import described
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_STUCK = 64
 """Functions that may go on after their deadline, per process; each holds a thread and what it uses."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _stuck: set[threading.Thread] = set()
 
@@ -31,7 +32,7 @@ class TooManyStuckError(RuntimeError):
     """So many functions run after their deadline that no more are begun."""
 
 
-async def answer_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+async def answer_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """As call_in_thread, for calls caused by an answer of the model: the call is interrupted when the wait ends.
 
     Raises:
@@ -45,7 +46,7 @@ async def answer_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: 
     return await _in_thread(functools.partial(function, *args, **kwargs), function, ends=True)
 
 
-async def call_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+async def call_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of a blocking function; when the wait is cancelled, the thread is left behind."""
     return await _in_thread(functools.partial(function, *args, **kwargs), function, ends=False)
 

@@ -25,8 +25,8 @@ from strop.protocol.trajectory import Prompt, Trajectory
 class Wrapped:
     """A value that loops of verl find under `.config` or `.tools`."""
 
-    config: Any = None
-    tools: Any = None
+    config: VerlConfig | None = None
+    tools: object = None
 
 
 def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[Trajectory] | None]]:

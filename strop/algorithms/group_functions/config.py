@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from strop.algorithms.config import AlgorithmConfig
 
 
-def check_overlong(reward: Any) -> None:
+def check_overlong(penalty: float, buffer: int) -> None:
     """Refuse a penalty without a buffer, as a ValueError."""
-    if reward.overlong_penalty != 1.0 and reward.overlong_buffer == 0:
+    if penalty != 1.0 and buffer == 0:
         raise ValueError(
-            f"reward.overlong_penalty is {reward.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
+            f"reward.overlong_penalty is {penalty}, but reward.overlong_buffer is 0, so there is no "
             f"penalty: set the buffer to some tokens, or remove the penalty"
         )
 

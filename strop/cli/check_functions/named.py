@@ -16,6 +16,7 @@ from strop.cli.check_functions.estimators import SHARED_DEFAULTS, check_adv_esti
 from strop.cli.check_functions.findings import RuleBreach
 from strop.cli.check_functions.policy_losses import check_policy_loss
 from strop.config.overrides import parse_override
+from strop.utils.registry import Registry
 from strop.utils.terminal import UsageError
 from strop.utils.user_files import load_user_file
 
@@ -26,7 +27,7 @@ class CheckedFunction:
 
     shown: str
     """As it was written."""
-    target: Any
+    target: str | Callable[..., Any]
     """A registered name, or a function."""
     file: Path | None
     """File that defines it; None for one that comes with strop."""
@@ -43,24 +44,23 @@ def check_estimator(name: str, words: Sequence[str]) -> list[RuleBreach]:
     """`strop check estimator NAME key=value ...`."""
     checked = find_subject(name, ADV_ESTIMATOR_REGISTRY)
     settings = settings_in(words)
-    if isinstance(checked.target, str):
+    target = checked.target
+    if isinstance(target, str):
         own_settings = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
-        check_adv_settings(checked.target, own_settings)
+        check_adv_settings(target, own_settings)
     else:
-        _check_parameters(checked, settings)
+        _check_parameters(target, checked.shown, settings)
     return _findings(checked, lambda: check_adv_estimator(checked.target, settings=settings))
 
 
-def _check_parameters(checked: CheckedFunction, settings: Mapping[str, object]) -> None:
+def _check_parameters(function: Callable[..., Any], shown: str, settings: Mapping[str, object]) -> None:
     """Refuse settings that a function would never see."""
-    parameters = inspect.signature(checked.target).parameters
+    parameters = inspect.signature(function).parameters
     if parameters.keys() & {"config", "kwargs"}:
         return
     lost = sorted(settings.keys() - parameters.keys())
     if lost:
-        raise ValueError(
-            f"{checked.shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}"
-        )
+        raise ValueError(f"{shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}")
 
 
 def _findings(checked: CheckedFunction, check: Callable[[], list[RuleBreach]]) -> list[RuleBreach]:
@@ -91,7 +91,7 @@ def settings_in(words: Sequence[str]) -> dict[str, object]:
     return settings
 
 
-def find_subject(name: str, registry: Any) -> CheckedFunction:
+def find_subject(name: str, registry: Registry[Callable[..., Any]]) -> CheckedFunction:
     """The function that FILE.py:NAME or a name that comes with strop stands for.
 
     Raises:

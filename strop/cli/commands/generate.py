@@ -60,7 +60,7 @@ _COMMANDS = "one message per line; /new begins another conversation, /quit ends"
 
 @dataclass(frozen=True, kw_only=True)
 class _Question:
-    prompt: Any
+    prompt: object
     """As it was given: a string, or a list of messages."""
     chat: Chat
 

@@ -55,12 +55,9 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
             )
         if not start.is_finished:
             quiet_models()
-            from strop.trainer.preference.trainer import PreferenceTrainer
-            from strop.trainer.sft.trainer import fine_tune
+            from strop.trainer.preference.trainer import train_on_preferences
 
-            fine_tune(
-                start.config, start.run, checkpoint=start.checkpoint, say=say, trainer=PreferenceTrainer
-            )
+            train_on_preferences(start.config, start.run, checkpoint=start.checkpoint, say=say)
     record = record_of(start.run)
     if args.json:
         print_json(record)

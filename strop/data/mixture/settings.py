@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strop.config.sections import where_on
 from strop.data.mixture import entry_names
 
+if TYPE_CHECKING:
+    from strop.data.config import DataConfig
+    from strop.data.sft.config import SftDataConfig
 
-def check_sources(data: Any) -> None:
+
+def check_sources(data: DataConfig) -> None:
     """Refuse weights and shares of sources that do not go together, or not with rows that come later.
 
     Raises:
@@ -31,7 +35,7 @@ def check_sources(data: Any) -> None:
         )
 
 
-def check_mixture(data: Any, section: str) -> None:
+def check_mixture(data: DataConfig | SftDataConfig, section: str) -> None:
     """Rename sources that are named by a whole entry of train_files as `entry_names` does, which holds wherever the
     files are named from.
 

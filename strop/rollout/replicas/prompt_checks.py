@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
 
+from strop.engines.multimodal.vl_model import Reader
 from strop.protocol.trajectory import media_of
 from strop.rollout.requests import check_request
 from strop.rollout.types import Sampling
@@ -19,7 +19,7 @@ def checked_prompt(
     vocab_size: int,
     max_tokens: int,
     running: Container[str],
-    reader: Any = None,
+    reader: Reader | None = None,
 ) -> list[int]:
     """The prompt of a request to an engine in another process.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from strop.engines.multimodal.vl_model import Reader
 from strop.engines.weights import WeightsMetadata
 from strop.protocol.trajectory import media_of
 from strop.rollout.replicas.prompt_checks import checked_prompt
@@ -58,7 +59,7 @@ class Settings:
     """The trainer uses the device in turn, so memory is given back between."""
     log: Path
     """File that takes what vLLM prints."""
-    reader: Any = None
+    reader: Reader | None = None
     """Reader of the model's images and videos; None for a model of text alone."""
     architecture: str = ""
     """Class of a model with media, by its name in the folder."""
@@ -137,7 +138,7 @@ class VllmEngine:
         weights: WeightsMetadata,
         *,
         version: int,
-        reader: object = None,
+        reader: Reader | None = None,
     ) -> None:
         """Use `start_vllm`.
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strop.engines.multimodal.vl_model import Reader
 from strop.protocol.trajectory import Media
 from strop.rollout.weight_sync.bucket import shared_bucket
 
@@ -36,7 +37,7 @@ class SharedPictures:
     A medium takes no more tokens than its prompt may have, so those of a request are bounded by its tokens.
     """
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Reader | None) -> None:
         """Args:
         reader: makes patches; None where there are never any media.
         """

@@ -1,9 +1,8 @@
-"""The steps of a training on preferences; all else is that of a fine-tuning."""
+"""Training on preferences: the loss of a step and of the held-out rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -13,14 +12,20 @@ from torch import Tensor
 from strop.algorithms.losses.preference import Batch, Weighed, weigh
 from strop.algorithms.preference_loss_config import WITHOUT_REFERENCE
 from strop.controller import RoleSpec, as_list, role
+from strop.data.preference_config import PreferConfig
 from strop.data.preference_rows import PreferenceDataset, PreferenceExample
 from strop.data.readers import read_rows
 from strop.engines.model import check_language_model
 from strop.engines.value_models import check_value_model
 from strop.protocol import DataProto
-from strop.run import digest
+from strop.run import Checkpoint, RunFolder, digest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.config import Config
-from strop.trainer.sft.trainer import SupervisedTrainer, make_sft_batch
+from strop.trainer.environment import environment_of
+from strop.trainer.fault_tolerance.signals import SignalRequest
+from strop.trainer.sft.result import SftResult
+from strop.trainer.sft.trainer import make_sft_batch
+from strop.trainer.supervised import SupervisedTrainer
 from strop.trainer.timing import Stages
 from strop.utils.metrics import Metric
 from strop.workers.models import TrainingInit
@@ -40,40 +45,39 @@ REFERENCE = "reference.safetensors"
 """File of the run folder: log-probs of all answers under the model that the run began with."""
 
 
-class PreferenceTrainer(SupervisedTrainer):
+class PreferenceTrainer(SupervisedTrainer[PreferConfig, PreferenceDataset, PreferenceWorker]):
     """Trainer on preferences."""
 
     name = "prefer"
     loss = PREFERENCE.of("loss")
 
     def _check_model(self) -> None:
-        """Refuse a model that cannot be trained so, before it is loaded."""
-        if self._sft.loss == "reward":
+        if self._settings.loss == "reward":
             check_value_model(self._config.model)
         else:
             check_language_model(self._config.model)
 
-    def _own_section(self, config: Config) -> Any:
+    def _section(self, config: Config) -> PreferConfig:
         return config.prefer
 
-    def _source_weights(self) -> Mapping[str, float]:
-        return {}
-
-    def _load(self, data: Any, files: Sequence[str], split: str) -> PreferenceDataset:
+    def _load(self, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)
-        dataset = PreferenceDataset(rows, self._tokenizer, data, loss=self._sft.loss, split=split)
+        settings = self._settings
+        dataset = PreferenceDataset(rows, self._tokenizer, settings.data, loss=settings.loss, split=split)
         self._report_data(dataset, split)
         return dataset
 
-    def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
-        sft = self._sft
-        scores = sft.loss == "reward"
-        return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, learning, scores=scores)
+    def _role(self, learning: TrainingInit) -> RoleSpec[PreferenceWorker]:
+        settings = self._settings
+        scores = settings.loss == "reward"
+        return role(
+            PreferenceWorker, self._config.model, settings.engine, settings.optim, learning, scores=scores
+        )
 
     def _begin(self) -> None:
         """Compute the starting model's numbers for all answers; a resume finds them in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
-        if self._sft.loss in WITHOUT_REFERENCE:
+        if self._settings.loss in WITHOUT_REFERENCE:
             self._reference = {name: torch.zeros(len(split), 2).double() for name, split in splits.items()}
             return
         path = self._run.path / REFERENCE
@@ -103,7 +107,7 @@ class PreferenceTrainer(SupervisedTrainer):
 
     def _numbers(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """[n, 2] float64: what the model says of these examples now."""
-        size = self._sft.examples_per_update
+        size = self._settings.examples_per_update
         parts = [
             self._worker.call.compute_numbers(preference_batch(examples[start : start + size]))
             for start in range(0, len(examples), size)
@@ -119,14 +123,12 @@ class PreferenceTrainer(SupervisedTrainer):
             margins=torch.tensor([example.margin for example in examples], dtype=torch.float64),
             is_good=torch.tensor([example.is_good for example in examples]),
         )
-        return weigh(self._sft, batch)
+        return weigh(self._settings, batch)
 
-    def _learned(
-        self, places: Sequence[int], stages: Stages
-    ) -> tuple[DataProto, Update, Mapping[str, float]]:
+    def _learn(self, places: Sequence[int], stages: Stages) -> tuple[DataProto, Update, Mapping[str, float]]:
         """Along the gradients of the numbers of both answers, as the loss weighs them."""
         examples = [self._examples[index] for index in places]
-        num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
+        num_sides = 1 if self._settings.loss == "kto" else 2  # answers to other prompts are not trained
         batch = preference_batch(examples, num_sides)
         with stages.stage("numbers"):
             weighed = self._weighed(examples, places, "train")
@@ -153,7 +155,7 @@ def preference_batch(examples: Sequence[PreferenceExample], num_sides: int = 2) 
     return make_sft_batch([side for example in examples for side in example.pair[:num_sides]])
 
 
-def _digest_of_rows(splits: Mapping[str, Sequence[PreferenceExample]]) -> str:
+def _digest_of_rows(splits: Mapping[str, PreferenceDataset]) -> str:
     """Digest of the tokens of every answer, in order."""
     parts: list[str | Sequence[int]] = []
     for name, examples in splits.items():
@@ -161,3 +163,17 @@ def _digest_of_rows(splits: Mapping[str, Sequence[PreferenceExample]]) -> str:
         for index in range(len(examples)):
             parts += [side.token_ids for side in examples[index].pair]
     return digest(*parts)
+
+
+def train_on_preferences(
+    config: Config,
+    run: RunFolder,
+    *,
+    checkpoint: Checkpoint | None = None,
+    say: Reporter,
+    stop: StopRequest | None = None,
+) -> SftResult:
+    """Run a training on preferences to its end; arguments as those of `strop.trainer.loop.train`."""
+    stop = stop or SignalRequest()
+    with environment_of(config.resources), stop.listening():
+        return PreferenceTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

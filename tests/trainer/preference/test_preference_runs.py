@@ -22,9 +22,8 @@ from strop.engines.model import load_tokenizer
 from strop.observability.trackers.setup import read_metrics
 from strop.protocol import DataProto
 from strop.trainer.config import Config
-from strop.trainer.preference.trainer import PreferenceTrainer, preference_batch
+from strop.trainer.preference.trainer import PreferenceTrainer, preference_batch, train_on_preferences
 from strop.trainer.sft.result import SftResult
-from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import resume_run, start_run
 from strop.utils.metrics import metric_values
 from strop.workers.models import TrainingInit
@@ -36,18 +35,14 @@ from strop.workers.role_configs import RewardModelConfig
 def train(folder: Path, config: Config) -> SftResult:
     start = start_run(folder, config, command=["strop", "prefer"])
     with start.run:
-        return fine_tune(config, start.run, say=lambda line: None, trainer=PreferenceTrainer)
+        return train_on_preferences(config, start.run, say=lambda line: None)
 
 
 def resume(folder: Path, *overrides: str) -> SftResult:
     start = resume_run(folder, overrides=overrides, say=lambda line: None)
     with start.run:
-        return fine_tune(
-            start.config,
-            start.run,
-            checkpoint=start.checkpoint,
-            say=lambda line: None,
-            trainer=PreferenceTrainer,
+        return train_on_preferences(
+            start.config, start.run, checkpoint=start.checkpoint, say=lambda line: None
         )
 
 

@@ -22,7 +22,7 @@ from strop.run import RunError, RunFolder
 from strop.run.first_difference import compare
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
-from strop.trainer.sft.trainer import SftResult, SupervisedTrainer, fine_tune
+from strop.trainer.sft.trainer import SftResult, SftTrainer, fine_tune
 from strop.trainer.start import resume_run, start_run
 from strop.trainer.untrusted_runs.own import record
 
@@ -175,8 +175,8 @@ def test_an_interrupted_fine_tuning_continues_bit_for_bit(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         if where == "before the step":
-            step = SupervisedTrainer._step
-            patch.setattr(SupervisedTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
+            step = SftTrainer._step
+            patch.setattr(SftTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
         else:
             save = Checkpointer.save
 
@@ -238,9 +238,9 @@ def test_a_resume_where_its_rows_are_not_found_is_refused(
 def test_a_poisoned_step_is_skipped_and_its_conversations_are_filtered(
     sft_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = SupervisedTrainer._step
+    step = SftTrainer._step
 
-    def poisoned(self: SupervisedTrainer, number: int) -> dict[str, float]:
+    def poisoned(self: SftTrainer, number: int) -> dict[str, float]:
         if number == 2:
             parameter = next(iter(self._worker.workers[0].engine.model.module.parameters()))
             hook = parameter.register_hook(lambda grad: grad * float("nan"))
@@ -250,7 +250,7 @@ def test_a_poisoned_step_is_skipped_and_its_conversations_are_filtered(
                 hook.remove()
         return step(self, number)
 
-    monkeypatch.setattr(SupervisedTrainer, "_step", poisoned)
+    monkeypatch.setattr(SftTrainer, "_step", poisoned)
     _, said = tune(tmp_path / "run", sft_config)
     assert any("step 2 skipped an update: gradient norm is nan" in line for line in said)
     with RunFolder.open(tmp_path / "run", read_only=True) as run:

@@ -24,7 +24,7 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.trainer.config import Config
-from strop.trainer.sft.trainer import SupervisedTrainer, make_sft_batch, sft_totals
+from strop.trainer.sft.trainer import SftTrainer, make_sft_batch, sft_totals
 from strop.utils.metrics import metric_values
 from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
@@ -177,14 +177,14 @@ def test_a_run_learns_which_image_has_which_answer_and_its_resume_is_the_same(
     assert whole.val_loss is not None
     assert whole.val_loss < 0.5, words
     with pytest.MonkeyPatch.context() as patch:
-        step = SupervisedTrainer._step
+        step = SftTrainer._step
 
-        def stopped(self: SupervisedTrainer, number: int) -> dict[str, float]:
+        def stopped(self: SftTrainer, number: int) -> dict[str, float]:
             if number == 8:
                 raise InterruptedError
             return step(self, number)
 
-        patch.setattr(SupervisedTrainer, "_step", stopped)
+        patch.setattr(SftTrainer, "_step", stopped)
         with pytest.raises(InterruptedError):
             tune(tmp_path / "cut", config)
     resume(tmp_path / "cut")

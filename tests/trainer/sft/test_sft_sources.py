@@ -16,7 +16,7 @@ from strop.observability.trackers.setup import read_metrics
 from strop.run import RunFolder
 from strop.run.samples import SampleStore
 from strop.trainer.config import Config
-from strop.trainer.sft.trainer import SupervisedTrainer
+from strop.trainer.sft.trainer import SftTrainer
 
 
 def mixture(project: Project, folder: Path, *more: str) -> Config:
@@ -51,7 +51,7 @@ def test_rows_are_visited_as_often_as_the_weight_of_their_source_says(
     project: Project, tmp_path: Path
 ) -> None:
     config = mixture(project, tmp_path)
-    trainer = SupervisedTrainer(config, _new_run(config, tmp_path), checkpoint=None, say=lambda _: None)
+    trainer = SftTrainer(config, _new_run(config, tmp_path), checkpoint=None, say=lambda _: None)
     sampler, seen = trainer._sampler, Counter[int]()
     while not sampler.is_finished:
         seen.update(row for _, row in sampler.next())
@@ -90,8 +90,8 @@ def test_a_mixture_that_is_interrupted_continues_bit_for_bit(
     config = mixture(project, tmp_path, "run.save_every=3")
     tune(tmp_path / "whole", config)
     with monkeypatch.context() as patch:
-        step = SupervisedTrainer._step
-        patch.setattr(SupervisedTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
+        step = SftTrainer._step
+        patch.setattr(SftTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
         with pytest.raises(Killed):
             tune(tmp_path / "run", config)
     resume(tmp_path / "run")
@@ -117,7 +117,7 @@ def test_the_best_samples_of_a_run_are_imitated_token_by_token(project: Project,
     best = {
         prompt: max(row["score"] for row in rows if tuple(row["prompt_ids"]) == prompt) for prompt in prompts
     }
-    trainer = SupervisedTrainer(
+    trainer = SftTrainer(
         project.config(*settings),
         _new_run(project.config(*settings), tmp_path / "again"),
         checkpoint=None,
