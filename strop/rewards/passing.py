@@ -44,7 +44,8 @@ def with_verdict(outcome: Outcome, config: RewardConfig) -> Outcome:
         return outcome
     names = [*(function.part for function in config.functions), *config.services]
     score = finite(outcome.parts.get(names[0])) if names else outcome.score
-    return replace(outcome, parts=with_binary_acc(score, outcome.parts))
+    parts = with_binary_acc(score, outcome.parts)
+    return outcome if parts == outcome.parts else replace(outcome, parts=parts)
 
 
 def with_binary_acc(score: float | None, parts: Mapping[str, Value]) -> dict[str, Value]:

@@ -174,7 +174,9 @@ class RewardPool:
                 usage[name] = usage.get(name, 0.0) + value
             if self._on_failure(outcome) != "retry" or not self._is_running:
                 break
-        outcome = replace(self._with_fallback(outcome), usage=usage)
+        outcome = self._with_fallback(outcome)
+        if usage != outcome.usage:
+            outcome = replace(outcome, usage=usage)
         return outcome if waits else with_verdict(outcome, self.config)
 
     async def compare(
@@ -242,5 +244,7 @@ class RewardPool:
         return "" if outcome.kind == "score" else str(getattr(self.config.on_failure, outcome.kind))
 
     def _with_fallback(self, outcome: Outcome) -> Outcome:
-        is_fixed = self._on_failure(outcome) == "fixed"
-        return replace(outcome, fallback_score=self.config.failed_score if is_fixed else None)
+        """The outcome with reward.failed_score where reward.on_failure says `fixed`."""
+        if self._on_failure(outcome) != "fixed":
+            return outcome
+        return replace(outcome, fallback_score=self.config.failed_score)
