@@ -14,7 +14,7 @@ def check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
     if not is_run(folder) or not needs_same:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:
-        made_by = "".join(run.info["command"][1:2])
+        made_by = run.made_by
     if _kind_of(made_by) not in ("", kind):
         raise UsageError(f"{folder} is a run of `strop {made_by}`; continue it with that command")
 

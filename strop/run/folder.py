@@ -88,6 +88,11 @@ class RunFolder:
         )
         self._lock = lock
 
+    @property
+    def made_by(self) -> str:
+        """Word of the command that made the run, such as `train`; empty for a program that named none."""
+        return "".join(self.info["command"][1:2])
+
     @classmethod
     def create(
         cls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -44,6 +45,21 @@ def test_a_slow_write_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.M
     assert 0.35 <= event["seconds"] < 10
     assert 2 <= len(said) <= 3
     assert "the checkpoint of step 3 has been written for 0 s: is the disk of" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("made_by", "resumed_by"), [("train", "train"), ("replay", "train"), ("sft", "sft"), ("dpo", "prefer")]
+)
+def test_the_last_sentence_names_the_command_that_goes_on(
+    made_by: str, resumed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "write", lambda _, text: written.append(text))
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop", made_by]) as run:
+        disk._end(run, 3, 61.0)
+    monkeypatch.undo()
+    assert f"`strop {resumed_by} --resume {tmp_path / 'run'}` goes on from it" in written[0].decode()
 
 
 def test_a_disk_that_does_not_answer_ends_the_run_and_it_goes_on_later(

@@ -79,10 +79,10 @@ def _begin(args: argparse.Namespace) -> tuple[Start, RecordedRun]:
 
     folder = run_in(args.run_a)
     with RunFolder.open(folder, read_only=True) as old:
-        made_by = old.info["command"][1:2]
-    if made_by and made_by[0] not in ("train", "replay"):
+        made_by = old.made_by
+    if made_by not in ("", "train", "replay"):
         raise UsageError(
-            f"{folder} is a run of `strop {made_by[0]}`; `strop replay` repeats runs of `strop train`"
+            f"{folder} is a run of `strop {made_by}`; `strop replay` repeats runs of `strop train`"
         )
     admit = None if args.trust_code else admission(folder / CONFIG_FILE, args.overrides)
     return replay_run(

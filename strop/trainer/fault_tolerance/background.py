@@ -112,7 +112,7 @@ class BackgroundCheckpointer(Checkpointer):
     def finish_background(self) -> None:
         """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
         if self._sealing is not None:
-            with contextlib.suppress(CheckpointError):
+            with contextlib.suppress(CheckpointError, TimeoutError):
                 self._sealing.result(SETTLE_S)
         super().finish_background()
 

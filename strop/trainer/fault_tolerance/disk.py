@@ -10,10 +10,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
+from strop.trainer.sections import SECTION_OF_COMMAND
 from strop.utils.background import every
 from strop.utils.shell_words import shell_word
 
@@ -38,7 +38,7 @@ def watched(run: RunFolder, step: int, *, say: Reporter, limit_s: float) -> Iter
     def look() -> None:
         seconds = time.monotonic() - begun
         if seconds >= limit_s:
-            _end(run.path, step, seconds)
+            _end(run, step, seconds)
         say(
             f"the checkpoint of step {step} has been written for {seconds:.0f} s: is the disk of {run.path} slow? The "
             f"run waits for up to resources.call_timeout_s = {limit_s:g} s"
@@ -51,12 +51,13 @@ def watched(run: RunFolder, step: int, *, say: Reporter, limit_s: float) -> Iter
         run.events.append("slow_disk", step, seconds=seconds)
 
 
-def _end(folder: Path, step: int, seconds: float) -> None:
+def _end(run: RunFolder, step: int, seconds: float) -> None:
     """End the process, whatever its main thread waits for; worker processes notice and end by themselves."""
+    folder, command = run.path, SECTION_OF_COMMAND.get(run.made_by, "train")
     text = (
         f"\nthe checkpoint of step {step} could not be written within resources.call_timeout_s ({seconds:.0f} s): the "
         f"disk of {folder} does not answer. The run ends here; the checkpoint before is intact, and "
-        f"`strop train --resume {shell_word(folder)}` goes on from it once the disk answers\n"
+        f"`strop {command} --resume {shell_word(folder)}` goes on from it once the disk answers\n"
     )
     with contextlib.suppress(OSError):  # a terminal that closed
         os.write(2, text.encode())
