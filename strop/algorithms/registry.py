@@ -202,7 +202,7 @@ class FunctionRegistry(Registry[F]):
 
 FILTERS = FunctionRegistry[Callable[..., object]]("filter", group="strop.filters")
 REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping", group="strop.reward_shapings")
-"""Functions of a user's own on the samples of a prompt (stream_functions)."""
+"""Functions of a user's own on the samples of a prompt (group_functions/)."""
 
 
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:

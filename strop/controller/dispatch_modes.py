@@ -22,7 +22,7 @@ def register_dispatch_mode(
 ) -> DispatchMode:
     """Add a mode under a name that `register` then accepts; the same mode twice is fine.
 
-    The arguments are the fields of `DispatchMode`; `collect_fn` is left out where `joins_rows`.
+    The arguments are those fields of `DispatchMode`; `collect_fn` is left out where `joins_rows`.
 
     Raises:
         ValueError: another mode has the name already.

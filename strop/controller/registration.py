@@ -50,7 +50,7 @@ def register(
 
     Args:
         dispatch_mode: a member of `Dispatch`, a mode, the name of one added by `register_dispatch_mode`, or
-            `{"dispatch_fn": ..., "collect_fn": ...}` with or without further fields of `DispatchMode`.
+            `{"dispatch_fn": ..., "collect_fn": ...}` with or without `cuts_rows`, `joins_rows` and `reporters_only`.
         execute_mode: all workers, or worker 0 alone.
         blocking: False makes the call return a future with `get()`; where the mode joins batches, a DataProto whose
             rows the workers may hold (a DataProtoFuture) until `get()`.

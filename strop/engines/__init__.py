@@ -19,7 +19,7 @@ learning_rates.py     Learning rates that are too large for a trained model, and
 memory.py             What an update needs of a device's memory, from a model's configuration alone
 model.py              Model folders
 model_facts.py        What the configuration of a model says about it, beside what the model is
-model_folder.py       Model folders
+model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches

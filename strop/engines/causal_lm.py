@@ -187,7 +187,7 @@ class CausalLM:
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are. In float32 by
-        the faster library (products.py)."""
+        the faster library (cpu_products.py)."""
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.compute_dtype in HALF and not self.is_sharded:
             context = torch.autocast(self.device.type, dtype=self.compute_dtype)

@@ -1,4 +1,4 @@
-"""Model folders: what is checked before a library reads one, and what its errors become.
+"""Checks of a model folder before a library reads it, and sentences in place of its errors.
 
 transformers and tokenizers raise errors of any kind for what they cannot use.
 """

@@ -1,6 +1,6 @@
 """Weight sync where generation shares the actor's weights: only their version is set.
 
-Engines with weights of their own, which may be lost in the middle of a step, are in strop.rollout.replicas.
+Engines with weights of their own, which may be lost in the middle of a step, have that of remote_weight_sync.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WeightSync:
     """Policy version of the last update."""
 
     def start(self) -> None:
-        """Bring engines with weights of their own to the actor's."""
+        """Nothing to do: the actor's weights are those of generation."""
 
     def update(self, version: int) -> None:
         """Bring generation to the actor's weights, which hold this policy version now, verified.

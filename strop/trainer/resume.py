@@ -1,7 +1,7 @@
 """Resume of a run from its last valid checkpoint, with or without changed settings.
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
-Which settings may be given anew, steering/ says.
+resume_overrides.py has the settings that may be given anew.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
                                                    maj@k/..., pass@k/mean}
 
 N is the number of samples per prompt; k is 2, 4, 8, ... and N. Every number is first taken per prompt, then
-averaged over the prompts of a source. What the draws of best@k, worst@k and maj@k mean, and how pass@k
-differs, is said in votes.py.
+averaged over the prompts of a source. strop.algorithms.best_of_k defines the draws of best@k,
+worst@k and maj@k, and pass@k.
 """
 
 from __future__ import annotations

@@ -1,9 +1,20 @@
 """Policy losses as per-token terms; how terms become one number is the business of aggregation.py.
 
-    terms.py          PolicyLossTerms, the registry of losses, and the call of a loss by its name
-    clipped.py        vanilla: PPO's clipped surrogate
-    spec.py           the losses of a run, resolved from its configuration
-    policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
+    terms.py            PolicyLossTerms, the registry of losses, and the call of a loss by its name
+    spec.py             the losses of a run, resolved from its configuration
+    policy.py           the whole loss of some tokens: the policy's term, entropy, KL and teacher together
+    clipped.py          vanilla: PPO's clipped surrogate
+    cispo.py            CISPO
+    covariance.py       Clip-Cov and KL-Cov
+    dppo.py             DPPO
+    gmpo.py             GMPO
+    gspo.py             GSPO
+    policy_gradient.py  the plain policy gradient
+    smooth.py           SAPO and DRO
+    distillation.py     the distance to a teacher
+    value.py            the critic's loss
+    preference.py       losses of preferences, on one number per conversation
+    verl_convention.py  policy losses in verl's calling convention
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
@@ -46,7 +57,7 @@ from strop.algorithms.losses.terms import (
 )
 
 note_policy_loss, rows_that_move = record_loss, rows_with_gradient
-"""Names of both under which programs may import them."""
+"""Old names of both, kept for one version."""
 
 __all__ = [
     "POLICY_LOSS_REGISTRY",

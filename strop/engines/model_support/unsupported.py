@@ -1,7 +1,7 @@
 """Model families that packed computation does not carry: refused by name, from a configuration alone.
 
 The list here spares a person the loading of a large model; it decides nothing else. What passes it is still compared
-with its own forward pass when it is loaded (packed.py), models with code of their own included.
+with its own forward pass when it is loaded (parity.py), models with code of their own included.
 """
 
 from __future__ import annotations

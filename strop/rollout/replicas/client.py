@@ -4,9 +4,9 @@ Every request has one outcome, and every wait ends. A request may generate for `
 time in which it waits for its turn does not count. It waits as long as its engine goes on with others: when that has
 neither begun nor ended a request for `timeout_s`, and is not paused, the wait ends with an error.
 
-An engine that fails a request, or gives no token, is probed (replicas.py). Where it cannot answer, its requests go on
-elsewhere behind the tokens that were heard of, so that nothing is sampled twice and nothing lost; the engine is started
-again where its owner says how, and serves once it has generated a token at the current version.
+An engine that fails a request, or gives no token, is probed (engine_replicas.py). Where it cannot answer, its requests
+go on elsewhere behind the tokens that were heard of, so that nothing is sampled twice and nothing lost; the engine is
+started again where its owner says how, and serves once it has generated a token at the current version.
 
 Concurrency: one asyncio loop. Probes, and a task that looks at the clock, run while requests are open.
 """

@@ -41,11 +41,15 @@ class SglangConfig:
 
     @property
     def takes_media(self) -> bool:
-        """See strop.rollout.config.OwnProcesses."""
+        """The engine is given text alone."""
         return False
 
     def installed(self) -> Path:
-        """See strop.rollout.config.OwnProcesses."""
+        """Python that the engine runs in.
+
+        Raises:
+            ValueError: there is none; the sentence says how to get it.
+        """
         return sglang_python(self.python)
 
     def code_references(self) -> Iterator[tuple[str, str, str]]:

@@ -43,11 +43,15 @@ class VllmConfig:
 
     @property
     def takes_media(self) -> bool:
-        """See strop.rollout.config.OwnProcesses."""
+        """The engine is given images and videos, which are read without the model (engines/multimodal)."""
         return True
 
     def installed(self) -> Path:
-        """See strop.rollout.config.OwnProcesses."""
+        """Python that the engine runs in.
+
+        Raises:
+            ValueError: there is none; the sentence says how to get it.
+        """
         return vllm_python(self.python)
 
     def code_references(self) -> Iterator[tuple[str, str, str]]:

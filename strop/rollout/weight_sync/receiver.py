@@ -1,8 +1,8 @@
 """The side of a rollout worker: weights arrive, are loaded into the live parameters and verified there.
 
 Concurrency: `receive` is called while the sender calls `send`, from one thread; nothing may generate meanwhile
-(engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait has
-a deadline; the messages are listed in sender.py.
+(verified_engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait
+has a deadline; the messages are listed in sender.py.
 """
 
 from __future__ import annotations

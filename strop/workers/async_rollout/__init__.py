@@ -1,4 +1,4 @@
-"""Rollout worker whose samples are played over several calls (rollout.max_staleness > 0).
+"""Rollout worker whose samples are played over several calls (rollout.max_staleness or rollout.over_issue).
 
 generation_cache.py   Cache of the answers of episodes that have not been trained
 in_flight.py          Groups of samples in flight over several calls of a rollout worker
