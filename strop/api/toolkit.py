@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -174,7 +174,7 @@ class Pieces:
                 batch = batch.union(advantages, *made_by("adv"))
         return replace(samples, batch=batch)
 
-    def update(self, samples: Samples, *, role: str = "actor") -> dict[str, float]:
+    def update(self, samples: Samples, *, role: Literal["actor", "critic"] = "actor") -> dict[str, float]:
         """One optimizer step of the policy on these samples with the loss of `algorithm`; its metrics.
 
         Args:

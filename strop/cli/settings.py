@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.compat.key_aliases import key_aliases
-from strop.trainer.untrusted_runs import settings as received
+from strop.trainer.untrusted_runs import settings as untrusted_settings
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -128,7 +128,9 @@ def load_settings(
         )
     else:
         needs = (*needs, "resources.env")
-        config = received.load(path, read_settings(path), args.overrides, needs, aliases=key_aliases)
+        config = untrusted_settings.load(
+            path, read_settings(path), args.overrides, needs, aliases=key_aliases
+        )
     os.environ.update(variables_of(config.resources))
     return config
 
@@ -136,7 +138,7 @@ def load_settings(
 def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
     """Check that refuses the settings of a run folder when they name code and are not the user's own: a
     function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
-    return lambda text: received.load(path, text, overrides, EVERYTHING, aliases=key_aliases)
+    return lambda text: untrusted_settings.load(path, text, overrides, EVERYTHING, aliases=key_aliases)
 
 
 def _lies_in_run(path: Path) -> bool:

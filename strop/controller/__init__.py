@@ -1,6 +1,6 @@
 """The single controller: worker groups that are called like one worker.
 
-mesh          parallel axes of a group: workers with the same rows, reporting workers
+mesh          parallel axes of a group: workers with the same rows, ranks whose outputs count
 worker        the base class of workers
 roles         specification of a role: class, arguments and mesh
 partition     a batch that its caller cut over the workers
@@ -11,6 +11,11 @@ group         the interface of a worker group
 runtime       the protocol of the inline and the Ray runtime
 inline        workers in this process
 errors        errors of workers in other processes
+rendezvous    the meeting place of torch.distributed process groups
+store_server  its store, which lets in only the processes of one group
+auth_listener connections that prove who they are before anything is read
+dispatch_modes  dispatch modes that users add
+verl_groups   verl's names for roles and worker groups
 
 ray/ below it (workers in processes of their own).
 """
@@ -69,6 +74,7 @@ __all__ = [
 ]
 
 Cut = Partition
+"""Old name."""
 
 __getattr__, __dir__ = lazy_names(
     __name__,

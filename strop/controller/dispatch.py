@@ -51,14 +51,14 @@ class DispatchMode:
     joins_rows: bool = False
     """True where the workers return batches and the result is their join, in the order of the caller's rows.
 
-    A non-blocking call returns the batch too, whose rows the workers may hold. Only the reporting workers' batches
+    A non-blocking call returns the batch too, whose rows the workers may hold. Only batches of the output ranks
     count.
     """
     has_metrics: bool = False
     """True where `joins_rows`, and each batch comes with metrics: the workers return a `BatchAndMetrics`, and so does
     the call, when all workers have ended."""
     reporters_only: bool = False
-    """True where `collect_fn` gets the outputs of the reporting workers only, in the order of their rows."""
+    """True where `collect_fn` gets the outputs of `Mesh.output_ranks()` only, in the order of their rows."""
 
     def __post_init__(self) -> None:
         if self.joins_rows == (self.collect_fn is not None):

@@ -21,7 +21,7 @@ from strop.controller.registration import Execute, Registration, registrations
 from strop.controller.worker import Worker
 from strop.protocol import DataProto
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=Worker, covariant=True)
 R = TypeVar("R")
 M = TypeVar("M")
 
@@ -31,11 +31,11 @@ class ResultFuture:
     """The result of a non-blocking call that is no joined batch."""
 
     parts: Sequence[Pending[Any]]
-    """Pending output of each reporting worker."""
+    """Pending output of each output rank (Mesh.output_ranks)."""
     collect: Callable[[list[Any]], Any]
     """Makes one result of the outputs."""
     others: Sequence[Pending[Any]] = ()
-    """Workers that do not report: waited for, because they may fail; their values stay where they are."""
+    """Other workers: waited for, because they may fail; their values stay where they are."""
 
     def get(self) -> Any:
         """Wait for all workers and return the result of the blocking call."""
@@ -72,7 +72,7 @@ class WorkerGroup(ABC, Generic[W]):
         workers, in a batch of its own that fetches them in `get`; here they come at once.
 
         Args:
-            outputs: of the reporting workers: batches, or batches with metrics.
+            outputs: of the output ranks: batches, or batches with metrics.
             partition: what the caller has cut.
         """
         results: list[DataProto | BatchAndMetrics[Any]] = [output.result() for output in outputs]
@@ -174,9 +174,9 @@ class WorkerGroup(ABC, Generic[W]):
                     f"cut batches over the data-parallel groups; pass the batch itself"
                 )
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
-        started = reporting = list(range(1 if alone else size))
+        started = output_ranks = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
-            reporting = self.mesh.output_ranks()
+            output_ranks = self.mesh.output_ranks()
         returns = Returns.ROWS if mode.joins_rows else Returns.VALUE
         returns = Returns.ROWS_AND_METRICS if mode.has_metrics else returns
         pending = self.submit(
@@ -187,14 +187,14 @@ class WorkerGroup(ABC, Generic[W]):
                     args=per_rank[rank][0],
                     kwargs=per_rank[rank][1],
                     materialize=registration.materialize_futures,
-                    returns=returns if rank in reporting else Returns.NOTHING,
+                    returns=returns if rank in output_ranks else Returns.NOTHING,
                 )
                 for rank in started
             ]
         )
-        outputs = [pending[rank] for rank in reporting]
+        outputs = [pending[rank] for rank in output_ranks]
         silent = [
-            pending[rank] for rank in started if rank not in reporting
+            pending[rank] for rank in started if rank not in output_ranks
         ]  # may fail, and say nothing else
         if mode.collect_fn is not None:
             collect = _first if alone else partial(mode.collect_fn, self)

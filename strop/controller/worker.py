@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from strop.controller.mesh import Mesh
 from strop.controller.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,7 @@ class Worker:
         """A port that was free there; 0 where the workers share a process."""
         return self.placement.master_port
 
-    def rendezvous(self, *, timeout_s: float = 600.0) -> Any:
+    def rendezvous(self, *, timeout_s: float = 600.0) -> Store:
         """A store for `torch.distributed.init_process_group(store=...)` over the processes of the group.
 
         It lets in only them, unlike the one that torch makes from an address and a port, which serves whoever comes.

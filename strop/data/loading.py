@@ -31,8 +31,8 @@ def load_rows(
         from strop.data.dataset_class import open_custom  # torch: seconds
 
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
-        rows: Sequence[dict[str, Any]] = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
-        wants_batches = getattr(rows, "wants_batches", False) and split == "train"
+        rows = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
+        wants_batches = rows.wants_batches and split == "train"
         return rows if is_streamed or wants_batches else list(rows)
     if is_streamed:
         from strop.data.streaming import open_rows  # tokenizers: seconds

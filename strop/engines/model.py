@@ -11,6 +11,8 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
 )
 
 from strop.engines import model_overrides, model_support
@@ -36,7 +38,7 @@ from strop.utils.device import device_name
 from strop.utils.hub.models import fetch_copy
 
 
-def load_tokenizer(config: ModelConfig) -> Any:
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder.
 
     Raises:
@@ -283,7 +285,7 @@ def _how_to_fetch(path: str) -> str:
     return f"; if it is a name of the hub: hf download {path} --local-dir {folder}, then model.path={folder}"
 
 
-def load_model_config(config: ModelConfig) -> Any:
+def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     """The configuration of a model folder, as transformers reads it.
 
     Raises:
@@ -311,7 +313,7 @@ def load_model_config(config: ModelConfig) -> Any:
     )
 
 
-def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> Any:
+def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreTrainedConfig:
     """The configuration of the model in a folder, as transformers reads it.
 
     Args:
@@ -332,13 +334,14 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> Any:
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
-        shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     if not config.override_config:
         return shape
     merged = model_overrides.overridden(settings, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
-        return type(shape).from_dict(merged)
+        changed: PreTrainedConfig = type(shape).from_dict(merged)
+        return changed
 
 
 def _weights_dtype(config: ModelConfig) -> torch.dtype:

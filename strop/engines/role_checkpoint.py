@@ -30,15 +30,12 @@ MODEL, OPTIMIZER = "model/", "optim/"
 """Beginnings of names of saved tensors."""
 
 
-def save_role(
-    folder: Path, engine: TrainEngine, *, tokenizer: Any = None, in_background: bool = False
-) -> Future[None] | None:
+def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False) -> Future[None] | None:
     """Write this rank's part of a role; every rank calls this.
 
     Args:
         folder: of the role in a checkpoint; all ranks see the same one.
         engine: its model and optimizer.
-        tokenizer: goes beside the configuration, so that an export needs nothing else.
         in_background: return once the tensors are copied to host memory.
 
     Returns:
@@ -50,7 +47,7 @@ def save_role(
     moments, numbers = engine.optimizer.state()
     tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
     if engine.parallel.rank == 0:
-        _save_config(engine.model, tokenizer, folder / CONFIG_FOLDER)
+        _save_config(engine.model, folder / CONFIG_FOLDER)
     if in_background:
         return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel)
     save_sharded(folder, tensors, numbers, parallel=engine.parallel)
@@ -111,7 +108,7 @@ def role_tensors(model: CausalLM) -> dict[str, Tensor]:
     return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
 
 
-def _save_config(model: CausalLM, tokenizer: Any, folder: Path) -> None:
+def _save_config(model: CausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     module: Any = model.module
     config = copy.deepcopy(module.config)
@@ -121,5 +118,3 @@ def _save_config(model: CausalLM, tokenizer: Any, folder: Path) -> None:
     config.save_pretrained(folder)
     if module.can_generate():
         module.generation_config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)

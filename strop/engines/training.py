@@ -27,7 +27,7 @@ from strop.engines.grad_scaler import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
-from strop.engines.parallel.offload import activations_on_host, offload, offload_optimizer
+from strop.engines.parallel.offload import HostCopies, activations_on_host, offload, offload_optimizer
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
@@ -59,7 +59,7 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self._offloaded: list[Any] = []
+        self._offloaded: list[HostCopies] = []
         if is_frozen:
             model.module.requires_grad_(False)
         if self.parallel.mesh is not None:
@@ -166,7 +166,7 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
         )
-        self._offloaded_state: list[Any] = []
+        self._offloaded_state: list[HostCopies] = []
 
     @property
     def optimizer(self) -> Optimizer:

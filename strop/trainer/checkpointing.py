@@ -14,6 +14,8 @@ from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.disk import watched
+from strop.trainer.sections import RoleName
+from strop.workers.models import TrainedWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,13 +30,13 @@ class Checkpointer:
     """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
     position in the data.
 
-    With run.async_save they are written beside the training (restarts/background.py).
+    With run.async_save they are written beside the training (fault_tolerance/background.py).
     """
 
     def __init__(
         self,
         run: RunFolder,
-        trained: Mapping[str, WorkerGroup[Any]],
+        trained: Mapping[RoleName, WorkerGroup[TrainedWorker]],
         *,
         settings: RunConfig,
         tokenizer: PreTrainedTokenizerBase,
@@ -175,7 +177,11 @@ class Checkpointer:
 
 
 def write_model(
-    policy: WorkerGroup[Any], folder: Path, *, tokenizer: PreTrainedTokenizerBase, source: str | Path
+    policy: WorkerGroup[TrainedWorker],
+    folder: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str | Path,
 ) -> None:
     """A policy as an ordinary Hugging Face folder.
 

@@ -1,4 +1,4 @@
-"""The root configuration: one tree for every command, put together from the rooms' own parts."""
+"""The root configuration: one tree for every command, put together from the packages' own sections."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ from strop.rollout.registry import is_known
 from strop.run.config import RunConfig
 from strop.trainer.checks.sections import check_together
 from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
-from strop.workers.config import ActorConfig, ReferenceConfig
-from strop.workers.role_configs import CriticConfig, PrmConfig, RewardModelConfig, TeacherConfig
+from strop.workers.config import (
+    ActorConfig,
+    CriticConfig,
+    PrmConfig,
+    ReferenceConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
 
 
 def even_bounds(count: int, at_most: int) -> list[int]:
@@ -36,11 +42,15 @@ def even_bounds(count: int, at_most: int) -> list[int]:
 
 
 class UpdateSettings(Protocol):
-    """The section of a role that learns; it may have `epochs`, passes over the batch of one step."""
+    """The section of a role that learns."""
 
     @property
     def samples_per_update(self) -> int | str:
         """Samples of one optimizer step, or `all`."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the batch of one step."""
 
 
 @section("")
@@ -214,8 +224,7 @@ class Config:
 
     def updates_per_step(self, learner: UpdateSettings) -> int:
         """Optimizer steps of a role that learns, in a full step."""
-        epochs: int = getattr(learner, "epochs", 1)
-        return -(-self.samples_per_step // self.samples_per_update(learner)) * epochs
+        return -(-self.samples_per_step // self.samples_per_update(learner)) * learner.epochs
 
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""

@@ -1,8 +1,8 @@
-"""The training loop: one controller process, written as the algorithm box of the paper.
+"""The training loop, in one controller process.
 
-`Trainer.step` is the algorithm, one line per arrow of the data-flow figure; `learning.py` has the part from
-scored samples to new weights; everything around it (records, checkpoints, validation, trackers) happens in
-`Trainer.fit`.
+`Trainer.step` is the algorithm: samples are collected, learned from, and the new weights brought to generation.
+`learning.py` has the part from scored samples to new weights; everything around it (records, checkpoints, validation,
+trackers) happens in `Trainer.fit`.
 
 Concurrency: one thread, which calls worker groups and waits for them. Every wait has a deadline in the part
 that waits: generation (rollout.timeout_s), scoring (reward.timeout_s), calls of workers in other processes
@@ -49,7 +49,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.start import optimizer_of
 from strop.trainer.step_logging import log_failures, step_metrics
-from strop.trainer.threads import set_run_threads
+from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import (
@@ -96,7 +96,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
         self._recorded = read_recorded(run.path)
-        threads = set_run_threads(config.resources, config.model, run, step=self._start_step)
+        threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         if config.trainer.skip_rollout:
             check_recording(config, self.data, first_step=self._start_step + 1)
@@ -110,7 +110,7 @@ class Trainer:
         )
         self._costs = make_cost_tracker(config, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, memory, threads, config.placement()
+            *self.data.report(), config.arithmetic(), precision, memory, threads.line(), config.placement()
         ]:  # fmt: skip
             if line:
                 say(line)

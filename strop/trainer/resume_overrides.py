@@ -21,8 +21,8 @@ from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.save import refuse_secrets
 from strop.config.schema import KeyAliases
 from strop.config.yaml_text import dump
-from strop.data import preference_config as preferences_config
-from strop.data.sft import config as supervised_config
+from strop.data import preference_config
+from strop.data.sft import config as sft_config
 from strop.rewards.judges import config as judges_config
 from strop.run import MODEL_FOLDER, RunFolder
 from strop.run.folder import CONFIG_FILE
@@ -73,9 +73,9 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         "algorithm.filter_groups.at_limit",
     ),
     "services that it asks, and what they may cost": judges_config.CHANGEABLE,
-    "how the work of training on preferences is cut into pieces": preferences_config.CHANGEABLE,
+    "how the work of training on preferences is cut into pieces": preference_config.CHANGEABLE,
     "the sandbox of programs, without the limits that decide a verdict": sandbox_config.CHANGEABLE,
-    "how the work of fine-tuning is cut into pieces": supervised_config.CHANGEABLE,
+    "how the work of fine-tuning is cut into pieces": sft_config.CHANGEABLE,
 }
 """Keys, and sections (with a dot at the end), by what they are about."""
 
@@ -90,10 +90,10 @@ STEERING: Mapping[str, tuple[str, ...]] = {
     "how it learns": ("actor.optim.", "critic.optim.", "prm.optim."),
     "how it is validated": ("eval.",),
     "what becomes of samples that could not be scored": ("reward.on_failure.", "reward.failed_score"),
-    "how long it trains on preferences": preferences_config.LENGTH,
-    "how it learns from preferences": preferences_config.LEARNING,
-    "how long fine-tuning trains": supervised_config.LENGTH,
-    "how fine-tuning learns": supervised_config.LEARNING,
+    "how long it trains on preferences": preference_config.LENGTH,
+    "how it learns from preferences": preference_config.LEARNING,
+    "how long fine-tuning trains": sft_config.LENGTH,
+    "how fine-tuning learns": sft_config.LEARNING,
 }
 """The same, of those that steer it. What is about `how long` ends it."""
 

@@ -20,7 +20,8 @@ from strop.utils.field_types import (
 )
 from strop.utils.sanitize import is_secret
 
-APART_ROLES = ("rollout", "reference", "critic", "teacher", "prm", "reward_model")
+RoleName = Literal["actor", "rollout", "reference", "critic", "teacher", "prm", "reward_model"]
+APART_ROLES: tuple[RoleName, ...] = ("rollout", "reference", "critic", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
 
 

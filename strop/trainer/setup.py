@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.agents.setup import AgentSetup
-from strop.config.sections import where_on
 from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
-from strop.data.dynamic_dataset.growth import Growth
+from strop.data.dynamic_dataset.growth import Growth, adds_rows
 from strop.data.loading import load_rows
 from strop.data.mixture.epochs import rows_of_epochs
 from strop.data.prompt_loader import TrainingPrompts
@@ -155,7 +154,7 @@ def _training_prompts(
     if data.streaming:
         return StreamedPrompts(rows, tokenizer, data, prepare=setup.row_with_agent_and_tools), None
     train = PromptDataset(setup.with_agent_and_tools(rows, "train"), tokenizer, data, "train")
-    if where_on(data.datagen) is None and not getattr(rows, "wants_batches", False):
+    if not adds_rows(data, rows):
         return train, None
     prepare, max_steps = lambda new: setup.with_agent_and_tools(new, "train"), config.trainer.max_steps
     growth = Growth(data, rows, train, tokenizer, prepare, max_steps=max_steps)
@@ -195,7 +194,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
-def checked_tokenizer(config: Config) -> Any:
+def checked_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """The tokenizer of the run's model, once the tokens that end a response are known to be fine.
 
     Raises:

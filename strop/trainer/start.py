@@ -30,7 +30,7 @@ from strop.trainer.models import replaced
 from strop.trainer.named_files import check_named_files
 from strop.trainer.resume import roll_back
 from strop.trainer.resume_overrides import settings_to_continue
-from strop.trainer.untrusted_runs import settings as received
+from strop.trainer.untrusted_runs import settings as untrusted_settings
 from strop.utils.atomic_io import replace_text
 from strop.utils.chat_template import asks_for_time
 
@@ -107,7 +107,7 @@ def start_run(
         write_models(run.path, models)
         for line in () if beginning is None else beginning.copy_files(run, config):
             say(line)
-        received.note(text)
+        untrusted_settings.note(text)
     except OSError as error:
         run.close()
         raise RunError(
@@ -171,7 +171,7 @@ def resume_run(
     """
     path = folder / CONFIG_FILE
     RunFolder.open(folder, read_only=True).close()
-    received.check_there(path)
+    untrusted_settings.check_there(path)
     text = read_settings(path)
     if admit is not None:
         admit(text)
@@ -182,8 +182,8 @@ def resume_run(
         is_finished = bool(run.events.read("finished")) and not continuation.extends_run
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
-            received.check_inputs(run.path, config, text)
-            check_named_files(config, "".join(run.info["command"][1:2]))
+            untrusted_settings.check_inputs(run.path, config, text)
+            check_named_files(config, run.made_by)
             read = to_flat_dict(config)
             changed = check_inputs(run.path, read, accept=accept_changes)
             config = refetch_inputs(config, run, say=say)

@@ -9,6 +9,7 @@ from strop.algorithms.batch_metrics import GROUPS
 from strop.controller import as_list
 from strop.data.config import DataConfig
 from strop.engines.flops import usage_metrics
+from strop.engines.flops.usage import Usage
 from strop.rewards import summarize
 from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
@@ -44,7 +45,9 @@ def step_metrics(
     generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
     if gen_s > 0:
         metrics[GENERATION_SPEED] = generated / gen_s
-    usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
+    usage: dict[str, list[Usage]] = {
+        name: as_list(group.call.usage()) for name, group in roles.trained().items()
+    }
     metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
     return metrics | told_by_passes(record.metrics(), record.batch.reports)
 

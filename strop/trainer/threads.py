@@ -86,11 +86,6 @@ def set_threads_of_run(
     return threads
 
 
-def set_run_threads(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
-    """As `set_threads_of_run`; the line for the person who watches."""
-    return set_threads_of_run(resources, model, run, step=step).line()
-
-
 def _decide(resources: ResourcesConfig, model: ModelConfig, recorded: int) -> Threads:
     if resources.num_threads:
         return Threads(count=resources.num_threads, why="resources.num_threads")

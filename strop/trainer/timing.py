@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from strop.trainer.sections import RoleName
 from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.activity import activity
 
@@ -23,13 +24,13 @@ class Stages:
         self._inside = 0.0  # seconds of stages that ran inside the one that runs
 
     @contextlib.contextmanager
-    def stage(self, name: str, role: str = "") -> Iterator[None]:
+    def stage(self, name: str, role: RoleName | None = None) -> Iterator[None]:
         """The block is the stage `name`; the role that works gives its device back after it. No role: nobody's device
         is used."""
         start, outer, beside = time.perf_counter(), self.current, self._inside
         self.current, self._inside = name, 0.0
         with activity(name):
-            if role and self._roles is not None:
+            if role is not None and self._roles is not None:
                 with self._roles.on_device(role):
                     yield
             else:

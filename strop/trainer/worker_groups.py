@@ -36,11 +36,12 @@ from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.policy_sync import MAX_RECOVERIES, WeightSync
 from strop.trainer.remote_weight_sync import RemoteWeightSync
 from strop.trainer.rollout_batch import RolloutBatch
+from strop.trainer.sections import RoleName
 from strop.utils.device import device_name
 from strop.workers.actor import ActorWorker
 from strop.workers.async_rollout.worker import AsyncRolloutWorker
 from strop.workers.critic import CriticWorker, check_critic
-from strop.workers.models import TrainingInit
+from strop.workers.models import ModelWorker, TrainedWorker, TrainingInit
 from strop.workers.prm import PrmWorker
 from strop.workers.progress import RolloutProgress
 from strop.workers.reference import ReferenceWorker
@@ -76,9 +77,9 @@ class WorkerGroups:
     """A role's model and optimizer leave the device when it is idle."""
 
     @property
-    def groups(self) -> dict[str, WorkerGroup[Any]]:
+    def groups(self) -> dict[RoleName, WorkerGroup[ModelWorker | RolloutWorker]]:
         """Worker groups of all roles, by name."""
-        groups: dict[str, WorkerGroup[Any] | None] = {
+        groups: dict[RoleName, WorkerGroup[ModelWorker | RolloutWorker] | None] = {
             "actor": self.actor,
             "rollout": self.rollout,
             "reference": self.reference,
@@ -89,16 +90,21 @@ class WorkerGroups:
         }
         return {name: group for name, group in groups.items() if group is not None}
 
-    def trained(self) -> dict[str, WorkerGroup[Any]]:
+    def trained(self) -> dict[RoleName, WorkerGroup[TrainedWorker]]:
         """Worker groups of the roles that learn, by name."""
-        return {name: group for name, group in self.groups.items() if name in ("actor", "critic", "prm")}
+        groups: dict[RoleName, WorkerGroup[TrainedWorker] | None] = {
+            "actor": self.actor,
+            "critic": self.critic,
+            "prm": self.prm,
+        }
+        return {name: group for name, group in groups.items() if group is not None}
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
         return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}
 
     @contextlib.contextmanager
-    def on_device(self, name: str) -> Iterator[None]:
+    def on_device(self, name: RoleName) -> Iterator[None]:
         """Context in which a role works; with resources.offload_idle it leaves its device afterwards. Generation gives
         the memory of its key-value cache back in any case.
 

@@ -1,7 +1,7 @@
 """Roles, each its own class of workers: a model, and what the algorithm asks of it.
 
 actor.py               The policy
-config.py              Configuration of the roles
+config.py              Sections of the configuration of each role
 correction_columns.py  Rollout correction of all rows of a step, from their columns
 critic.py              The critic
 episodes.py            Episodes
@@ -19,7 +19,6 @@ replayed_samples.py    Samples that were played before, in place of generation
 reports.py             Reports of episodes for the controller
 reward_model.py        A model that scores answers
 reward_shaping.py      The samples of a step by prompt, as filters see them, and what shaping makes of their rewards
-role_configs.py        Sections of the configuration
 role_metrics.py        Metrics of reward model and process reward model over the rows of a step
 rollout.py             Generation as a role
 rows.py                Helpers shared by all workers
@@ -29,6 +28,6 @@ staleness_metrics.py   Staleness of the samples of a step
 summary.py             Summary of a trained batch for the controller
 teacher.py             The frozen model that the policy learns from
 agent_pool/            Episodes of a rank in processes beside it (agent.num_workers)
-async_rollout/         Rollout worker whose samples are played over several calls (rollout.max_staleness > 0)
+async_rollout/         Rollout worker whose samples are played over several calls
 tracing/               Traces of episodes
 """

@@ -21,8 +21,8 @@ from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric, Reduction
 from strop.utils.tensor_metrics import TensorMetrics
+from strop.workers.config import CriticConfig
 from strop.workers.models import TrainedWorker, TrainingInit
-from strop.workers.role_configs import CriticConfig
 from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
@@ -38,6 +38,9 @@ from strop.utils.activity import waiting_on
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.sanitize import described, encodable, storable_text, usable
 from strop.utils.sanitize.values import MAX_NUMBER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 from strop.workers.agent_pool.pool import AgentWorkers
 from strop.workers.episodes import Episode, EpisodeFailed
 from strop.workers.replayed_samples import Recording
@@ -109,7 +112,7 @@ class EpisodeRunner:
     def __init__(
         self,
         client: GenerateClient,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         scorers: Scorers | None,
         *,
         seed: int,
@@ -474,7 +477,9 @@ def check_observers(rollout: RolloutConfig) -> None:
         observer.close()
 
 
-def episode_observers(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver]:
+def episode_observers(
+    rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> list[EpisodeObserver]:
     """Observers of episodes: traces, where rollout.trace asks for them.
 
     Raises:

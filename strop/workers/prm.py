@@ -17,8 +17,8 @@ from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
+from strop.workers.config import PrmConfig
 from strop.workers.models import TrainedWorker, TrainingInit
-from strop.workers.role_configs import PrmConfig
 from strop.workers.rows import Update, flat_mask, response_columns
 
 PRM = Metric(

@@ -8,6 +8,7 @@ policy left open at its length limit, and one text then has one score, whoever w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from strop.engines.training import Engine
 from strop.engines.value_models import architecture, check_value_model, is_classifier, load_value_model
 from strop.protocol import DataProto
 from strop.utils.sanitize.control_tokens import ControlText
+from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
-from strop.workers.role_configs import RewardModelConfig
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 """The engine gives the number before each response token; before this one stands the whole conversation."""
@@ -93,7 +94,7 @@ class RewardModelWorker(ModelWorker):
                 f"with its template"
             )
 
-    def _encoded(self, messages: Any, answer: str, row: int) -> list[int]:
+    def _encoded(self, messages: Sequence[Mapping[str, Any]], answer: str, row: int) -> list[int]:
         """Token ids of one conversation."""
         plain = self._control.as_plain_text(
             answer

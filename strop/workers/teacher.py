@@ -19,8 +19,8 @@ from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
+from strop.workers.config import TeacherConfig
 from strop.workers.models import ModelWorker
-from strop.workers.role_configs import TeacherConfig
 from strop.workers.rows import log_prob_column
 
 

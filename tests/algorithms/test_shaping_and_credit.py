@@ -16,7 +16,7 @@ from strop.algorithms.sequence_credit import (
     with_answer_scores,
 )
 from strop.rewards import Outcome, RewardConfig
-from strop.trainer.collectors.group_filter import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
+from strop.trainer.collectors.filter_rules import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
 from strop.workers.reports import EpisodeReport, training_rewards
 from strop.workers.reward_shaping import penalized
 

@@ -18,7 +18,7 @@ from strop.config import load_config
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.role_checkpoint import save_role
+from strop.engines.role_checkpoint import CONFIG_FOLDER, save_role
 from strop.engines.training import TrainEngine
 from strop.engines.value_models import load_value_model
 from strop.run import RunFolder
@@ -51,7 +51,8 @@ def run_with_critic(project: Project, tmp_path_factory: pytest.TempPathFactory) 
             actor = after_one_step(load_model(config.model), seed=step)
             critic = after_one_step(load_value_model(config.model), seed=step)
             pending = run.checkpoints.begin(step, facts={})
-            save_role(pending.folder / "actor", actor, tokenizer=tokenizer)
+            save_role(pending.folder / "actor", actor)
+            tokenizer.save_pretrained(pending.folder / "actor" / CONFIG_FOLDER)
             save_role(pending.folder / "critic", critic)
             if step == 2:
                 save_role(pending.folder / "prm", after_one_step(load_model(config.model), seed=7))

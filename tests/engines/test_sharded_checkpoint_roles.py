@@ -13,7 +13,7 @@ import pytest
 import torch
 from fsdp_cases import NUM_ROWS, Case, accumulate, engine_of, whole_weights
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from references.rank_processes import Ranks, run_ranks
 from strop.engines import gradients
@@ -130,19 +130,15 @@ def test_weights_alone_are_read_without_the_optimizer(tiny_folder: Folders, tmp_
 
 
 def test_a_tied_head_is_saved_once_and_the_configuration_lies_beside(
-    tiny_folder: Folders, tiny_model: Path, tmp_path: Path
+    tiny_folder: Folders, tmp_path: Path
 ) -> None:
     engine = engine_of(Case(folder=str(tiny_folder("qwen3"))), alone("cpu"))
-    save_role(tmp_path / "actor", engine, tokenizer=AutoTokenizer.from_pretrained(tiny_model))
+    save_role(tmp_path / "actor", engine)
     names = SavedTensors(tmp_path / "actor").tensors
     assert "model/model.embed_tokens.weight" in names
     assert "model/lm_head.weight" not in names
     config = AutoConfig.from_pretrained(tmp_path / "actor" / "config")
     assert config.architectures == ["Qwen3ForCausalLM"]
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path / "actor" / "config").get_vocab()
-        == AutoTokenizer.from_pretrained(tiny_model).get_vocab()
-    )
     critic = engine_of(Case(folder=str(tiny_folder("qwen3")), values=True), alone("cpu"))
     save_role(tmp_path / "critic", critic)
     config = AutoConfig.from_pretrained(tmp_path / "critic" / "config")

@@ -28,10 +28,9 @@ from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.role_export import export_role
-from strop.workers.config import ReferenceConfig
+from strop.workers.config import ReferenceConfig, TeacherConfig
 from strop.workers.models import TrainingInit
 from strop.workers.reference import ReferenceWorker
-from strop.workers.role_configs import TeacherConfig
 from strop.workers.sft import SupervisedWorker
 from strop.workers.teacher import TeacherWorker
 

@@ -10,9 +10,9 @@ from actor_batches import random_batch
 from strop.algorithms.config import AlgorithmConfig
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
+from strop.workers.config import CriticConfig
 from strop.workers.critic import CriticWorker
 from strop.workers.models import TrainingInit
-from strop.workers.role_configs import CriticConfig
 
 LR = 1e-2
 

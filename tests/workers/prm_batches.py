@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
+from strop.workers.config import PrmConfig
 from strop.workers.models import TrainingInit
 from strop.workers.prm import PrmWorker
-from strop.workers.role_configs import PrmConfig
 
 LR, BETA = 1e-2, 0.5
 SCORES = (1.0, 0.0, 0.75, 0.5, 1.0, 0.0, 1.0)

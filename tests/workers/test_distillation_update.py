@@ -24,7 +24,7 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
-from strop.workers.role_configs import TeacherConfig
+from strop.workers.config import TeacherConfig
 from strop.workers.teacher import TeacherWorker, check_teacher
 
 K = 6

@@ -13,8 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig
 from strop.protocol import DataProto
+from strop.workers.config import RewardModelConfig
 from strop.workers.reward_model import RewardModelWorker
-from strop.workers.role_configs import RewardModelConfig
 
 CONVERSATIONS: list[tuple[list[dict[str, str]], str]] = [
     ([{"role": "user", "content": "hi"}], "hello"),

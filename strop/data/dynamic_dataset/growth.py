@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.data_generator import GeneratedRows
+from strop.data.dataset_class import CustomRows
 from strop.data.dynamic_dataset.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler
@@ -35,6 +36,11 @@ class RowSource(Protocol):
 
     def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
         """The next rows, after a step with these samples; None before the first one."""
+
+
+def adds_rows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """True if rows may be added to these while the run goes on."""
+    return where_on(data.datagen) is not None or (isinstance(rows, CustomRows) and rows.wants_batches)
 
 
 class Growth:
@@ -65,7 +71,8 @@ class Growth:
                 steps they make.
         """
         maker, of_class = where_on(data.datagen), where_on(data.dataset_class)
-        if maker is not None and getattr(rows, "wants_batches", False):
+        custom = rows if isinstance(rows, CustomRows) and rows.wants_batches else None
+        if maker is not None and custom is not None:
             raise ValueError(
                 "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
             )
@@ -74,10 +81,11 @@ class Growth:
                 f"data.dataset_class {of_class.name} has on_batch_end, which may add rows, so epochs do not "
                 f"tell how many steps there are: set trainer.max_steps"
             )
-        source: Any = rows
         if maker is not None:
-            source = GeneratedRows(maker, rows)
-        self._source: RowSource = source
+            self._source: RowSource = GeneratedRows(maker, rows)
+        else:
+            assert custom is not None, "rows are added by data.datagen or by a dataset class"
+            self._source = custom
         self.prompts = GrowingPrompts(first, tokenizer, data, prepare)
         self._num_added = 0
 

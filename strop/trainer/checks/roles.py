@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.config.sections import where_on
-from strop.workers.role_configs import PrmConfig, TeacherConfig
+from strop.workers.config import PrmConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config

@@ -10,12 +10,8 @@ from strop.data.curriculum import sees_results
 from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
 from strop.rollout.replicas.checks import check_replicas
-from strop.trainer.checks import algorithms as recipes
-from strop.trainer.checks import async_rollout as ahead
-from strop.trainer.checks import dynamic_sampling as filter_groups
-from strop.trainer.checks import parallel as ulysses
-from strop.trainer.checks import roles
-from strop.trainer.fault_tolerance import settings as restarts
+from strop.trainer.checks import algorithms, async_rollout, dynamic_sampling, parallel, roles
+from strop.trainer.fault_tolerance import settings as fault_tolerance_settings
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -95,9 +91,9 @@ def _check_services(config: Config) -> None:
             service.share(0, workers)  # refuses limits of which not every rollout worker can have a share
 
 
-def _check_ahead(config: Config) -> None:
+def _check_async_rollout(config: Config) -> None:
     if config.async_setting:
-        ahead.check(config)
+        async_rollout.check(config)
 
 
 def _check_sampler(config: Config) -> None:
@@ -118,17 +114,17 @@ def _check_epochs(config: Config) -> None:
 
 _CHECKS = (
     _check_shaping,
-    ulysses.check,
+    parallel.check,
     _check_services,
-    recipes.check,
+    algorithms.check,
     roles.check,
     _check_replicas,
-    restarts.check,
-    filter_groups.check,
+    fault_tolerance_settings.check,
+    dynamic_sampling.check,
     _check_sampler,
     _check_epochs,
     _check_budgets,
     _check_roles,
-    _check_ahead,
+    _check_async_rollout,
 )
 """Checks in the order in which they run."""

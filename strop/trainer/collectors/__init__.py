@@ -5,7 +5,7 @@ calls.py             Calls of rollout workers that play groups over several step
 collector.py         The samples of a step
 dynamic_sampling.py  Dynamic sampling (DAPO)
 greedy_baselines.py  Greedy baselines, which some estimators take (ReMax)
-group_filter.py      Dynamic sampling
+filter_rules.py      Rules of dynamic sampling
 groups.py            Groups of steps to come, and those of them that a step drops
 lead.py              Groups in flight go on in later steps
 lengths.py           Lengths of answers at earlier visits of a prompt, and the order of prompts by them

@@ -175,11 +175,16 @@ class AsynchronousGroups:
 
     def take_completed(self) -> None:
         """Take the groups that have ended, without waiting."""
-        self.completed |= by_prompt(self.no_samples())
+        self._fetch_completed()
 
-    def no_samples(self) -> RolloutBatch:
-        """The samples of groups that have ended and were not taken; none, as a rule."""
-        return take_completed(self._roles, [], 0)
+    def empty_batch(self) -> RolloutBatch:
+        """A batch without samples, in the form in which workers give them."""
+        return self._fetch_completed().take([])
+
+    def _fetch_completed(self) -> RolloutBatch:
+        fetched = take_completed(self._roles, [], 0)
+        self.completed |= by_prompt(fetched)
+        return fetched
 
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
         """The workers forget groups that a step has trained or dropped; by uid, which versions sampled them."""

@@ -248,7 +248,7 @@ class Collector:
                 groups.take_completed()
             selected = {uid: groups.ready.pop(uid) for uid in chosen}
             parts = [*selected.values(), *dropped.episodes]
-            episodes = RolloutBatch.concat(parts) if parts else groups.no_samples()
+            episodes = RolloutBatch.concat(parts) if parts else groups.empty_batch()
             metrics = groups.idle_metrics(time.perf_counter() - asked_s)
         if self._lengths is not None:
             self._lengths.record(episodes.reports)

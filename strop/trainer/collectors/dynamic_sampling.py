@@ -1,6 +1,6 @@
 """Dynamic sampling (DAPO): groups that cannot teach are dropped, and others sampled in their place.
 
-The rules that judge a group are in group_filter.py, the settings in strop.algorithms.dynamic_sampling_config.
+The rules that judge a group are in filter_rules.py, the settings in strop.algorithms.dynamic_sampling_config.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.data.sampler import PromptSampler
 from strop.data.visit_ids import parse_visit_uid
-from strop.trainer.collectors.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.trainer.collectors.filter_rules import CAUSES, FAILED, SOLVED, left_out_for
 from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport
 from strop.workers.reward_shaping import sample_groups

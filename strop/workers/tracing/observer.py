@@ -34,11 +34,15 @@ class TraceObserver:
     """Makes a trace of each episode that it hears of."""
 
     def __init__(
-        self, exporter: SpanExporter, tokenizer: PreTrainedTokenizerBase, *, max_samples: int | None = None
+        self,
+        exporter: SpanExporter,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        max_samples: int | None = None,
     ) -> None:
         """Args:
         exporter: takes the spans.
-        tokenizer: reads answers.
+        tokenizer: reads answers; None where no episode follows.
         max_samples: episodes of each call of play; None: all.
         """
         from opentelemetry.sdk.resources import Resource
@@ -69,6 +73,7 @@ class TraceObserver:
         )
         within = trace.set_span_in_context(root)
         for span in spans:
+            assert self._tokenizer is not None, "episodes need a tokenizer"
             attributes = _of_span(span, self._tokenizer)
             part = self._tracer.start_span(
                 f"{span.kind} {span.name}".rstrip(),
@@ -89,7 +94,7 @@ class TraceObserver:
         self._provider.shutdown()
 
 
-def make_observer(config: TraceConfig, tokenizer: PreTrainedTokenizerBase) -> TraceObserver | None:
+def make_observer(config: TraceConfig, tokenizer: PreTrainedTokenizerBase | None) -> TraceObserver | None:
     """The observer of a process; None where nothing is traced.
 
     Raises:

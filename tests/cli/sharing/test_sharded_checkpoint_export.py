@@ -19,7 +19,7 @@ from references.rank_processes import Ranks, run_ranks
 from strop.engines.config import LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import alone
-from strop.engines.role_checkpoint import save_role
+from strop.engines.role_checkpoint import CONFIG_FOLDER, save_role
 from strop.engines.training import TrainEngine
 from strop.trainer import role_export
 from strop.trainer.role_export import export_role
@@ -114,7 +114,8 @@ def test_the_configuration_in_the_checkpoint_is_enough(
 ) -> None:
     case = Case(folder=str(with_tokenizer("llama")), dtype="float32")
     engine = trained(case)
-    save_role(tmp_path / "actor", engine, tokenizer=AutoTokenizer.from_pretrained(tiny_model))
+    save_role(tmp_path / "actor", engine)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "actor" / CONFIG_FOLDER)
     export_role(tmp_path, tmp_path / "out", ModelConfig(path="/moved/away"))
     assert dict(plain(tmp_path / "out").named_parameters())["lm_head.weight"].equal(
         weights_of(engine)["lm_head.weight"]

@@ -26,10 +26,10 @@ from strop.trainer.preference.trainer import PreferenceTrainer, preference_batch
 from strop.trainer.sft.result import SftResult
 from strop.trainer.start import resume_run, start_run
 from strop.utils.metrics import metric_values
+from strop.workers.config import RewardModelConfig
 from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.reward_model import RewardModelWorker
-from strop.workers.role_configs import RewardModelConfig
 
 
 def train(folder: Path, config: Config) -> SftResult:

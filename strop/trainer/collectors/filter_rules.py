@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups of samples can teach.
+"""Rules of dynamic sampling: the groups of samples that can teach.
 
 Source: Yu et al. 2025, arXiv:2503.14476, section 3.2, for groups of equal rewards.
 """
