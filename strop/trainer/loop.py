@@ -63,8 +63,8 @@ from strop.trainer.worker_groups import (
 from strop.utils.activity import activity
 from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure
-from strop.workers.player import check_observers
 from strop.workers.reports import SampleDecision, check_failed_episodes
+from strop.workers.tracing.observer import check_observers
 
 
 class Trainer:

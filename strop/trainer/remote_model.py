@@ -18,7 +18,8 @@ from strop.rollout.openai.byte_tokenizer import BYTES_PER_TOKEN, write_speech_fo
 from strop.rollout.openai.client import Endpoint
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.workers.player import EpisodeRunner, agent_workers, episode_observers
+from strop.workers.player import EpisodeRunner, agent_workers
+from strop.workers.tracing.observer import episode_observers
 
 OnUsage = Callable[[Mapping[str, int]], None]
 """Called at the end with the usage of the server."""

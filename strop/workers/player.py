@@ -38,6 +38,7 @@ from strop.utils.activity import waiting_on
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.sanitize import described, encodable, storable_text, usable
 from strop.utils.sanitize.values import MAX_NUMBER
+from strop.workers.tracing.observer import episode_observers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -469,26 +470,6 @@ def agent_workers(
         )
     reward = None if scorers is None else scorers.config
     return AgentWorkers(setup, client, model, reward=reward, seed=seed)
-
-
-def check_observers(rollout: RolloutConfig) -> None:
-    """Refuse observers that cannot work here, before a model is loaded; ValueError as from `episode_observers`."""
-    for observer in episode_observers(rollout, None):
-        observer.close()
-
-
-def episode_observers(
-    rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
-) -> list[EpisodeObserver]:
-    """Observers of episodes: traces, where rollout.trace asks for them.
-
-    Raises:
-        ValueError: the sentence says what of the settings cannot be had here.
-    """
-    from strop.workers.tracing.observer import make_observer  # imports Episode's module
-
-    observer = make_observer(rollout.trace, tokenizer)
-    return [] if observer is None else [observer]
 
 
 def _agent_outcome(trajectory: Trajectory) -> Outcome:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.agents.spans import Span
+from strop.rollout.config import RolloutConfig
 from strop.rollout.tracing_config import TraceConfig
 from strop.utils.sanitize import storable
 from strop.workers.episodes import Episode
@@ -92,6 +93,24 @@ class TraceObserver:
         """Send what is left, within a few seconds; a second call does nothing."""
         self._provider.force_flush(int(1000 * _SEND_S))
         self._provider.shutdown()
+
+
+def check_observers(rollout: RolloutConfig) -> None:
+    """Refuse observers that cannot work here, before a model is loaded; ValueError as from `episode_observers`."""
+    for observer in episode_observers(rollout, None):
+        observer.close()
+
+
+def episode_observers(
+    rollout: RolloutConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> list[TraceObserver]:
+    """Observers of episodes: traces, where rollout.trace asks for them.
+
+    Raises:
+        ValueError: the sentence says what of the settings cannot be had here.
+    """
+    observer = make_observer(rollout.trace, tokenizer)
+    return [] if observer is None else [observer]
 
 
 def make_observer(config: TraceConfig, tokenizer: PreTrainedTokenizerBase | None) -> TraceObserver | None:

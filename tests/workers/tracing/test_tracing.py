@@ -29,7 +29,8 @@ from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.tracing_config import TraceConfig
 from strop.workers.episodes import Episode
-from strop.workers.player import EpisodeRunner, check_observers, episode_observers
+from strop.workers.player import EpisodeRunner
+from strop.workers.tracing.observer import check_observers, episode_observers
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
