@@ -135,7 +135,7 @@ vllm: $(STAMPS)/test
 	$(BIN)/strop engine install vllm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm $(ARGS)
 
-# Runs ahead of training, killed at so many moments each: by a clock of engine steps, by the wall's, and apart on Ray.
+# Runs with asynchronous generation, killed at so many moments each, in one process and apart on Ray.
 KILLS ?= 200
 
 kills: $(STAMPS)/test
@@ -147,11 +147,11 @@ soak: $(STAMPS)/test
 # ARGS="..." goes to pytest; with STROP_SCREENSHOTS=docs/images the pictures of the docs are made again.
 browser: $(STAMPS)/docs
 	$(PIP) --constraint constraints.txt playwright==1.65.2
-	$(BIN)/python -m pytest -m browser tests/view tests/docs $(ARGS)
+	$(BIN)/python -m pytest -m browser tests/observability/viewer tests/docs $(ARGS)
 
 # They ask for other versions than constraints.txt, so they lie beside the environment, which comes first.
 trackers: .venv-trackers/.made
-	STROP_TRACKERS=$(CURDIR)/.venv-trackers $(BIN)/python -m pytest -m trackers tests/tracking $(ARGS)
+	STROP_TRACKERS=$(CURDIR)/.venv-trackers $(BIN)/python -m pytest -m trackers tests/observability/trackers $(ARGS)
 
 .venv-trackers/.made: $(STAMPS)/test
 	$(PIP) --target .venv-trackers --upgrade wandb==0.31.0 mlflow==3.17.2 swanlab==0.10.3 trackio==0.43.0 \
@@ -160,7 +160,7 @@ trackers: .venv-trackers/.made
 
 # Beside the environment, which comes first, as the trackers are.
 harness: .venv-harness/.made
-	STROP_LM_EVAL=$(CURDIR)/.venv-harness $(BIN)/python -m pytest -m harness tests/gateway $(ARGS)
+	STROP_LM_EVAL=$(CURDIR)/.venv-harness $(BIN)/python -m pytest -m harness tests/agents/openai_server $(ARGS)
 
 .venv-harness/.made: $(STAMPS)/test
 	$(PIP) --target .venv-harness --upgrade "lm_eval[api]==0.4.13"

@@ -1,6 +1,6 @@
 """Old dotted names of public modules: an import of one gives the new module's names, with a DeprecationWarning.
 
-They work for one version. `MOVED` maps an old name to the modules that hold its public names now; a name below an old
+They work until 0.3. `MOVED` maps an old name to the modules that hold its public names now; a name below an old
 package is looked for at the same place below the first of them.
 """
 
@@ -23,6 +23,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         ("strop.base.randomness", "strop.utils.rng"),
         ("strop.base.sections", "strop.config.sections"),
         ("strop.border", "strop.utils.sanitize"),
+        ("strop.border.control", "strop.utils.sanitize.control_tokens"),
         ("strop.chat_template", "strop.utils.chat_template"),
         ("strop.compat.agent_loops", "strop.agents.verl_loops"),
         ("strop.compat.datasets", "strop.data"),
@@ -76,6 +77,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         ("strop.roles", "strop.workers"),
         ("strop.roles.gae", "strop.algorithms.advantages.gae"),
         ("strop.roles.value_loss", "strop.algorithms.losses.value"),
+        ("strop.rollout.sync", "strop.rollout.weight_sync"),
         ("strop.scorers", "strop.rewards.scorers"),
         ("strop.supervised", "strop.trainer.sft"),
         ("strop.supervised.dataset", "strop.data.sft.dataset"),
@@ -117,7 +119,7 @@ class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         assert isinstance(module, _MovedModule)
         homes = homes_of(module.__name__)
         warnings.warn(
-            f"{module.__name__} is {' and '.join(homes)} now; the old name goes with the next version",
+            f"{module.__name__} is {' and '.join(homes)} now; the old name is removed in 0.3",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -146,5 +148,7 @@ def _is_module(name: str) -> bool:
 
 
 def keep_old_names() -> None:
-    """Let old names be imported."""
+    """Let old names be imported; the warning is shown for files of the user's too, which Python keeps silent about."""
     sys.meta_path.append(_MovedModules())
+    if not sys.warnoptions:
+        warnings.filterwarnings("default", r"strop\..* the old name is removed", DeprecationWarning)

@@ -56,6 +56,19 @@ def test_an_old_name_says_where_its_things_are() -> None:
     assert silent == []
 
 
+def test_a_file_of_the_users_that_uses_an_old_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("from strop.border.control import ControlText\n")
+    run = subprocess.run(
+        [sys.executable, "-c", "import strop, reward"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    assert "reward.py:1: DeprecationWarning: strop.border.control is strop.utils.sanitize" in run.stderr
+
+
 def test_a_class_is_the_same_under_both_names() -> None:
     with pytest.deprecated_call(match="strop.agents.tools.base"):
         sys.modules.pop("strop.tools.base", None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -23,3 +24,16 @@ def test_every_marker_of_the_tests_is_carried_by_one() -> None:
     names = [line.split(":")[0] for line in settings["markers"]]
     assert "gpu" in names
     assert [name for name in names if not any(f"mark.{name}" in source for source in sources)] == []
+
+
+def test_every_test_folder_that_is_named_is_there() -> None:
+    # A target of the Makefile that names a folder which is gone ends before its first test.
+    root = Path(__file__).parent.parent
+    pages = [root / "Makefile", root / "CONTRIBUTING.md", root / "README.md", *(root / "docs").rglob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"(?<![\w/])tests/[\w/.]*\w", page.read_text())
+    }
+    assert ("Makefile", "tests/docs") in named
+    assert sorted(pair for pair in named if not (root / pair[1]).exists()) == []

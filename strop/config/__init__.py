@@ -2,9 +2,9 @@
 
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
-names of bounds, stand below this room (strop.utils.field_types).
+names of bounds, stand in strop.utils.field_types.
 save.py is the way out; explanation.py explains one key.
-Knows no room of strop and imports no torch.
+Imports no other package of strop but utils, and no torch.
 """
 
 from __future__ import annotations

@@ -45,6 +45,10 @@ class EngineContext:
     rank: int
 
 
+Place = EngineContext
+"""Old name, until 0.3."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """An engine, and what is known of its weights."""
