@@ -71,20 +71,23 @@ def check_fields(config: object, key: str) -> None:
 
 
 def code_below(config: object, key: str, name: str) -> Iterator[CodeReference]:
-    """References to code, programs and hosts in a section below another: all it would run, import, start or contact.
+    """As `code_of`, of the section `name` below the section `config`, whose full key is `key`."""
+    yield from code_of(getattr(config, name), f"{key}.{name}".lstrip("."))
+
+
+def code_of(config: object, key: str) -> Iterator[CodeReference]:
+    """References to code, programs and hosts in a section: all it would run, import, start or contact.
 
     A section that names any has a method `code_references`, which gives for each such setting its name there, the
     value with what becomes of it, and the file, where it is one.
 
     Args:
-        config: the section above.
+        config: the section.
         key: its full key.
-        name: of the section below it.
     """
-    below = getattr(config, name)
-    references = below.code_references() if hasattr(below, "code_references") else ()
+    references = config.code_references() if hasattr(config, "code_references") else ()
     for setting, value, path in references:
-        yield CodeReference(key=f"{key}.{name}.{setting}".lstrip("."), value=value, path=path)
+        yield CodeReference(key=f"{key}.{setting}", value=value, path=path)
 
 
 def where_on(section: S) -> S | None:

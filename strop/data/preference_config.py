@@ -76,7 +76,7 @@ class PreferConfig(PreferenceLossConfig):
         super().__post_init__()
 
     def code_references(self) -> Iterator[tuple[str, str, str]]:
-        """Files that are fetched; see strop.config.sections.code_below."""
+        """Files that are fetched; see strop.config.sections.code_of."""
         yield from files_named(self.data)
 
 

@@ -23,11 +23,10 @@ model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
-role_checkpoint.py    What a trained role leaves in a checkpoint, and how it continues from there on any number of
-                      ranks
+role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 rotary_kernels.py     A Triton kernel of rotary positions
 tokens.py             One pass over packed rows
-training.py           What a model says of packed rows (Engine), the gradient of a loss over them, and one optimizer
+training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
                       step (TrainEngine)
 untrusted_model.py    Model folders that somebody else may have made
 unused_tokens.py      Token ids that a model has rows for and its tokenizer has no token for

@@ -111,14 +111,14 @@ class SavedTensors:
         """Places of the parts in a file in their tensors."""
         try:
             entries = parse_json(text)
-            of_tensor = {name: entry["saved_offsets"] for name, entry in entries.items()}
+            offsets_by_name = {name: entry["saved_offsets"] for name, entry in entries.items()}
         except (ValueError, AttributeError, KeyError, TypeError):
-            of_tensor = {"": None}
-        if not all(map(_are_sizes, of_tensor.values())):
+            offsets_by_name = {"": None}
+        if not all(map(_are_sizes, offsets_by_name.values())):
             raise ValueError(
                 f"checkpoint {self.folder} is damaged: {path.name} does not say where its parts belong ({OFFSETS})"
             )
-        return {name: tuple(offsets) for name, offsets in of_tensor.items()}
+        return {name: tuple(offsets) for name, offsets in offsets_by_name.items()}
 
     def _index(self, path: Path) -> None:
         """Note the parts in a file."""

@@ -85,24 +85,24 @@ class Engine:
         parts = micro_batches(
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         ) or [[]]
-        places: list[Tensor] = []
-        parts_done: list[Mapping[str, Tensor]] = []
+        indices: list[Tensor] = []
+        outputs: list[Mapping[str, Tensor]] = []
 
         def noted(tokens: Tokens) -> Mapping[str, Tensor]:
-            places.append(tokens.response_index)
+            indices.append(tokens.response_index)
             return function(tokens)
 
         for part in parts:
             tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
             self._count(tokens, trains=False)
             results = self.model.run(noted, tokens)
-            parts_done.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+            outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         if self.parallel.mesh is not None:
             reshard(self.model)
         if self.model.device.type != "cpu":
             torch.accelerator.synchronize()  # the copies were not waited for
-        order = torch.cat(places).argsort()
-        return {name: torch.cat([results[name] for results in parts_done])[order] for name in parts_done[0]}
+        order = torch.cat(indices).argsort()
+        return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence share its operations."""

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, Protocol
 from annotated_types import Ge, Gt, Le
 
 from strop.algorithms.group_functions.config import check_overlong
-from strop.config.sections import code_below, section
+from strop.config.sections import code_of, section
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.sandbox.config import SandboxConfig
 from strop.utils.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
-from strop.utils.trust import CodeReference
 from strop.utils.user_files import divide_named_file
 
 OnFailure = Literal["exclude", "fixed", "retry"]
@@ -241,15 +240,16 @@ class RewardConfig:
         sections: dict[str, ServiceSection] = {"judge": self.judge, "server": self.server}
         return {name: section for name, section in sections.items() if section.scores}
 
-    def code_references(self) -> Iterator[CodeReference]:
-        """Code, programs and services that scoring would use beside strop and its packages."""
+    def code_references(self) -> Iterator[tuple[str, str, str]]:
+        """Code, programs and services that scoring would use; see strop.config.sections.code_of."""
         if self.path:
-            yield CodeReference(key="reward.path", value=self.path, path=self.path)
+            yield "path", self.path, self.path
         for function in self.functions:
             if function.path:
-                yield CodeReference(key="reward.functions", value=function.path, path=function.path)
+                yield "functions", function.path, function.path
         for name in ("judge", "server", "sandbox"):
-            yield from code_below(self, "reward", name)
+            for reference in code_of(getattr(self, name), name):
+                yield reference.key, reference.value, reference.path
 
 
 def _check_function(section: str, path: str, name: str) -> None:

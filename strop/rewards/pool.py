@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from strop.config.sections import code_of
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.judges.services import Services
@@ -34,7 +35,7 @@ async def try_loading(config: RewardConfig) -> bool:
         RewardError: a file is missing, cannot be imported, or has no such function.
         UntrustedCode: received settings name a file.
     """
-    for reference in config.code_references():
+    for reference in code_of(config, "reward"):
         ask(reference.key, reference.value)
     workers = Workers(replace(config, num_workers=1), tokenizer="", log_file=None, shows=False)
     if config.manager:
@@ -100,7 +101,7 @@ class RewardPool:
             raise RewardError(
                 "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
             )
-        for reference in self.config.code_references():
+        for reference in code_of(self.config, "reward"):
             ask(reference.key, reference.value)
         self._is_running = True
         try:

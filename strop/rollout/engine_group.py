@@ -129,14 +129,14 @@ class EngineGroup:
         timeout_s: rollout.timeout_s.
         """
         self._generation, self._timeout_s = generation, timeout_s
-        self.wrap_engine(generation.engine)
+        self.set_engine(generation.engine)
 
     @property
     def first(self) -> Generation:
         """One of the engines, for what they have in common."""
         return self._generation
 
-    def wrap_engine(self, engine: RolloutEngine) -> None:
+    def set_engine(self, engine: RolloutEngine) -> None:
         """Ask `engine` in place of the first one, which it was made around (verification of received weights)."""
         self._engine = engine
         self.client = EngineClient(engine, timeout_s=self._timeout_s)
@@ -179,8 +179,8 @@ class EngineGroup:
         """
 
     async def restart_failed_engines(self) -> int:
-        """Start engines again that do not serve, without weights, and return their number; none where weights come from
-        a policy in this process."""
+        """Start engines again that do not serve, without weights; their number. An engine in this process ends with it,
+        so there is none."""
         return 0
 
     def pop_restarts(self) -> list[str]:

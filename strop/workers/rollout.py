@@ -180,7 +180,7 @@ class RolloutWorker(Worker):
         if generation.target is not None and self._trained is None:
             device = "cpu" if generation.policy is None else generation.policy.device.type
             self._receiving = weight_transfer().receiving(generation.engine, generation.target, device=device)
-            self._engines.wrap_engine(self._receiving)
+            self._engines.set_engine(self._receiving)
         return generation.media
 
     def _engine_of(self, role: str) -> TrainEngine:

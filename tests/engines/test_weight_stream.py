@@ -145,7 +145,7 @@ def test_buckets_are_as_full_as_the_order_allows() -> None:
 
 
 def test_a_rank_that_sends_nothing_makes_no_buckets() -> None:
-    assert list(parameter_stream(Odd(), sends=False)) == []
+    assert list(parameter_stream(Odd(), yields_buckets=False)) == []
 
 
 def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
@@ -327,7 +327,9 @@ def streams_of_a_sharded_model(ranks: Ranks, shard_size: int) -> list[bool]:
     facts = [isinstance(model.embed.weight, DTensor), weights_metadata(model) == weights_metadata(whole)]
     for dtype in (None, torch.bfloat16):
         expected = delivered(parameter_stream(whole, dtype=dtype))
-        got = delivered(parameter_stream(model, bucket_bytes=512, sends=ranks.rank == 0, dtype=dtype))
+        got = delivered(
+            parameter_stream(model, bucket_bytes=512, yields_buckets=ranks.rank == 0, dtype=dtype)
+        )
         facts.append(same_bits(got, expected) if ranks.rank == 0 else got == {})
     facts.append(weight_digests(model) == weight_digests(whole))
     with torch.no_grad():  # without a backward pass the root's parameters stay gathered

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strop.config.sections import code_of
 from strop.rewards import RewardConfig, RewardPool
 from strop.rewards.config import FunctionConfig
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
@@ -43,7 +44,7 @@ from strop.utils import trust
 def test_a_pool_asks_for_everything_that_its_settings_name(
     config: RewardConfig, expected: dict[str, str]
 ) -> None:
-    assert {named.key: named.value for named in config.code_references()} == expected
+    assert {named.key: named.value for named in code_of(config, "reward")} == expected
     for key in expected:  # all others are the user's own
         with trust.door():
             trust.close("a run", own=expected.keys() - {key})

@@ -218,6 +218,27 @@ def test_jsonl_lines_of_steps_after_the_resume_point_are_superseded(tmp_path: Pa
     ]  # fmt: skip
 
 
+def test_a_line_that_cannot_be_encoded_does_not_switch_the_record_off(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "actor/\\ud83d": 0.5}\n{"step": 2, "actor/loss": 1.0}\n')
+    log_steps(tmp_path, "jsonl", range(2, 4), 10.0, resume_step=1)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+
+
+def test_an_error_of_the_runs_own_record_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(tracker: JsonlTracker, step: int, metrics: object) -> None:
+        raise LookupError("a fault of ours")
+
+    monkeypatch.setattr(JsonlTracker, "log", broken)
+    with pytest.raises(LookupError, match="a fault of ours"):
+        log_steps(tmp_path, "jsonl", range(1), 0.0)
+    monkeypatch.setattr(JsonlTracker, "__init__", broken)
+    with pytest.raises(TypeError):
+        log_steps(tmp_path, "jsonl", range(1), 0.0)
+
+
 def test_read_metrics_joins_lines_of_a_step_and_gives_numbers_back(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "m.jsonl", resume_step=0)
     tracker.log(2, {"a": math.nan, "b": 1.0})

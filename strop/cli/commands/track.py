@@ -17,7 +17,7 @@ examples:
   WANDB_MODE=offline strop track runs/arithmetic --to wandb --project sums --name second-try
 
 Everything is sent anew, as a run of its own there: numbers of every step, settings, tables of samples of validations,
-and the curve. A run that trains tells its trackers as it goes (trainer.trackers=[console,jsonl,wandb]).
+and the curve. A run that trains sends to its trackers as it goes (trainer.trackers=[console,jsonl,wandb]).
 """
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     file = folder / METRICS_FILE
     metrics = read_metrics(file) if file.is_file() else []
     if not metrics:
-        raise RunError(f"{folder} has no numbers in {METRICS_FILE}: there is nothing to tell")
+        raise RunError(f"{folder} has no numbers in {METRICS_FILE}: there is nothing to send")
     tracker = built_in(args.to)
     tracker.check()
     setup = TrackerSetup(
@@ -71,5 +71,5 @@ def run(args: argparse.Namespace) -> int:
         print_json({"run": str(folder), "to": args.to, "steps": len(metrics), "id": metadata.id})
     else:
         say(f"project {metadata.project}, run {metadata.name}")
-        print_plain(f"{len(metrics)} steps of {folder} told to {args.to}")
+        print_plain(f"{len(metrics)} steps of {folder} sent to {args.to}")
     return 0

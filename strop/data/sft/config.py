@@ -145,7 +145,7 @@ class SftConfig:
             )
 
     def code_references(self) -> Iterator[tuple[str, str, str]]:
-        """Files that are fetched; see strop.config.sections.code_below."""
+        """Files that are fetched; see strop.config.sections.code_of."""
         yield from files_named(self.data)
 
 

@@ -97,13 +97,13 @@ def usage_metrics(
         [rank_usage.others for rank_usage in usage["actor"]], usage["actor"], infer_s
     )
     every = [rank_usage for ranks in usage.values() for rank_usage in ranks]
-    for label, values in (
+    for metric, values in (
         (MEMORY.of("allocated"), [rank_usage.allocated for rank_usage in every]),
         (MEMORY.of("reserved"), [rank_usage.reserved for rank_usage in every]),
         (HOST_MEMORY, [rank_usage.host for rank_usage in every]),
     ):
         numbers = [value for value in values if value is not None]
-        metrics[label] = max(numbers) / GIB if numbers else None
+        metrics[metric] = max(numbers) / GIB if numbers else None
     return {name: value for name, value in metrics.items() if value is not None}
 
 

@@ -13,6 +13,6 @@ probe.py             A vision-language model on packed prompts with images, comp
 sources.py           Images and videos as rows and tools give them
 tiling.py            Models that read a picture as square tiles of one size, each with as many tokens
 video_reader.py      Videos as files
-video_settings.py    How a model of the Qwen-VL family reads videos
-vl_model.py          What a vision-language model needs beside token ids, as far as all families have it in common
+video_settings.py    Video settings of models of the Qwen-VL family
+vl_model.py          Inputs of a vision-language model beside token ids, as far as all families have them in common
 """

@@ -284,8 +284,8 @@ class GridVision(Vision):
     def _placed(self, token_ids: Tensor, grids: Mapping[str, Tensor]) -> Tensor:
         """Positions [3, n] of tokens [n] by the model's own rule."""
         positions, _ = self._get_rope_index(token_ids[None], **self.own_arguments(token_ids), **grids)
-        shifted: Tensor = positions[:, 0]
-        return shifted
+        text_positions: Tensor = positions[:, 0]
+        return text_positions
 
 
 def grid_token_ids(model_config: object) -> dict[str, int]:

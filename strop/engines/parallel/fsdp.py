@@ -138,5 +138,5 @@ def _hooks_lifted(units: list[FSDPModule]) -> Iterator[None]:
     try:
         yield
     finally:
-        for hooks, hook in lifted:
-            hooks.update(hook)
+        for hooks, saved in lifted:
+            hooks.update(saved)

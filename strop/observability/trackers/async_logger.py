@@ -100,7 +100,7 @@ class AsyncTracker:
         if self._thread.is_alive():
             raise TimeoutError(
                 f"it had taken {self._num_logged} of {self._num_queued} steps {CLOSE_S:.0f} s after the last one; "
-                f"`strop track {self._remote.metadata.folder} --to {self.remote.name}` tells it all later"
+                f"`strop track {self._remote.metadata.folder} --to {self.remote.name}` sends all of it later"
             )
         if self._error is not None:
             raise self._error

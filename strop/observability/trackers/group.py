@@ -82,7 +82,7 @@ class TrackerGroup:
     """Several trackers as one.
 
     The run does not depend on trackers: one that fails, also when it is made, is reported once and left out from then
-    on. The exception is a RunError, with which the tracker of the run's own record ends the run.
+    on. The exception is the tracker of the run's own record: an error of it ends the run.
     """
 
     def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
@@ -96,6 +96,8 @@ class TrackerGroup:
                 except RunError:
                     raise
                 except BROKEN as error:  # as in log
+                    if name == JSONL:
+                        raise
                     _warn(name, error)
         except BaseException:  # if one cannot start, those before it are closed
             self.close()
@@ -110,6 +112,8 @@ class TrackerGroup:
             except RunError:
                 raise
             except BROKEN as error:  # a tracker may be the user's, and the run does not depend on it
+                if name == JSONL:
+                    raise
                 _warn(name, error)
                 self._close_one(name, is_reported=True)
 

@@ -111,7 +111,9 @@ def _drop_lines_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     lines = [
-        json.dumps(record, ensure_ascii=False) + "\n" for record in _records(path) if record["step"] <= step
+        json.dumps(storable(record), ensure_ascii=False) + "\n"
+        for record in _records(path)
+        if record["step"] <= step
     ]
     text = "".join(lines)
     with open_regular(path) as file:

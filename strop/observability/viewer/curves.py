@@ -65,8 +65,8 @@ def first_column(records: RunRecords, patterns: Sequence[str]) -> tuple[str, dic
 def smoothed(values: Mapping[int, float], count: int) -> dict[int, float]:
     """The mean of each value and those before it, `count` in all (fewer at the beginning)."""
     steps = list(values)
-    values_used: dict[int, float] = {}
+    means: dict[int, float] = {}
     for index, step in enumerate(steps):
         window = [values[other] for other in steps[max(0, index + 1 - count) : index + 1]]
-        values_used[step] = math.fsum(window) / len(window)
-    return values_used
+        means[step] = math.fsum(window) / len(window)
+    return means

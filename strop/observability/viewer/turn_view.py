@@ -87,7 +87,7 @@ def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
 
 def _sequence_reason(row: Mapping[str, Any], sequence: int) -> str:
     before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
-    if any(turn.get("stop_reason") == "turn" for turn in before):
+    if any(earlier.get("stop_reason") == "turn" for earlier in before):
         return "an answer is trained by itself (agent.credit=turn)"
     return "the chat template writes what stands before differently"
 

@@ -66,7 +66,7 @@ class CallsConfig(CallLimits):
         return False
 
     def code_references(self) -> Iterator[tuple[str, str, str]]:
-        """The address; see strop.config.sections.code_below."""
+        """The address; see strop.config.sections.code_of."""
         if self.scores:
             secret = f" and your {self.api_key_env}" if self.api_key_env else ""
             yield self.ADDRESS.rpartition(".")[2], f"{self.address} (gets the answers{secret})", ""

@@ -93,9 +93,9 @@ class DecodeBatch:
         self.prefill.forget()
         self._model.num_changes += 1
         self._num_changes = self._model.num_changes
-        self._look_again()
+        self._note_weights_changed()
 
-    def _look_again(self) -> None:
+    def _note_weights_changed(self) -> None:
         """The weights may be others from now on."""
         for part in (self._half, self._steps):
             if part is not None:
@@ -145,7 +145,7 @@ class DecodeBatch:
         if first == 0:
             lengths = [request.max_length for request in itertools.chain(*groups.values(), self.waiting)]
             self._cache.expect(max(lengths), num_slots=len(lengths))
-            self._look_again()  # while nothing ran, the weights may have been trained
+            self._note_weights_changed()  # while nothing ran, the weights may have been trained
         logits, remaining = [], []
         for group in groups.values():
             prefilled = self.prefill.get(group[0])
@@ -189,7 +189,7 @@ class DecodeBatch:
         return 0
 
     def _enter(self, group: Sequence[Request], prefilled: PrefilledPrompt) -> int:
-        """Give slots to requests of which the same is given; how many found room.
+        """Give slots to requests with the same prompt; how many found room.
 
         Raises:
             MemoryError: nothing runs, and what is free is in too small pieces for the first one alone.

@@ -188,8 +188,8 @@ class Endpoint:
         logprobs = choice.get("logprobs")
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         is_told = isinstance(values, list) and len(values) == len(ids)
-        if is_told and all(isinstance(token, float | int) and -1e4 < token <= 0 for token in values or ()):
-            return ids, [float(token) for token in values or ()]
+        if is_told and all(isinstance(value, float | int) and -1e4 < value <= 0 for value in values or ()):
+            return ids, [float(value) for value in values or ()]
         return ids, [0.0] * len(ids)
 
 

@@ -65,7 +65,7 @@ class EngineReplicas(EngineGroup):
             and not self._trained.model.is_sharded
         )
 
-    def wrap_engine(self, engine: RolloutEngine) -> None:
+    def set_engine(self, engine: RolloutEngine) -> None:
         """Ask `engine` in place of the first one, which it was made around (verification of received weights)."""
         self._engines[0] = dataclasses.replace(self._engines[0], engine=engine)
         self.client.admit(0, engine)

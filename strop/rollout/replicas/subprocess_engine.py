@@ -15,7 +15,7 @@ from strop.utils.device import device_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnProcess:
+class SubprocessSettings:
     """Settings of an engine in another process."""
 
     device: str
@@ -26,14 +26,14 @@ class OwnProcess:
     """A file for what it prints."""
 
 
-def own_process(context: EngineContext) -> OwnProcess:
-    """Settings of this place for an engine in processes of its own."""
+def subprocess_settings(context: EngineContext) -> SubprocessSettings:
+    """Settings of an engine in processes of its own, from the context of a rollout worker."""
     device = torch.device(device_name(context.device)).type
     trained = context.trained
     name = context.rollout.engine
     folder = Path(context.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
     folder.mkdir(parents=True, exist_ok=True)
-    return OwnProcess(
+    return SubprocessSettings(
         device=device,
         dtype=context.model.dtype if context.model.dtype != "auto" else _AUTO_DTYPE[device],
         weights=weights_of_folder(context.model)

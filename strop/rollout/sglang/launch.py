@@ -6,25 +6,25 @@ from pathlib import Path
 
 from strop.engines.model import load_model_config, unused_tokens
 from strop.rollout.engine_group import EngineContext, Generation
-from strop.rollout.replicas.subprocess_engine import own_process
+from strop.rollout.replicas.subprocess_engine import subprocess_settings
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
 
 
 async def make_sglang(context: EngineContext) -> Generation:
-    """SGLang for this place; raises as `start_sglang`."""
-    process = own_process(context)
+    """SGLang of a rollout worker; raises as `start_sglang`."""
+    own = subprocess_settings(context)
     vocab_size = int(load_model_config(context.model).get_text_config().vocab_size)
     settings = SglangSettings(
         model=str(Path(context.model.path).absolute()),
         trust_remote_code=context.model.trust_remote_code,
-        dtype=process.dtype,
+        dtype=own.dtype,
         vocab_size=vocab_size,
         unused_tokens=unused_tokens(context.model, vocab_size),
         max_tokens=context.max_tokens,
         max_running=context.rollout.max_running,
-        log=process.log,
+        log=own.log,
     )
-    engine = await start_sglang(context.rollout.sglang, settings, process.weights, version=context.version)
+    engine = await start_sglang(context.rollout.sglang, settings, own.weights, version=context.version)
     return Generation(
-        engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=process.dtype
+        engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=own.dtype
     )

@@ -34,7 +34,7 @@ class SglangTarget:
         num_workers: processes that hold a part of the model; each reads all that is sent.
         """
         self._process = process
-        self._held = weights
+        self._weights = weights
         self._num_workers = num_workers
         self._arrived: dict[str, int] = {}
         self.is_open = False
@@ -42,7 +42,7 @@ class SglangTarget:
 
     def weights_metadata(self) -> WeightsMetadata:
         """The weights of the architecture, tied ones once."""
-        return self._held
+        return self._weights
 
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Hand tensors on; they have arrived, compared with their digests, when this returns.
@@ -69,7 +69,7 @@ class SglangTarget:
 
     def digests(self, names: Sequence[str]) -> Mapping[str, int]:
         """Digests of what has arrived; tied names have that of the one under which it did."""
-        by_name = self._held.by_name
+        by_name = self._weights.by_name
         return {
             name: next(self._arrived[alias] for alias in by_name[name].names if alias in self._arrived)
             for name in names

@@ -9,35 +9,35 @@ import torch
 from strop.engines.model import load_model_config, unused_tokens
 from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.engine_group import EngineContext, Generation
-from strop.rollout.replicas.subprocess_engine import own_process
+from strop.rollout.replicas.subprocess_engine import subprocess_settings
 from strop.rollout.vllm.engine import Settings, start_vllm
 
 
 async def make_vllm(context: EngineContext) -> Generation:
-    """vLLM for this place; raises as `start_vllm`."""
-    process = own_process(context)
+    """vLLM of a rollout worker; raises as `start_vllm`."""
+    own = subprocess_settings(context)
     shape = load_model_config(context.model)
     reader = media_reader(shape, context.model.path)
     settings = Settings(
         model=str(Path(context.model.path).absolute()),
         trust_remote_code=context.model.trust_remote_code,
-        dtype=process.dtype,
-        device=process.device,
+        dtype=own.dtype,
+        device=own.device,
         max_tokens=context.max_tokens,
         max_running=context.rollout.max_running,
         num_threads=torch.get_num_threads(),
         shares_device=context.trained is not None,
-        log=process.log,
+        log=own.log,
         reader=reader,
         architecture=(shape.architectures or [""])[0],
         unused_tokens=unused_tokens(context.model, int(shape.get_text_config().vocab_size)),
     )
-    engine = await start_vllm(context.rollout.vllm, settings, process.weights, version=context.version)
+    engine = await start_vllm(context.rollout.vllm, settings, own.weights, version=context.version)
     return Generation(
         engine=engine,
         policy=None,
         target=engine.target,
         scores=engine.log_probs,
-        dtype=process.dtype,
+        dtype=own.dtype,
         reader=reader,
     )

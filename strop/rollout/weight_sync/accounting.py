@@ -20,13 +20,13 @@ _NAMES_SHOWN = 3
 class TransferState:
     """The receiver's account of one sync."""
 
-    def __init__(self, version: int, sent: WeightsMetadata, stored: WeightsMetadata) -> None:
+    def __init__(self, version: int, sent: WeightsMetadata, needed: WeightsMetadata) -> None:
         """Compare what will be sent with what the engine holds.
 
         Args:
             version: policy version.
             sent: the sender's weights.
-            stored: the weights that the engine needs.
+            needed: the weights that the engine needs.
 
         Raises:
             SyncIncomplete: the engine needs tensors that the sender does not have.
@@ -34,12 +34,12 @@ class TransferState:
         """
         self._version = version
         self._sent = sent
-        self._held = stored
+        self._needed = needed
         self._arrived: dict[str, int] = {}
         self._problem: SyncError | None = None
-        missing = [weight.name for weight in stored if not any(name in sent.by_name for name in weight.names)]
+        missing = [weight.name for weight in needed if not any(name in sent.by_name for name in weight.names)]
         if missing:
-            raise self._incomplete(missing, len(stored), "in the trainer's model")
+            raise self._incomplete(missing, len(needed), "in the trainer's model")
         self._destinations = {weight.name: self._destination(weight) for weight in sent}
         self._check_ties()
 
@@ -76,7 +76,7 @@ class TransferState:
 
     def names_to_read(self) -> list[str]:
         """The engine's names, aliases included, whose live values the digests are compared with."""
-        return [name for weight in self._sent for name in weight.names if name in self._held.by_name]
+        return [name for weight in self._sent for name in weight.names if name in self._needed.by_name]
 
     def check_digests(self, live: Mapping[str, int], expected: Mapping[str, int]) -> None:
         """The live parameters are what was sent.
@@ -90,7 +90,7 @@ class TransferState:
         """
         wrong = []
         for weight in self._sent:
-            names = [name for name in weight.names if name in self._held.by_name]
+            names = [name for name in weight.names if name in self._needed.by_name]
             differing = [name for name in names if live[name] != expected.get(weight.name)]
             if differing and len(differing) < len(names):
                 same = next(name for name in names if name not in differing)
@@ -120,7 +120,7 @@ class TransferState:
 
     def _destination(self, weight: TensorMetadata) -> tuple[str, ...]:
         """The engine's weights, by their first names, that take this weight's value."""
-        candidates = [self._held.by_name[name] for name in weight.names if name in self._held.by_name]
+        candidates = [self._needed.by_name[name] for name in weight.names if name in self._needed.by_name]
         if not candidates:
             raise SyncRefused(
                 f"sync {self._version} refused: the rollout worker's model has no {weight.name}; both sides must load "

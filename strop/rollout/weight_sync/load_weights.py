@@ -29,8 +29,8 @@ async def make_engine(context: EngineContext) -> Generation:
         return await make_vllm(context)
     if name == "sglang":
         return await make_sglang(context)
-    handle: Generation = await engines[name](context)
-    return handle
+    generation: Generation = await engines[name](context)
+    return generation
 
 
 async def loaded(context: EngineContext) -> Generation:
@@ -42,20 +42,20 @@ async def loaded(context: EngineContext) -> Generation:
         SyncCorrupted: it does not compute with these weights.
     """
     model = await asyncio.to_thread(load_model, context.model, device="cpu")
-    handle = await make_engine(context)
-    if handle.target is None:  # one of a user's own, which reads the folder itself
-        return handle
+    generation = await make_engine(context)
+    if generation.target is None:  # one of a user's own, which reads the folder itself
+        return generation
     try:
-        await asyncio.to_thread(_fill, handle.target, model)
-        await handle.engine.set_version(context.version)
-        if handle.scores is not None:
+        await asyncio.to_thread(_fill, generation.target, model)
+        await generation.engine.set_version(context.version)
+        if generation.scores is not None:
             probe = probe_of(Engine(model, EngineConfig(), is_frozen=True))
-            log_probs = await handle.scores(probe.token_ids)
-            check_probe(probe, log_probs, version=context.version, dtype=handle.dtype)
+            log_probs = await generation.scores(probe.token_ids)
+            check_probe(probe, log_probs, version=context.version, dtype=generation.dtype)
     except BaseException:
-        await handle.engine.close()
+        await generation.engine.close()
         raise
-    return handle
+    return generation
 
 
 def pull_weights(trained: Engine, target: WeightTarget) -> None:

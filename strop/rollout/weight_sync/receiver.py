@@ -59,17 +59,17 @@ class WeightReceiver:
         """The verified version that the parameters hold; None while there is none."""
         return self._version
 
-    def require_verified(self, action: str) -> int:
+    def require_verified(self, requester: str) -> int:
         """The verified version.
 
         Args:
-            action: who asks, for the error.
+            requester: what needs them, for the error.
 
         Raises:
             UnverifiedWeights: there is none; the message says why.
         """
         if self._version is None:
-            raise UnverifiedWeights(f"{action} is refused, the weights are not verified: {self._reason}")
+            raise UnverifiedWeights(f"{requester} is refused, the weights are not verified: {self._reason}")
         return self._version
 
     def join(self, endpoint: Endpoint, *, index: int) -> None:

@@ -104,7 +104,7 @@ class WeightSender:
         stream = parameter_stream(
             self._module,
             bucket_bytes=self._bucket_bytes,
-            sends=self._rank == 0,
+            yields_buckets=self._rank == 0,
             dtype=self._dtype,
             weights=weights,
         )

@@ -55,7 +55,7 @@ def parameter_stream(
     module: nn.Module,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-    sends: bool = True,
+    yields_buckets: bool = True,
     dtype: torch.dtype | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Iterator[Bucket]:
@@ -68,8 +68,8 @@ def parameter_stream(
     Args:
         module: plain, or sharded over ranks that all make this call and use up the iterator.
         bucket_bytes: limit of a bucket.
-        sends: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
-            and its iterator ends without yielding.
+        yields_buckets: this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing, and
+            its iterator ends without yielding.
         dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
@@ -87,7 +87,7 @@ def parameter_stream(
         data: Tensor | None = None
         for weight, offset in entries:
             tensor = full_weight(_next(source, weight), weight.dtype)
-            if not sends:
+            if not yields_buckets:
                 continue
             if len(entries) == 1:
                 data = tensor.contiguous().view(-1).view(torch.uint8)

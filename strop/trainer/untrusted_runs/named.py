@@ -33,7 +33,7 @@ def code_references(config: Config) -> Iterator[CodeReference]:
     for name in ("openai", "sglang", "vllm", "trace"):
         yield from code_below(config.rollout, "rollout", name)
     yield from of_agents(config.agent)
-    yield from config.reward.code_references()
+    yield from code_below(config, "", "reward")
     if config.run.copy_to:
         yield CodeReference(key="run.copy_to", value=f"{config.run.copy_to} (gets the checkpoints)")
     if config.resources.env:

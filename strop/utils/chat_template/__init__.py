@@ -15,12 +15,15 @@ import contextvars
 import datetime
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from strop.utils.chat_template.process import RenderingStopped, render_apart
 from strop.utils.chat_template.rendering import Rendered, render
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_CHARS = 1 << 17
 """Of a chat template. Those of well-known models have up to 20,000."""
@@ -40,12 +43,12 @@ class TemplateTooCostly(ValueError):
     """The chat template does not end, or makes too much: no conversation can be rendered with it."""
 
 
-def trust_template(tokenizer: Any) -> None:
+def trust_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Render the tokenizer's chat template in this process from here on, without a limit on time and memory."""
     setattr(tokenizer, _TRUSTED, True)
 
 
-def render_with(tokenizer: Any, template: str) -> None:
+def render_with(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
     """Render another text than the tokenizer's chat template from here on; what is saved with the tokenizer stays."""
     if template != tokenizer.chat_template:
         setattr(tokenizer, _RENDERED, template)
@@ -56,7 +59,7 @@ def asks_for_time(template: object) -> bool:
     return "strftime_now" in repr(template)
 
 
-def stop_clock(tokenizer: Any, date: str) -> None:
+def stop_clock(tokenizer: PreTrainedTokenizerBase, date: str) -> None:
     """Let templates that ask for the time (strftime_now) be told one moment from here on.
 
     Args:
@@ -68,7 +71,10 @@ def stop_clock(tokenizer: Any, date: str) -> None:
 
 
 def apply_template(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **options: Any
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None,
+    **options: Any,
 ) -> Any:
     """Apply the chat template, as `tokenizer.apply_chat_template` does.
 
@@ -86,7 +92,7 @@ def apply_template(
 
 
 def apply_template_to_all(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     conversations: Sequence[Sequence[Mapping[str, Any]]],
     tools: Sequence[Any] | None,
     **options: Any,
@@ -99,7 +105,10 @@ def apply_template_to_all(
 
 
 def _apply(
-    tokenizer: Any, conversation: list[Any], tools: Sequence[Any] | None, options: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: list[Any],
+    tools: Sequence[Any] | None,
+    options: dict[str, Any],
 ) -> Any:
     _render_apart_by_default()
     if (template := getattr(tokenizer, _RENDERED, None)) is not None:
@@ -108,7 +117,8 @@ def _apply(
     now = _now.set(clock.isoformat() if clock else "")
     is_trusted = _is_trusted.set(getattr(tokenizer, _TRUSTED, False))
     try:
-        return tokenizer.apply_chat_template(conversation, tools=tools, **options)
+        schemas = None if tools is None else list(tools)
+        return tokenizer.apply_chat_template(conversation, tools=schemas, **options)
     except RenderingStopped as error:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         cause = f"ends with {error}" if str(error) else "loops, or writes far more than it is given"

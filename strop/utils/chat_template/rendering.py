@@ -11,7 +11,7 @@ Rendered = tuple[list[str], list[list[tuple[int, int]]]]
 """Texts, and the {% generation %} spans of each, in characters."""
 
 
-_clock = threading.Lock()
+_CLOCK_LOCK = threading.Lock()
 """Held while a template renders that asks for the time: transformers keeps one compiled template for all."""
 
 
@@ -26,7 +26,7 @@ def render(chat_template: str, now: str, **arguments: Any) -> Rendered:
     from transformers.utils import chat_template_utils  # heavy, and most processes render nothing
 
     asks_for_time = "strftime_now" in chat_template
-    with _clock if asks_for_time else contextlib.nullcontext():
+    with _CLOCK_LOCK if asks_for_time else contextlib.nullcontext():
         if asks_for_time:
             moment = datetime.datetime.fromisoformat(now) if now else datetime.datetime.now()
             compiled = chat_template_utils._compile_jinja_template(chat_template)

@@ -95,9 +95,7 @@ class ModelScopeRepo(Repo):
         """As of Repo."""
         folder = self._folder / listing.revision
         self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(
-            folder.with_name(f"{folder.name}.lock")
-        ):  # a process that comes meanwhile finds the files
+        with FileLock(folder.with_name(f"{folder.name}.lock")):  # who comes meanwhile finds the files
             self._download(folder, listing, [name for name in names if not (folder / name).is_file()])
         ref = self._folder / "refs" / (self._branch or MAIN)
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -105,13 +103,15 @@ class ModelScopeRepo(Repo):
         return folder
 
     def _download(self, folder: Path, listing: Listing, names: Sequence[str]) -> None:
-        """Download files into a folder; that of a data set appears when it has all of them."""
+        """Download files into a folder; that of a data set appears when it has all of them. Files that are missing from
+        one that is there are added to it."""
         if not names:
             return
         entries = [
             {"Path": name, "Size": listing.sizes[name], "Sha256": listing.sha256.get(name)} for name in names
         ]
-        staging = folder.with_name(f"{folder.name}.part") if self._kind == "dataset" else folder
+        appears_whole = self._kind == "dataset" and not folder.is_dir()
+        staging = folder.with_name(f"{folder.name}.part") if appears_whole else folder
         try:
             self._api.download_repo(
                 self._name,

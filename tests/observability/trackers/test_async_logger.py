@@ -158,7 +158,7 @@ def test_one_that_waits_for_ever_costs_the_run_nothing_but_a_while_at_the_end(
     assert time.monotonic() - began < 10
     (sentence,) = [record.getMessage() for record in caplog.records]
     assert (
-        f"it had taken 3 of 2000 steps 0 s after the last one; `strop track {run} --to recording` tells it all later"
+        f"it had taken 3 of 2000 steps 0 s after the last one; `strop track {run} --to recording` sends all of it later"
         in sentence
     )
 

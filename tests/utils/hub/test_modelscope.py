@@ -156,3 +156,13 @@ def test_without_a_network_the_copy_is_used_and_its_lack_is_said(
         match=r"tiny/other' cannot be fetched: http://127\.0\.0\.1:9 does not give it .*refused.*network",
     ):
         get("tiny/other")
+
+
+def test_a_file_that_a_data_set_lacks_is_fetched_again(hub: ScopeStandIn) -> None:
+    hub.add("datasets/tiny/rows", {"train.jsonl": b'{"a": 1}\n', "test.jsonl": b'{"a": 2}\n'})
+    repo = ModelScopeRepo("tiny/rows", "dataset")
+    listing = repo.list("")
+    folder = repo.get(listing, sorted(listing.sizes))
+    (folder / "train.jsonl").unlink()
+    assert repo.get(listing, sorted(listing.sizes)) == folder
+    assert (folder / "train.jsonl").read_bytes() == b'{"a": 1}\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from strop.agents.tools.formats.calls import ParsedCalls, ToolSchemas
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall, ParsedTurn, split_thinking
@@ -13,6 +13,9 @@ from strop.agents.tools.schemas import schema_mapping
 from strop.agents.tools.template_probe import CallExample
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.registry import Registry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class ToolParser:
     and named by agent.tool_format.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
 
     @property
@@ -64,7 +67,7 @@ class ToolParser:
         """The parts of an answer, malformed calls included where the format tells them."""
         content, calls = await self.extract_tool_calls(list(token_ids), tools)
         thinking, _ = split_thinking(
-            self.tokenizer.decode(list(token_ids)), begins_in_thinking=begins_in_thinking
+            str(self.tokenizer.decode(list(token_ids))), begins_in_thinking=begins_in_thinking
         )
         return ParsedTurn(content, tuple(calls), thinking)
 
@@ -85,7 +88,7 @@ class ToolParser:
         return add
 
     @classmethod
-    def get_tool_parser(cls, name: str, tokenizer: Any) -> ToolParser:
+    def get_tool_parser(cls, name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
         """The parser of this name for a tokenizer.
 
         Raises:
@@ -110,7 +113,7 @@ tool_parsers: Registry[type[ToolParser]] = Registry("tool format", group="strop.
 class FormatParser(ToolParser):
     """Parser of a format that is built in."""
 
-    def __init__(self, tool_format: ToolFormat, tokenizer: Any) -> None:
+    def __init__(self, tool_format: ToolFormat, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer)
         self.format = tool_format
         vocabulary = tokenizer.get_vocab() if tool_format.stop_tokens else {}
@@ -138,7 +141,7 @@ class FormatParser(ToolParser):
         ids = list(token_ids)
         if ids and (ids[-1] in self._stop_ids or ids[-1] == self.tokenizer.eos_token_id):
             ids.pop()
-        turn = self._read(self.tokenizer.decode(ids), tools, begins_in_thinking=begins_in_thinking)
+        turn = self._read(str(self.tokenizer.decode(ids)), tools, begins_in_thinking=begins_in_thinking)
         return replace(turn, content=self._without_control_tokens(turn.content))
 
     def reads(self, example: CallExample) -> bool:
@@ -173,7 +176,7 @@ class FormatParser(ToolParser):
         return answer_text(self.tokenizer, ids)
 
 
-def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolParser:
+def parser_for_template(example: CallExample | None, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     """The parser of the format that reads a call as a chat template writes it.
 
     Raises:
