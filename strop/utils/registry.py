@@ -23,7 +23,7 @@ class Registry(dict[str, T], Generic[T]):
     Args:
         kind: what they are, for messages.
         known: those that are there from the start.
-        group: of entry points, `strop.` and the plural of the kind; "": packages bring none.
+        group: name of the group of entry points; "": packages bring none.
         replaceable: a name may be given to something else later.
     """
 

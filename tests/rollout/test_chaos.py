@@ -105,8 +105,7 @@ def test_no_sample_is_lost_or_doubled(
         harming = asyncio.create_task(chaos())
         started = time.monotonic()
         answered = await ask_all(client)
-        # A request that begins anew in another engine has its time anew; starting engines takes long on a busy machine.
-        assert time.monotonic() - started < 3 * TIMEOUT_S
+        assert time.monotonic() - started < TIMEOUT_S
         await harming
         for one, right in zip(answered, wanted, strict=True):
             assert isinstance(one.output, TokenOutput), one.output
