@@ -1,7 +1,7 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
 bad_rows.py              Rows that cannot be used, counted and reported together
-chat.py                  Rendering of chat messages to text and token ids
+chat.py                  Conversations of rows, rendered to text and token ids
 config.py                DataConfig
 curriculum.py            Orders of the rows of an epoch (data.sampler)
 data_generator.py        Rows that are made while a run goes on, in verl's form
@@ -23,6 +23,7 @@ prepare.py               Well-known data sets, from their raw rows to verl's sch
 prompt_loader.py         The prompts of a step
 prompts.py               PromptDataset: rows as token ids
 readers.py               Rows from files, folders, hubs and URLs, all in memory
+rendering.py             Texts of many conversations, rendered at once
 rlhf_dataset.py          RLHFDataset and collate_fn in the conventions of verl
 rows.py                  One row through the column mapping
 sampler.py               PromptSampler: the rows that a step visits

@@ -24,7 +24,8 @@ class BadRows:
             files: setting that names their files.
         """
         self._split, self._num_rows, self._files = split, num_rows, files
-        self._errors: dict[str, ValueError] = {}
+        self._errors: dict[int, tuple[str, ValueError]] = {}
+        """Name of the row in errors, and its error, by its number."""
 
     @contextlib.contextmanager
     def reading(self, where: str) -> Iterator[None]:
@@ -34,17 +35,18 @@ class BadRows:
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long
         except ValueError as error:
-            self._errors.setdefault(where, error)
+            self._errors.setdefault(int(where.rpartition(" ")[2]), (where, error))
 
     def check(self) -> None:
         """Raise a ValueError about the rows that cannot be used, if there are any."""
         if not self._errors:
             return
         by_reason: dict[str, list[int]] = {}
-        for where, error in self._errors.items():
+        errors = sorted(self._errors.items())
+        for number, (where, error) in errors:
             reason = str(error).removeprefix(where).lstrip(": ")
-            by_reason.setdefault(reason, []).append(int(where.rpartition(" ")[2]))
-        first = next(iter(self._errors.values()))
+            by_reason.setdefault(reason, []).append(number)
+        _, (_, first) = errors[0]
         if len(self._errors) == 1:
             raise first
         if len(by_reason) == 1 and len(self._errors) == self._num_rows:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.config import JsonMessages
 from strop.data.media import has_media, refuse_audio
 from strop.protocol.trajectory import Media, continues
-from strop.utils.chat_template import TemplateRefused, apply_template, apply_template_to_all
+from strop.utils.chat_template import TemplateRefused, apply_template
 from strop.utils.sanitize import encodable_value, read_json
 
 NO_TEMPLATE = (
@@ -281,29 +281,6 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
     return render(
         tokenizer, chat, add_generation_prompt=not is_continued, continue_final_message=is_continued
     )
-
-
-def render_prompts(tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]) -> list[str]:
-    """Texts of prompts as of `render_prompt`, rendered at once; the conversations are alike (`renders_alike`).
-
-    Raises:
-        TemplateRefused: the template refuses one of them; `render_prompt` says which.
-    """
-    is_continued = continues(chats[0].messages)
-    ends = {"continue_final_message": True} if is_continued else {}
-    return apply_template_to_all(
-        tokenizer,
-        [chat.messages for chat in chats],
-        chats[0].tools,
-        add_generation_prompt=not is_continued,
-        **ends,
-        **chats[0].options,
-    )
-
-
-def renders_alike(chat: Chat) -> tuple[object, ...]:
-    """A key, equal for conversations that `render_prompts` can render at once: tools, options, and how they end."""
-    return chat.tools, chat.options, continues(chat.messages)
 
 
 def template_refused(chat: Chat, error: Exception) -> str:

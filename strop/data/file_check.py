@@ -18,15 +18,14 @@ from strop.data.chat import (
     Chat,
     check_last,
     encode_all,
-    render_prompt,
     require_chat_template,
     shown_text,
     to_chat,
 )
 from strop.data.config import DataConfig
 from strop.data.prompts import truncate
+from strop.data.rendering import prompt_part, render_parts
 from strop.data.rows import missing_values, prompt_messages, row_data_source, row_extra_info, row_messages
-from strop.utils.chat_template import TemplateTooCostly
 
 _MAX_BINS = 10
 _BATCH = 512
@@ -175,7 +174,7 @@ class _Prompts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._pending: list[tuple[int, str]] = []
+        self._pending: list[tuple[int, Chat]] = []
         self.encoded: dict[int, list[int]] = {}
         self.media: dict[int, Any] = {}
         self.malformed: dict[int, str] = {}
@@ -190,9 +189,7 @@ class _Prompts:
 
                 self.media[row] = row_media(self._tokenizer, chat.media, chat.where)
                 self.media[row].read()
-            self._pending.append((row, render_prompt(self._tokenizer, chat)))
-        except TemplateTooCostly:
-            raise  # no fault of the row, and the next one would take as long
+            self._pending.append((row, chat))
         except ValueError as error:
             self.malformed[row] = str(error)
         if len(self._pending) == _BATCH:
@@ -200,8 +197,14 @@ class _Prompts:
 
     def encode(self) -> None:
         """Encode the pending prompts."""
-        encoded = encode_all(self._tokenizer, [text for _, text in self._pending])
-        for (row, _), ids in zip(self._pending, encoded, strict=True):
+        texts: dict[int, str] = {}
+        rendered = render_parts(self._tokenizer, [prompt_part(chat) for _, chat in self._pending])
+        for (row, _), text in zip(self._pending, rendered, strict=True):
+            if isinstance(text, ValueError):
+                self.malformed[row] = str(text)
+            else:
+                texts[row] = text
+        for row, ids in zip(texts, encode_all(self._tokenizer, [*texts.values()]), strict=True):
             try:
                 self._keep(row, ids)
             except ValueError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +17,23 @@ from transformers import PreTrainedTokenizerBase
 from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
-    Chat,
     control_token_ids,
     encode,
     from_json_text,
-    render,
     require_chat_template,
     to_chat,
     to_messages,
 )
 from strop.data.media import has_media
 from strop.data.preference_config import PreferDataConfig
+from strop.data.rendering import ChatPart, render_parts
 from strop.data.sft.answer_ends import AnswerEnds
-from strop.data.sft.conversations import tokenize_chat
+from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample
 
 Messages = tuple[dict[str, Any], ...]
+_CHATS_AT_ONCE = 512
+"""Conversations that are rendered together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,17 @@ class PreferenceExample:
     """With loss=kto: label of the first one."""
     has_empty: bool = False
     """True if an answer of the row has no text: it is trained to end at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Untokenized:
+    """A row that is read; fields as those of PreferenceExample."""
+
+    row: int
+    pair: tuple[TrainedChat, TrainedChat]
+    margin: float = 0.0
+    is_good: bool = True
+    has_empty: bool = False
 
 
 class PreferenceDataset:
@@ -128,15 +140,17 @@ class PreferenceDataset:
         return line
 
     def _read_comparisons(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[PreferenceExample]:
-        examples = []
+        read = []
         for number, row in enumerate(rows):
-            with bad.reading(f"{self._split} row {number}"):
-                examples.append(self._read_comparison(number, row))
-        bad.check()
-        return examples
+            with bad.reading(self._where(number)):
+                read.append(self._read_comparison(number, row))
+        return self._tokenize(read, bad)
 
-    def _read_comparison(self, number: int, row: Mapping[str, Any]) -> PreferenceExample:
-        config, where = self._config, f"{self._split} row {number}"
+    def _where(self, number: int) -> str:
+        return f"{self._split} row {number}"
+
+    def _read_comparison(self, number: int, row: Mapping[str, Any]) -> _Untokenized:
+        config, where = self._config, self._where(number)
         if empty := null_in(row, (config.chosen_key, config.rejected_key)):
             raise ValueError(
                 f"{where} has {empty}, so there is nothing to compare: give the answer, or remove the row"
@@ -148,14 +162,12 @@ class PreferenceDataset:
                     f"and prefer.data.rejected_key"
                 )
         prompt, chosen, rejected = self._parts(row, where)
-        sides = [self._tokenize(row, prompt, answer, number, where) for answer in (chosen, rejected)]
-        if sides[0].token_ids == sides[1].token_ids:
-            raise ValueError(f"{where} compares an answer with itself; remove the row")
-        has_empty = not all(
-            answer[-1].get("content") or answer[-1].get("tool_calls") for answer in (chosen, rejected)
+        return _Untokenized(
+            row=number,
+            pair=(self._chat(row, prompt, chosen, where), self._chat(row, prompt, rejected, where)),
+            margin=self._margin(row, where) if self._loss == "reward" else 0.0,
+            has_empty=_is_empty(chosen) or _is_empty(rejected),
         )
-        margin = self._margin(row, where) if self._loss == "reward" else 0.0
-        return PreferenceExample(row=number, pair=(sides[0], sides[1]), margin=margin, has_empty=has_empty)
 
     def _margin(self, row: Mapping[str, Any], where: str) -> float:
         key = self._config.margin_key
@@ -207,33 +219,26 @@ class PreferenceDataset:
 
     def _read_rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[PreferenceExample]:
         """Each answer, and beside it the next row's, as if it had been given to this prompt."""
-        config, read = self._config, []
+        read = []
         for number, row in enumerate(rows):
-            where = f"{self._split} row {number}"
-            with bad.reading(where):
-                read.append(self._rated_answer(row, where))
+            with bad.reading(self._where(number)):
+                read.append(self._rated_answer(row, self._where(number)))
         bad.check()
         if len(read) < 2:
             raise ValueError(f"{self._split} data has one row; prefer.loss=kto sets rows against each other")
-        examples = []
+        untokenized = []
         for number, (row, (prompt, answer, label)) in enumerate(zip(rows, read, strict=True)):
-            where = f"{self._split} row {number}"
-            other = read[(number + 1) % len(read)][1]
-            sides: list[SftExample] = []
+            where, other = self._where(number), read[(number + 1) % len(read)][1]
             with bad.reading(where):
-                sides = [self._tokenize(row, prompt, text, number, where) for text in (answer, other)]
-            if not sides:
-                continue
-            examples.append(
-                PreferenceExample(
-                    row=number,
-                    pair=(sides[0], _cut(sides[1], config.max_tokens)),
-                    is_good=label,
-                    has_empty=not (answer[-1].get("content") or answer[-1].get("tool_calls")),
+                untokenized.append(
+                    _Untokenized(
+                        row=number,
+                        pair=(self._chat(row, prompt, answer, where), self._chat(row, prompt, other, where)),
+                        is_good=label,
+                        has_empty=_is_empty(answer),
+                    )
                 )
-            )
-        bad.check()
-        return examples
+        return self._tokenize(untokenized, bad)
 
     def _rated_answer(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, bool]:
         """Prompt, answer and label of a row."""
@@ -249,18 +254,64 @@ class PreferenceDataset:
         answer = self._read(row, key, "assistant", where)
         return self._prompt(row, where), answer, label
 
-    def _tokenize(
-        self, row: Mapping[str, Any], prompt: Messages, answer: Messages, number: int, where: str
-    ) -> SftExample:
+    def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
         if has_media(row, (*prompt, *answer)):
             raise ValueError(f"{where} has images or videos, which training on preferences does not take")
-        chat: Chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)
-        if self._loss == "reward":  # the text as a reward model is given it in a run
-            ids = encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
-            # The score of a conversation is the number of the place behind it.
-            return SftExample(row=number, token_ids=(*ids, 0), loss_mask=(*(False for _ in ids), True))
-        ids, mask = tokenize_chat(self._tokenizer, chat, first_trained=len(prompt), control_ids=self._control)
-        return SftExample(row=number, token_ids=tuple(ids), loss_mask=tuple(mask))
+        chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)
+        return TrainedChat(chat, first_trained=len(prompt))
+
+    def _tokenize(self, read: Sequence[_Untokenized], bad: BadRows) -> list[PreferenceExample]:
+        """Examples of rows that are read; ValueError about all rows that cannot be used."""
+        chats = [chat for row in read for chat in row.pair]
+        results = iter(
+            self._tokenize_whole(chats) if self._loss == "reward" else self._tokenize_answers(chats)
+        )
+        examples = []
+        for row in read:
+            first, second = next(results), next(results)
+            with bad.reading(self._where(row.row)):
+                examples.append(self._example(row, first, second))
+        bad.check()
+        return examples
+
+    def _tokenize_answers(self, chats: Sequence[TrainedChat]) -> Iterator[Tokenized | ValueError]:
+        for start in range(0, len(chats), _CHATS_AT_ONCE):
+            batch = chats[start : start + _CHATS_AT_ONCE]
+            yield from tokenize_chats(self._tokenizer, batch, control_ids=self._control)
+
+    def _tokenize_whole(self, chats: Sequence[TrainedChat]) -> Iterator[Tokenized | ValueError]:
+        """The text as a reward model is given it in a run, and one place behind it with the loss of its score."""
+        for text in render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats]):
+            if isinstance(text, ValueError):
+                yield text
+            else:
+                ids = encode(self._tokenizer, text)
+                yield [*ids, 0], [*(False for _ in ids), True]
+
+    def _example(
+        self, row: _Untokenized, first: Tokenized | ValueError, second: Tokenized | ValueError
+    ) -> PreferenceExample:
+        sides = []
+        for tokenized in (first, second):
+            if isinstance(tokenized, ValueError):
+                raise tokenized
+            ids, mask = tokenized
+            sides.append(SftExample(row=row.row, token_ids=tuple(ids), loss_mask=tuple(mask)))
+        if self._loss == "kto":
+            sides[1] = _cut(sides[1], self._config.max_tokens)
+        elif sides[0].token_ids == sides[1].token_ids:
+            raise ValueError(f"{self._where(row.row)} compares an answer with itself; remove the row")
+        return PreferenceExample(
+            row=row.row,
+            pair=(sides[0], sides[1]),
+            margin=row.margin,
+            is_good=row.is_good,
+            has_empty=row.has_empty,
+        )
+
+
+def _is_empty(answer: Messages) -> bool:
+    return not (answer[-1].get("content") or answer[-1].get("tool_calls"))
 
 
 def _cut(example: SftExample, limit: int) -> SftExample:

@@ -18,14 +18,12 @@ from strop.data.chat import (
     Chat,
     check_last,
     encode_all,
-    render_prompt,
-    render_prompts,
-    renders_alike,
     require_chat_template,
     to_chat,
 )
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS
+from strop.data.rendering import prompt_part, render_parts
 from strop.data.rows import (
     is_text_prompt,
     missing_values,
@@ -36,11 +34,9 @@ from strop.data.rows import (
     value_inside,
 )
 from strop.protocol.trajectory import Prompt
-from strop.utils.chat_template import TemplateRefused, TemplateTooCostly
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512
-_TEMPLATE_BATCH = 64
 """Texts per call of the tokenizer: enough to amortise the call, few enough to stay small in memory."""
 _PLACES = {"left": "on the left", "right": "on the right", "middle": "in the middle"}
 
@@ -338,29 +334,17 @@ def encode_prompts(
 ) -> list[array[int]]:
     """Token ids of every conversation with the generation prompt; arrays take an eighth of what lists would.
 
-    Texts are rendered together while conversations are alike, one by one in `reading(chat)` where that fails, and
-    encoded in batches, which fast tokenizers spread over threads; a conversation whose error `reading` takes in has
-    none.
+    Texts are rendered and encoded in batches, the latter spread over threads by fast tokenizers. An error of a
+    conversation is raised in `reading(chat)`; where that takes it in, the conversation has no tokens.
     """
     encoded: list[array[int]] = []
-
-    def rendered_one_by_one(chats: Iterable[Chat]) -> Iterator[str]:
-        for chat in chats:
-            text = None
+    remaining = iter(chats)
+    while batch := list(itertools.islice(remaining, _TOKENIZER_BATCH)):
+        texts: list[str] = []
+        for chat, text in zip(batch, render_parts(tokenizer, [*map(prompt_part, batch)]), strict=True):
             with reading(chat):
-                text = render_prompt(tokenizer, chat)
-            if text is not None:
-                yield text
-
-    def rendered() -> Iterator[str]:
-        for _, alike in itertools.groupby(chats, key=renders_alike):
-            while batch := list(itertools.islice(alike, _TEMPLATE_BATCH)):
-                try:
-                    yield from render_prompts(tokenizer, batch)
-                except (TemplateRefused, TemplateTooCostly):
-                    yield from rendered_one_by_one(batch)
-
-    texts = rendered()
-    while batch := list(itertools.islice(texts, _TOKENIZER_BATCH)):
-        encoded.extend(array("i", ids) for ids in encode_all(tokenizer, batch))
+                if isinstance(text, ValueError):
+                    raise text
+                texts.append(text)
+        encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
     return encoded

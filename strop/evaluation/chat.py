@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.setup import AgentSetup
-from strop.data.chat import Chat, encode_all, render_prompt, require_chat_template
+from strop.data.chat import Chat, require_chat_template
+from strop.data.prompts import encode_prompts
 from strop.engines.causal_lm import max_positions
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.protocol.trajectory import Prompt
@@ -82,8 +83,7 @@ class Answerer:
     async def _answer_all(
         self, chats: Sequence[Chat], samples: int, on_done: Callable[[], None]
     ) -> list[Episode]:
-        texts = [render_prompt(self._tokenizer, chat) for chat in chats]
-        encoded = zip(chats, encode_all(self._tokenizer, texts), strict=True)
+        encoded = zip(chats, encode_prompts(self._tokenizer, chats), strict=True)
         prompts = [self._prompt(number, chat, ids) for number, (chat, ids) in enumerate(encoded)]
         slots = asyncio.Semaphore(self._config.rollout.max_running)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
@@ -229,13 +230,13 @@ class RewardConfig:
         """False where services alone score."""
         return bool(self.path or self.functions) or not self.services
 
-    @property
+    @cached_property
     def compares(self) -> bool:
         """A service compares the answers to a prompt."""
         return any(service.compares for service in self.services.values())
 
-    @property
-    def services(self) -> dict[str, ServiceSection]:
+    @cached_property
+    def services(self) -> Mapping[str, ServiceSection]:
         """Services that score as well, by the names of their sections, which are those of their parts too."""
         sections: dict[str, ServiceSection] = {"judge": self.judge, "server": self.server}
         return {name: section for name, section in sections.items() if section.scores}

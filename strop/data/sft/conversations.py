@@ -12,16 +12,48 @@ cut differently if prompt and answer were encoded in one piece.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.chat import Chat, control_token_ids, encode, render, template_refused
-from strop.utils.chat_template import TemplateRefused, apply_template
+from strop.data.chat import Chat, control_token_ids, encode, template_refused
+from strop.data.rendering import ChatPart, render_parts
+from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
+Tokenized = tuple[list[int], list[bool]]
+"""Token ids of a conversation, and True on those of its trained assistant turns."""
+
+
+@dataclass(frozen=True)
+class TrainedChat:
+    """A conversation, and which of its assistant turns carry loss."""
+
+    chat: Chat
+    first_trained: int = 0
+    """Messages before this number carry none."""
+    trained: Collection[int] | None = None
+    """Numbers of the messages that do, of the others; None: all."""
+
+    @property
+    def answers(self) -> list[int]:
+        """Numbers of all assistant messages."""
+        return [number for number, message in enumerate(self.chat.messages) if message["role"] == "assistant"]
+
+    @property
+    def trained_answers(self) -> list[int]:
+        """Numbers of the assistant messages that carry loss."""
+        return [
+            number
+            for number in self.answers
+            if number >= self.first_trained and (self.trained is None or number in self.trained)
+        ]
 
 
 def tokenize_chat(
@@ -31,7 +63,7 @@ def tokenize_chat(
     first_trained: int = 0,
     trained: Collection[int] | None = None,
     control_ids: Collection[int] | None = None,
-) -> tuple[list[int], list[bool]]:
+) -> Tokenized:
     """Token ids of a conversation, and True on those of its assistant turns.
 
     The end-of-turn token belongs to a turn. White space that the template writes after it does not: a model
@@ -47,24 +79,53 @@ def tokenize_chat(
     Raises:
         ValueError: the template cannot render the messages, or is not append-only at one of the turns.
     """
+    (result,) = tokenize_chats(
+        tokenizer, [TrainedChat(chat, first_trained, trained)], control_ids=control_ids
+    )
+    if isinstance(result, ValueError):
+        raise result
+    return result
+
+
+def tokenize_chats(
+    tokenizer: PreTrainedTokenizerBase,
+    chats: Sequence[TrainedChat],
+    *,
+    control_ids: Collection[int] | None = None,
+) -> list[Tokenized | ValueError]:
+    """Several conversations as of `tokenize_chat`, rendered together; its error in place of one that has none.
+
+    Raises:
+        TemplateTooCostly: the template takes more time or memory than any conversation needs.
+    """
     control = control_token_ids(tokenizer) if control_ids is None else control_ids
-    answers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    trained_answers = [
-        number for number in answers if number >= first_trained and (trained is None or number in trained)
-    ]
-    marked = _tokenize_marked(tokenizer, chat) if has_marks(tokenizer, chat.tools) else None
-    if marked is not None and trained_answers != answers:
-        trained_marks = _marks_of(tokenizer, chat, marked[1], answers, trained_answers)
-        marked = None if trained_marks is None else (marked[0], trained_marks)
-    if marked is not None:
-        ids, mask = marked
-    else:
-        text = render(tokenizer, chat, add_generation_prompt=False)
-        spans = _assistant_spans(tokenizer, chat, text, trained_answers)
-        ids, bounds = _encode_cut(tokenizer, text, [cut for span in spans for cut in span])
-        mask = [False] * len(ids)
-        for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-            mask[start:end] = [True] * (end - start)
+    parts = [[] if has_marks(tokenizer, chat.chat.tools) else _parts(chat) for chat in chats]
+    texts = iter(render_parts(tokenizer, list(itertools.chain(*parts))))
+    results: list[Tokenized | ValueError] = []
+    for chat, its_parts in zip(chats, parts, strict=True):
+        try:
+            its_texts = list(itertools.islice(texts, len(its_parts)))
+            results.append(_tokenize(tokenizer, chat, its_texts, control))
+        except TemplateTooCostly:
+            raise
+        except ValueError as error:
+            results.append(error)
+    return results
+
+
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    trained_chat: TrainedChat,
+    texts: Sequence[str | ValueError],
+    control: Collection[int],
+) -> Tokenized:
+    """Tokens and mask of a conversation with the texts of its parts; without texts, by the template's marks."""
+    chat = trained_chat.chat
+    tokens = None if texts else _tokenize_by_marks(tokenizer, trained_chat)
+    if tokens is None:
+        texts = texts or render_parts(tokenizer, _parts(trained_chat))
+        tokens = _tokenize_by_texts(tokenizer, trained_chat, texts)
+    ids, mask = tokens
     for start, end in runs(mask):
         stop = _end_of_turn(tokenizer, ids, start, end, control)
         mask[stop:end] = [False] * (end - stop)
@@ -72,6 +133,30 @@ def tokenize_chat(
         raise ValueError(
             f"{chat.where}: the assistant turns render to no tokens; check them and the template"
         )
+    return ids, mask
+
+
+def _tokenize_by_marks(tokenizer: PreTrainedTokenizerBase, trained_chat: TrainedChat) -> Tokenized | None:
+    """Tokens and mask as the {% generation %} blocks say; None where it is not known which of them are trained."""
+    chat, answers, trained = trained_chat.chat, trained_chat.answers, trained_chat.trained_answers
+    ids, mask = _tokenize_marked(tokenizer, chat)
+    if trained == answers:
+        return ids, mask
+    trained_marks = _marks_of(tokenizer, chat, mask, answers, trained)
+    return None if trained_marks is None else (ids, trained_marks)
+
+
+def _tokenize_by_texts(
+    tokenizer: PreTrainedTokenizerBase, trained_chat: TrainedChat, texts: Sequence[str | ValueError]
+) -> Tokenized:
+    """Tokens and mask with the texts of `_parts`."""
+    rendered = iter(texts)
+    text = _required(next(rendered))
+    spans = _assistant_spans(trained_chat, text, rendered)
+    ids, bounds = _encode_cut(tokenizer, text, [cut for span in spans for cut in span])
+    mask = [False] * len(ids)
+    for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+        mask[start:end] = [True] * (end - start)
     return ids, mask
 
 
@@ -122,27 +207,48 @@ def _marks_of(
     return marks if before == len(marked) else None
 
 
-def _assistant_spans(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, trained: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Start and end of the assistant turns of these numbers, in characters of the rendered conversation.
+def _parts(trained_chat: TrainedChat) -> list[ChatPart]:
+    """The whole conversation; then, for each trained answer, what is before it, and all up to its end.
 
-    A message that opens the conversation is given: no prompt precedes it that a policy could answer.
+    An answer that opens the conversation is given: no prompt precedes it that a policy could answer.
     """
-    spans = []
-    for index in trained:
+    chat, parts = trained_chat.chat, [ChatPart(trained_chat.chat)]
+    for index in trained_chat.trained_answers:
+        if index:
+            parts.append(ChatPart(chat, index, add_generation_prompt=True))
+        if index and index + 1 < len(chat.messages):
+            parts.append(ChatPart(chat, index + 1))
+    return parts
+
+
+def _assistant_spans(
+    trained_chat: TrainedChat, text: str, rendered: Iterator[str | ValueError]
+) -> list[tuple[int, int]]:
+    """Start and end of the trained answers, in characters of the text of the conversation.
+
+    Args:
+        trained_chat: the conversation.
+        text: of all of it.
+        rendered: texts of the other parts of `_parts`.
+    """
+    chat, spans = trained_chat.chat, []
+    for index in trained_chat.trained_answers:
         if index == 0:
             continue
-        before = render(tokenizer, chat, num_messages=index, add_generation_prompt=True)
+        before = _required(next(rendered))
         if not text.startswith(before):
             raise ValueError(_not_append_only(chat, index, before, text, "the generation prompt before it"))
-        after = text
-        if index + 1 < len(chat.messages):
-            after = render(tokenizer, chat, num_messages=index + 1, add_generation_prompt=False)
+        after = _required(next(rendered)) if index + 1 < len(chat.messages) else text
         if not text.startswith(after):
             raise ValueError(_not_append_only(chat, index, after, text, "its text"))
         spans.append((len(before), len(after)))
     return spans
+
+
+def _required(text: str | ValueError) -> str:
+    if isinstance(text, ValueError):
+        raise text
+    return text
 
 
 def _not_append_only(chat: Chat, index: int, part: str, text: str, subject: str) -> str:

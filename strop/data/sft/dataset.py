@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,13 +22,18 @@ from strop.data.media import MEDIA_COLUMNS, content_parts
 from strop.data.rows import value_inside
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
-from strop.data.sft.conversations import tokenize_chat
+from strop.data.sft.conversations import TrainedChat, tokenize_chats
 from strop.data.sft.rows import chosen_rows, has_tokens
 from strop.data.sft.stored_conversation import SftExample, StoredConversation, cut, with_images
 from strop.data.sft.token_rows import check_text, token_examples
 
+if TYPE_CHECKING:
+    from strop.engines.multimodal.placeholders import RowMedia
+
 _COMPARED = 16
 """Rows with tokens whose text is compared with them."""
+_ROWS_AT_ONCE = 256
+"""Rows whose conversations are rendered together."""
 
 
 class SftDataset:
@@ -76,11 +81,12 @@ class SftDataset:
         self._check_tokens(rows, chosen)
         shortest: int | None = None
         bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
-        for number in chosen:
-            source = sources[number] if sources is not None else str(rows[number].get("data_source") or "")
-            with bad.reading(self._where(number)):
-                for whole in self._tokenize(number, rows[number]):
-                    shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+        for start in range(0, len(chosen), _ROWS_AT_ONCE):
+            for whole in self._tokenize(rows, chosen[start : start + _ROWS_AT_ONCE], bad):
+                shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+                row = rows[whole.row]
+                source = sources[whole.row] if sources is not None else str(row.get("data_source") or "")
+                with bad.reading(self._where(whole.row)):
                     self._add(whole, source)
         bad.check()
         if not self._examples:
@@ -101,22 +107,38 @@ class SftDataset:
     def _where(self, number: int) -> str:
         return f"{self.split} row {number}"
 
-    def _tokenize(self, number: int, row: Mapping[str, Any]) -> Iterator[StoredConversation]:
-        """Tokenised conversations of a row: one, or every training sequence of a sample."""
-        if has_tokens(row):
-            yield from token_examples(row, number, where=self._where(number), num_ids=len(self._tokenizer))
-            return
-        chat, first_trained, trained = self._to_chat(number, row)
-        images = None
-        if chat.media:
-            from strop.data.media_rows import row_media  # torch and Pillow: seconds
+    def _tokenize(
+        self, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int], bad: BadRows
+    ) -> Iterator[StoredConversation]:
+        """Tokenised conversations of the rows of these numbers, in order: one each, or every training sequence of a
+        sample."""
+        tokens: dict[int, list[StoredConversation]] = {}
+        chats: dict[int, TrainedChat] = {}
+        images: dict[int, RowMedia] = {}
+        for number in numbers:
+            row, where = rows[number], self._where(number)
+            with bad.reading(where):
+                if has_tokens(row):
+                    tokens[number] = [*token_examples(row, number, where=where, num_ids=len(self._tokenizer))]
+                    continue
+                trained_chat = self._to_chat(number, row)
+                if trained_chat.chat.media:
+                    images[number] = self._images(trained_chat.chat)
+                chats[number] = trained_chat
+        tokenized = tokenize_chats(self._tokenizer, [*chats.values()], control_ids=self._control)
+        for number, result in zip(chats, tokenized, strict=True):
+            with bad.reading(self._where(number)):
+                if isinstance(result, ValueError):
+                    raise result
+                whole = StoredConversation(number, array("i", result[0]), bytes(result[1]))
+                tokens[number] = [with_images(whole, images[number]) if number in images else whole]
+        for number in numbers:
+            yield from tokens.get(number, ())
 
-            images = row_media(self._tokenizer, chat.media, chat.where)
-        ids, mask = tokenize_chat(
-            self._tokenizer, chat, first_trained=first_trained, trained=trained, control_ids=self._control
-        )
-        whole = StoredConversation(number, array("i", ids), bytes(mask))
-        yield whole if images is None else with_images(whole, images)
+    def _images(self, chat: Chat) -> RowMedia:
+        from strop.data.media_rows import row_media  # torch and Pillow: seconds
+
+        return row_media(self._tokenizer, chat.media, chat.where)
 
     def _add(self, whole: StoredConversation, source: str) -> None:
         """Add the conversation, or the rest of one that is too long."""
@@ -198,9 +220,8 @@ class SftDataset:
             line += f"; {warning}"
         return line
 
-    def _to_chat(self, number: int, row: Mapping[str, Any]) -> tuple[Chat, int, Sequence[int] | None]:
-        """The row's conversation, the number of its first message that may be trained, and which of those are; None:
-        all."""
+    def _to_chat(self, number: int, row: Mapping[str, Any]) -> TrainedChat:
+        """The row's conversation."""
         config, where = self._config, self._where(number)
         messages, first_trained = self._messages(row, where)
         trained = self._trained(messages, first_trained, where)
@@ -212,7 +233,7 @@ class SftDataset:
         chat = to_chat(row, messages, options=options, where=where, media_columns=columns)
         if any(part.get("type") == "video" for message in chat.messages for part in content_parts(message)):
             raise ValueError(f"{where} has videos, which fine-tuning does not take; use images")
-        return chat, first_trained, trained
+        return TrainedChat(chat, first_trained, trained)
 
     def _messages(self, row: Mapping[str, Any], where: str) -> tuple[tuple[dict[str, Any], ...], int]:
         """All messages, and the number of the first one that may be trained."""

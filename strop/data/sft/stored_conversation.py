@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strop.protocol.trajectory import Media
+
+if TYPE_CHECKING:
+    from strop.engines.multimodal.placeholders import RowMedia
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ class StoredConversation:
         )
 
 
-def with_images(conversation: StoredConversation, images: Any) -> StoredConversation:
+def with_images(conversation: StoredConversation, images: RowMedia) -> StoredConversation:
     """Expand the placeholder of each image to its tokens, none of them trained."""
     ids = images.expand(conversation.ids)
     media = images.media(ids)
