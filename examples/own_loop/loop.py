@@ -24,7 +24,7 @@ def advantages_of(rewards, groups):
 def main(settings, config="examples/own_loop/config.yaml", model="runs/own_loop-model"):
     rates = []
     with Pieces(config, settings) as pieces:
-        rates.append(pieces.validate().rank)
+        rates.append(pieces.validate().score)
         for step in range(1, pieces.num_steps + 1):
             samples = pieces.play(pieces.prompts(PROMPTS), SAMPLES)
             samples = samples.with_advantages(advantages_of(samples.rewards, samples.groups()))
@@ -33,7 +33,7 @@ def main(settings, config="examples/own_loop/config.yaml", model="runs/own_loop-
                 metrics = pieces.update(part)
             pieces.update_weights()
             if step % 20 == 0 or step == pieces.num_steps:
-                rates.append(pieces.validate().rank)
+                rates.append(pieces.validate().score)
                 print(f"step {step}: reward {samples.rewards.mean():.3f}, validation {rates[-1]:.3f}, "
                       f"clipped {metrics['actor/pg_clipfrac']:.3f}")  # fmt: skip
         pieces.save(model)

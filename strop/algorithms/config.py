@@ -60,7 +60,8 @@ class AlgorithmConfig:
     """Python files with functions of your own (estimators, losses, filters, reward shaping, samplers), which
     register themselves when they are imported."""
     clip_ratio: ClipRange = 0.2
-    """The ratio is clipped to [1 - clip_ratio, 1 + clip_ratio]; the two keys below override one side."""
+    """The ratio is clipped to [1 - clip_ratio, 1 + clip_ratio]; clip_ratio_low and clip_ratio_high override
+    one side."""
     clip_ratio_low: ClipRange | None = None
     """Lower clip range; not set: clip_ratio. From 1 upwards the lower side never clips."""
     clip_ratio_high: ClipRange | None = None

@@ -30,6 +30,7 @@ from strop.trainer.role_columns import add_columns
 from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.timing import Stages
+from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import (
     WorkerGroups,
@@ -118,6 +119,7 @@ class Pieces:
         """Steps that trainer.max_steps and trainer.num_epochs allow."""
         self.version = 0
         """Version of the weights that generate: the calls of `update_weights` so far."""
+        self._undecided = UndecidedSources(self.config.reward)
         self.roles: WorkerGroups
         self._stack = ExitStack()
 
@@ -231,7 +233,8 @@ class Pieces:
         sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
         played = self.roles.run_episodes(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(played.reports)
-        return summarize_validation(played.reports)
+        self._undecided.observe(self.version, played.reports)
+        return summarize_validation(played.reports, undecided=self._undecided.names)
 
     def save(self, folder: str | Path) -> Path:
         """The policy as a Hugging Face folder, which every command reads."""

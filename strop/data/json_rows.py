@@ -11,13 +11,15 @@ from strop.utils.sanitize import encodable_value
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
+_MOST_LINES = 20
+"""Of broken ones that are named."""
 
 
 def read_json_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file: one object per line, or, of a `.json` file, also one list of objects.
 
     Raises:
-        ValueError: it cannot be read, or holds something else; a broken line is named by its number.
+        ValueError: it cannot be read, or holds something else; broken lines are named by their numbers.
     """
     try:
         text = read_text(path, limit=MAX_FILE_BYTES)
@@ -30,10 +32,20 @@ def read_json_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"data file {path} cannot be read: {error.strerror}; check the path") from error
     if path.suffix == ".json" and text.lstrip().startswith("["):
         return _read_json_list(path, text)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    errors: dict[int, ValueError] = {}
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand in a string
         if line.strip():
-            rows.append(parse_object(line, f"line {number} of {path}"))
+            try:
+                rows.append(parse_object(line, f"line {number} of {path}"))
+            except ValueError as error:
+                errors[number] = error
+    if errors:
+        first, *others = errors
+        numbers = ", ".join(map(str, others[:_MOST_LINES]))
+        more = f" and {len(others) - _MOST_LINES} more" if len(others) > _MOST_LINES else ""
+        beside = f"; {len(others)} more lines are broken: {numbers}{more}" if others else ""
+        raise ValueError(f"{errors[first]}{beside}") from errors[first]
     return rows
 
 

@@ -51,6 +51,7 @@ from strop.trainer.start import optimizer_of
 from strop.trainer.step_logging import log_failures, step_metrics
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
+from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import (
     WorkerGroups,
@@ -126,6 +127,7 @@ class Trainer:
                 self._start_roles(stack)
             stack.enter_context(settled())
             self.is_started = True
+            self._undecided = UndecidedSources(self.config.reward, self._run.events)
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
                 self._preflight()
@@ -181,7 +183,13 @@ class Trainer:
         """Run the preflight; it may refuse the run."""
         if self.config.trainer.preflight and not self.config.trainer.skip_rollout:
             preflight_before_training(
-                self.config, self.data, self.roles, self._run, self._say, force=self._force
+                self.config,
+                self.data,
+                self.roles,
+                self._run,
+                self._say,
+                undecided=self._undecided,
+                force=self._force,
             )
 
     def _health_monitor(self) -> HealthMonitor:
@@ -255,6 +263,7 @@ class Trainer:
             self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
             raise
         self._record(record)
+        self._undecided.observe(step, record.reports)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
             batch = record.learned.batch.for_sampler(self.data.train.prompt)
@@ -271,7 +280,7 @@ class Trainer:
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
                 validation = self._validate(step)
-            score = validation.rank
+            score = validation.score
             is_last = self._early_stopping.check_validation(validation.pass_rate) or is_last
             is_new_best = self.config.run.keep_best > 0 < self.config.run.save_every and is_best(
                 self._run, score
@@ -309,7 +318,8 @@ class Trainer:
             self.data.val_prompts, self.config.eval.samples_per_prompt, sampling
         )
         check_failed_episodes(episodes.reports)
-        validation = summarize_validation(episodes.reports)
+        self._undecided.observe(step, episodes.reports)
+        validation = summarize_validation(episodes.reports, undecided=self._undecided.names)
         self._say(f"step {step}: validation {validation.describe()}")
         if self._saves_samples:
             decided = dict.fromkeys((r.id for r in episodes.reports), SampleDecision(None, "", ""))

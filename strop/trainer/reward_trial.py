@@ -178,7 +178,7 @@ def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
     if all(outcome.kind == "timeout" for outcome in outcomes):
         advice = "make it faster, or raise reward.timeout_s"
     elif path:
-        advice = "repair the function; training has not started"
+        advice = "repair the function"
     else:
-        advice = "repair the data, or set reward.path to a scorer of your own; training has not started"
+        advice = "repair the data, or set reward.path to a scorer of your own"
     return f"the reward function failed on {count}{location}: {outcomes[0].error}. What to do: {advice}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.intervals import clustered_interval, mean_interval
+from strop.rewards.outcome import RewardError
 from strop.trainer.validation_metrics import metrics_of_reports
 from strop.workers.metrics import MEAN_REWARD, PASS_RATE
 from strop.workers.reports import EpisodeReport, is_decided
@@ -37,7 +38,7 @@ class Validation:
         return None if self.num_passed is None else self.num_passed / self.num_answers
 
     @property
-    def rank(self) -> float | None:
+    def score(self) -> float | None:
         """The number that validations are compared by: the pass rate, else the mean reward."""
         return self.mean_reward if self.pass_rate is None else self.pass_rate
 
@@ -85,16 +86,32 @@ class Validation:
         return line
 
 
-def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
-    """Pass rate and metrics of scored answers."""
+def summarize_validation(reports: Sequence[EpisodeReport], *, undecided: Collection[str] = ()) -> Validation:
+    """Pass rate and metrics of scored answers.
+
+    Args:
+        reports: of the answers.
+        undecided: data sources of which it is known that their rewards are no verdicts.
+
+    Raises:
+        RewardError: no answer could be scored.
+    """
     scores = [report.score for report in reports if report.score is not None]
-    num_passed = sum(bool(report.passes) for report in reports) if is_decided(reports) else None
+    if reports and not scores:
+        outcomes = [report.outcome for report in reports if report.outcome is not None]
+        cause = outcomes[0].error if outcomes else "no answer was finished"
+        raise RewardError(
+            f"none of the {len(reports)} answers could be scored: mend the reward function or the service that scores "
+            f"(the first: {cause})"
+        )
+    has_verdicts = is_decided(reports) and not any(report.data_source in undecided for report in reports)
+    num_passed = sum(bool(report.passes) for report in reports) if has_verdicts else None
     mean_reward = math.fsum(scores) / len(scores) if scores else None
     numbers = {PASS_RATE: None if num_passed is None else num_passed / len(reports), MEAN_REWARD: mean_reward}
     defined = {name: number for name, number in numbers.items() if number is not None}
     return Validation(
         reports=list(reports),
-        metrics={**metrics_of_reports(reports), **defined},
+        metrics={**metrics_of_reports(reports, undecided), **defined},
         num_answers=len(reports),
         num_passed=num_passed,
         num_unscored=len(reports) - len(scores),

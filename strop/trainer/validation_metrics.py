@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from strop.algorithms.best_of_k import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
@@ -31,13 +31,13 @@ PREDICTION = "pred"
 """The variable that holds each sample's extracted answer, for the majority vote."""
 
 
-def metrics_of_reports(reports: Sequence[EpisodeReport]) -> dict[str, float]:
-    """Metrics of scored answers."""
+def metrics_of_reports(reports: Sequence[EpisodeReport], undecided: Collection[str] = ()) -> dict[str, float]:
+    """Metrics of scored answers; without `acc` for sources of which it is known that nothing decides who passes."""
     names = {"reward", *(name for r in reports if r.outcome is not None for name in r.outcome.parts)}
     return validation_metrics(
         data_sources=[report.data_source for report in reports],
         uids=[report.uid for report in reports],
-        variables={name: _column(reports, name) for name in sorted(names)},
+        variables={name: _column(reports, name, undecided) for name in sorted(names)},
         num_turns=[report.num_turns for report in reports if report.is_finished],
     )
 
@@ -95,11 +95,13 @@ def validation_metrics(
     return metrics
 
 
-def _column(reports: Sequence[EpisodeReport], name: str) -> list[Value]:
+def _column(reports: Sequence[EpisodeReport], name: str, undecided: Collection[str]) -> list[Value]:
     """A variable of every sample; `acc` only of data sources where something decides whether each scored sample passes:
     over some of them it would say nothing of the others."""
-    undecided = {report.data_source for report in reports if report.passes is None} if name == ACC else set()
-    return [None if report.data_source in undecided else _variable(report, name) for report in reports]
+    if name != ACC:
+        return [_variable(report, name) for report in reports]
+    without = {*undecided, *(report.data_source for report in reports if report.passes is None)}
+    return [None if report.data_source in without else _variable(report, name) for report in reports]
 
 
 def _variable(report: EpisodeReport, name: str) -> Value:

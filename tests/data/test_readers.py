@@ -35,6 +35,11 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_files_are_joined_in_their_order_and_blank_lines_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": \n{"x": 1}\n[2]\n' + "3\n" * 25)
+    with pytest.raises(
+        ValueError, match=r"line 1 of .*; 26 more lines are broken: 3, 4, 5, .*, 22 and 6 more$"
+    ):
+        read_rows([tmp_path / "a.jsonl"])
     (tmp_path / "b.jsonl").write_text('{"x": 1}\n\n  \n{"x": 2}\n')
     (tmp_path / "a.jsonl").write_text('{"x": 3}')
     assert read_rows([tmp_path / "b.jsonl", str(tmp_path / "a.jsonl")]) == [{"x": 1}, {"x": 2}, {"x": 3}]

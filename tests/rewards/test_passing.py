@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from reward_cases import score_all, write_reward
 from strop.evaluation.evaluate import Evaluation
 from strop.rewards import Outcome, RewardConfig
 from strop.rewards.config import FunctionConfig
+from strop.rewards.outcome import RewardError
+from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import summarize_validation
 from strop.workers.reports import EpisodeReport
 
@@ -97,13 +100,13 @@ def test_a_validation_has_a_pass_rate_where_each_scored_answer_has_a_verdict() -
     found = summarize_validation(reports((2.0, True), (2.0, 0.75), (0.0, False), (None, None)))
     assert (found.pass_rate, found.num_passed, found.num_unscored) == (0.5, 2, 1)
     assert found.mean_reward == found.metrics["val-core/mean_reward"] == pytest.approx(4 / 3)
-    assert (found.rank, found.metrics["val-core/pass_rate"]) == (0.5, 0.5)
+    assert (found.score, found.metrics["val-core/pass_rate"]) == (0.5, 0.5)
     assert found.describe().endswith("on 4 answers; 1 could not be scored and count as failed")
 
 
 def test_without_verdicts_there_is_a_mean_reward_alone() -> None:
     found = summarize_validation(reports((2.0, None), (1.0, True), (None, None)))
-    assert (found.pass_rate, found.num_passed, found.interval(), found.rank) == (None, None, None, 1.5)
+    assert (found.pass_rate, found.num_passed, found.interval(), found.score) == (None, None, None, 1.5)
     # Mean 1.5, standard error 1/2 and t = 12.706 with 1 degree of freedom.
     assert found.reward_interval() == pytest.approx((1.5 - 6.353102, 1.5 + 6.353102))
     assert found.describe() == (
@@ -111,6 +114,30 @@ def test_without_verdicts_there_is_a_mean_reward_alone() -> None:
         "says which answers pass (give `acc`, or set reward.pass_by)"
     )
     assert not [name for name in found.metrics if "/acc/" in name or name.endswith("pass_rate")]
+
+
+def test_sources_that_are_known_to_be_undecided_have_no_pass_rate() -> None:
+    one, other = reports((1.0, True), (0.0, False))
+    elsewhere = dataclasses.replace(other, data_source="y")
+    found = summarize_validation([one, elsewhere], undecided={"y"})
+    assert (found.pass_rate, found.score) == (None, 0.5)
+    assert [name for name in found.metrics if "/acc/" in name] == ["val-core/x/acc/mean@1"]
+
+
+def test_a_reward_between_0_and_1_is_remembered_unless_a_function_is_marked() -> None:
+    sources = UndecidedSources(RewardConfig())
+    sources.observe(0, reports((1.0, True), (None, None)))
+    assert sources.names == set()
+    sources.observe(1, reports((0.5, None)))
+    assert sources.names == {"x"}
+    marked = UndecidedSources(RewardConfig(path="r.py", pass_by="compute_score"))
+    marked.observe(0, reports((0.5, None)))
+    assert marked.names == set()
+
+
+def test_answers_of_which_none_could_be_scored_are_an_error() -> None:
+    with pytest.raises(RewardError, match=r"none of the 2 answers could be scored: .* \(the first: no\)"):
+        summarize_validation(reports((None, None), (None, None)))
 
 
 def test_a_validation_is_shown_as_one_line() -> None:

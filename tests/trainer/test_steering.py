@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
     """Validations that pass so much, one after the other."""
     following = iter(rates)
 
-    def summary(reports: Sequence[EpisodeReport]) -> Validation:
-        made = summarize_validation(reports)
+    def summary(reports: Sequence[EpisodeReport], *, undecided: Collection[str]) -> Validation:
+        made = summarize_validation(reports, undecided=undecided)
         return dataclasses.replace(made, num_passed=round(next(following) * made.num_answers))
 
     monkeypatch.setattr(loop, "summarize_validation", summary)
@@ -179,6 +179,36 @@ def test_a_run_without_a_pass_rate_says_so_everywhere(
     assert "target_pass_rate=0.5 cannot end this run" in caplog.text
     assert all("val-core/pass_rate" not in numbers for numbers in run.metrics)
     assert run.metrics[0]["val-core/mean_reward"] == rewards[0]
+
+
+PARTIAL_CREDIT = """
+SCORES = iter([0.5] + [1.0] * 1000)
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return next(SCORES)
+"""
+
+
+def test_after_one_reward_between_0_and_1_no_validation_has_a_pass_rate(
+    project: Project, tmp_path: Path
+) -> None:
+    """The first answer of all gets half, in the validation before training; every later one gets 1."""
+    file = tmp_path / "partial.py"
+    file.write_text(PARTIAL_CREDIT)
+    settings = [
+        f"reward.path={file}", "reward.num_workers=1", "data.max_val_prompts=4", "eval.every=1",
+        "trainer.max_steps=2", "trainer.target_pass_rate=0.5",
+    ]  # fmt: skip
+    run = train_in(tmp_path / "run", project.config(*settings))
+    validations = events(run.folder, "validation")
+    assert [one["pass_rate"] for one in validations] == [None, None, None]
+    assert [one["reward"] for one in validations] == [0.875, 1.0, 1.0]
+    assert run.result.steps == 2, "a target that nothing can reach ends no run"
+    names = {name for numbers in run.metrics for name in numbers if name.startswith("val-")}
+    assert "val-core/mean_reward" in names
+    assert not [name for name in names if "/acc/" in name]
+    (undecided,) = events(run.folder, "undecided")
+    assert (undecided["step"], undecided["score"]) == (0, 0.5)
 
 
 def test_a_format_reward_of_wrong_answers_solves_nothing(project: Project, tmp_path: Path) -> None:

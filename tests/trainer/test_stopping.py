@@ -300,6 +300,7 @@ def test_the_second_signal_ends_the_process_at_once(name: str) -> None:
     )
     assert (done.returncode, done.stdout) == (-getattr(signal, name), "still here\n")
     assert "the same again ends the run at once" in done.stderr
+    assert f"{name} again: the run ends at once, this step is not saved" in done.stderr
 
 
 LISTENING = """

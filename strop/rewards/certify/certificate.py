@@ -242,8 +242,8 @@ def _of_exploits(
         yield RewardIssue(
             level="broken" if is_broken else "doubtful", rule=name, row=first.probe.row,
             answer=first.probe.text[:_SHOWN_CHARS],
-            sentence=f"{name} scores {first.first.score:g} where the right answer scores {best[first.probe.row]:g}, in "
-            f"{len(won)} of {num_rows} rows: {remedy}",
+            sentence=f"such answers score {first.first.score:g} where the right answer scores "
+            f"{best[first.probe.row]:g}, in {len(won)} of {num_rows} rows: {remedy}",
         )  # fmt: skip
 
 

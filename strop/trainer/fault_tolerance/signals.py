@@ -140,6 +140,7 @@ class SignalRequest(StopRequest):
                 raise Terminated(self.number)
             return
         if self.number:  # the second one
+            _write(f"\n{signal.Signals(number).name} again: the run ends at once, this step is not saved\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.number = number
@@ -151,13 +152,11 @@ class SignalRequest(StopRequest):
         self._timer.start()
 
     def _announce(self, number: int) -> None:
-        """Print what the process waits for; not through a stream, which the main thread may be in the middle of."""
-        text = (
+        """Print what the process waits for."""
+        _write(
             f"\n{signal.Signals(number).name}: this step comes to its end and is saved first, which may take "
             f"{self._grace_s:g} s; the same again ends the run at once\n"
         )
-        with contextlib.suppress(OSError):  # a terminal that closed
-            os.write(2, text.encode())
 
     def _insist(self, main: int, number: int) -> None:
         self._is_late = True
@@ -167,3 +166,9 @@ class SignalRequest(StopRequest):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _write(text: str) -> None:
+    """Print at once, not through a stream, which the main thread may be in the middle of."""
+    with contextlib.suppress(OSError):  # a terminal that closed
+        os.write(2, text.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
@@ -10,13 +11,21 @@ from strop.trainer.config import Config
 from strop.trainer.env_certificate import certify_environments
 from strop.trainer.preflight.trial import RunRefused, run_trial
 from strop.trainer.setup import TrainingData
+from strop.trainer.undecided import UndecidedSources
 from strop.trainer.worker_groups import WorkerGroups
 
 EVENT = "preflight"
 
 
 def preflight_before_training(
-    config: Config, data: TrainingData, roles: WorkerGroups, run: RunFolder, say: Reporter, *, force: bool
+    config: Config,
+    data: TrainingData,
+    roles: WorkerGroups,
+    run: RunFolder,
+    say: Reporter,
+    *,
+    undecided: UndecidedSources,
+    force: bool,
 ) -> None:
     """Environments are inspected, and a few dozen samples of the first step played and scored; not where a start that
     came no further has done it.
@@ -24,6 +33,7 @@ def preflight_before_training(
     Args:
         config, data, roles, run: of the run.
         say: takes lines for the person who watches.
+        undecided: notes what the samples show.
         force: let a run start that could not learn.
 
     Raises:
@@ -33,7 +43,7 @@ def preflight_before_training(
         return
     certify_environments(config, data, run, say)
     say("preflight: a few dozen samples of the first step are played and scored")
-    preflight = run_trial(config, data, roles)
+    preflight = run_trial(config, data, roles, on_reports=partial(undecided.observe, 0))
     for line in preflight.lines():
         say(line)
     obstructed = "forced" if force else "refused"

@@ -222,18 +222,14 @@ def _signal(probe: Probe, passed: Mapping[str, Sequence[bool]], *, has_rate: boo
         return Check(name="signal", text=text, level="warn", advice=advice)
     if len(set(totals)) == 1 and len(totals) > 1:
         text += f"; every sample has the same reward, {totals[0]:g}"
-    advice = _no_signal_advice(probe, solved, unsolved)
+    advice = _no_signal_advice(probe, solved, unsolved, is_constant=len(set(totals)) == 1 and not has_rate)
     return Check(name="signal", text=text, level="stop", advice=advice)
 
 
 def _outcomes(probe: Probe, passed: Mapping[str, Sequence[bool]]) -> tuple[int, int]:
-    """Groups with equal rewards that every sample solves, and those that none solves."""
-    solved = unsolved = 0
-    for uid, group in _groups(probe).items():
-        if len(set(group)) == 1 and (passes := passed.get(uid)):
-            solved += all(passes)
-            unsolved += not any(passes)
-    return solved, unsolved
+    """Groups that every sample solves, and those that none solves."""
+    verdicts = [passed[uid] for uid in _groups(probe) if uid in passed]
+    return sum(all(group) for group in verdicts), sum(not any(group) for group in verdicts)
 
 
 def _counted(count: int, total: int) -> str:
@@ -241,10 +237,22 @@ def _counted(count: int, total: int) -> str:
     return f"{count} ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
-def _no_signal_advice(probe: Probe, solved: int, unsolved: int) -> str:
+def _no_signal_advice(probe: Probe, solved: int, unsolved: int, *, is_constant: bool) -> str:
+    """What to do.
+
+    Args:
+        probe: the samples.
+        solved, unsolved: groups that every sample solves, and those that none solves.
+        is_constant: every sample has the same reward, and it is neither 0 nor 1.
+    """
     num_groups = len(_groups(probe))
     if solved == num_groups:
         return "every advantage would be 0, there is nothing left to learn: use harder prompts"
+    if is_constant:
+        return (
+            "every advantage would be 0: the reward does not tell any answers apart; look at them and at the function "
+            "(`strop reward check`), or use a reward with steps between wrong and right"
+        )
     cut = _cut_share(probe)
     if cut > MAX_CUT_SHARE:
         return (

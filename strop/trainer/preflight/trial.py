@@ -10,7 +10,7 @@ import asyncio
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,7 @@ def run_trial(
     *,
     prompts_per_round: int | None = None,
     max_rounds: int = MAX_ROUNDS,
+    on_reports: Callable[[Sequence[EpisodeReport]], None] = lambda reports: None,
 ) -> Preflight:
     """Play the first prompts of a run with the roles that it has.
 
@@ -181,6 +182,7 @@ def run_trial(
         roles: with the weights that the run starts from.
         prompts_per_round: prompts to play; not given: enough for about 48 samples.
         max_rounds: further rounds with other prompts are played, up to this many, until a sample can teach.
+        on_reports: called with the reports of all samples.
 
     Raises:
         RunRefused: there is no prompt to play.
@@ -204,6 +206,7 @@ def run_trial(
             if can_teach(trial.probe()):
                 break
         checks = examine(trial.probe())
+    on_reports(trial.reports)
     return Preflight(
         checks=checks,
         samples=trial.shown(),

@@ -80,7 +80,9 @@ def test_without_a_verdict_nobody_is_said_to_pass_or_to_fail() -> None:
     assert found["signal"].text.endswith(
         "of 2 groups 0 (0 to 66 %) can teach; every sample has the same reward, 1"
     )
-    assert "does not tell the samples of a prompt apart" in found["signal"].advice
+    assert "the reward does not tell any answers apart" in found["signal"].advice
+    cut = [dataclasses.replace(one, stop_reason="length") for one in sums]
+    assert "does not tell any answers apart" in checks(cut)["signal"].advice, "longer answers would not help"
     wrong = [
         dataclasses.replace(
             one, outcome=Outcome(kind="score", score=1.0, parts={"acc": False, "format": 1.0})
@@ -90,6 +92,18 @@ def test_without_a_verdict_nobody_is_said_to_pass_or_to_fail() -> None:
     assert found["difficulty"].text != checks(wrong)["difficulty"].text
     assert checks(wrong)["difficulty"].text.startswith("pass@1 0 %")
     assert "if not, warm the model up" in checks(wrong)["signal"].advice
+
+
+def test_a_group_without_a_pass_is_solved_by_none_also_where_its_rewards_differ() -> None:
+    """Partial credit: of two groups one has two rewards, and in both nobody passes."""
+    graded = [
+        dataclasses.replace(one, outcome=Outcome(kind="score", score=one.score, parts={"acc": False}))
+        for one in groups([0.5, 0.0], [0.25, 0.25])
+    ]
+    text = checks(graded)["signal"].text
+    assert text.endswith(
+        "of 2 groups 1 (9 to 91 %) can teach, 0 (0 to 66 %) are solved by every sample, 2 (34 to 100 %) by none"
+    )
 
 
 def far(**changes: Any) -> dict[str, Agreement]:
