@@ -140,7 +140,7 @@ def test_a_trl_script_becomes_a_configuration_that_loads(tmp_path: Path) -> None
     ("words", "sentence"),
     [
         (["verl", "missing.sh"], "there is no file missing.sh: name the script"),
-        (["trl", "a.py", "b.py"], "a TRL training is one script; 2 files were given"),
+        (["trl", __file__, __file__], "a TRL training is one script; 2 files were given"),
         (["ours", "a.py"], "invalid choice: 'ours'"),
     ],
 )

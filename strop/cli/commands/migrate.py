@@ -92,12 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    args.copies, overrides = {}, _own_settings(args)
     for path in args.files:
         if not path.exists():
             raise UsageError(
                 f"there is no file {path}: name the script or YAML file that starts the training"
             )
-    args.copies, overrides = {}, _own_settings(args)
     migration, command = _migrate(args, engine=overrides.get("rollout.engine"))
     migration = dataclasses.replace(migration, overrides=overrides)
     values = migration.values
