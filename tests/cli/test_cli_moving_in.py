@@ -279,7 +279,9 @@ def test_an_openrlhf_project_moves_in_and_trains_with_its_own_reward(
     assert len(samples) == 8
     assert all(0 <= row["score"] <= 0.6 for row in samples)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {line["reward/labels_seen/mean"] for line in metrics if "reward/labels_seen/mean" in line} == {1}
+    together = [line["reward/labels_seen/mean"] for line in metrics if "reward/labels_seen/mean" in line]
+    assert len(together) == 2
+    assert all(1 <= count <= 4 for count in together), "how many answers wait for a call hangs on the machine"
 
 
 OPENRLHF_AGENT = """\

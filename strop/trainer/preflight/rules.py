@@ -238,7 +238,7 @@ def _counted(count: int, total: int) -> str:
 
 
 def _no_signal_advice(probe: Probe, solved: int, unsolved: int, *, is_constant: bool) -> str:
-    """What to do.
+    """Advice for samples that teach nothing.
 
     Args:
         probe: the samples.
