@@ -17,6 +17,7 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.multimodal.vl_model import Vision
+from strop.engines.parallel.tensor import TensorParallel
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -40,6 +41,8 @@ class CausalLM:
         self.root: nn.Module | None = None
         """While parameters are sharded over ranks: what every forward pass goes through, so that the hooks of sharding
         see, gather and cast all parameters that are used in it."""
+        self.tensor_parallel: TensorParallel | None = None
+        """While every matrix is cut over several ranks: what cut them."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
@@ -62,6 +65,11 @@ class CausalLM:
         return self.root is not None
 
     @property
+    def is_value_model(self) -> bool:
+        """The head gives one number per token in place of logits."""
+        return self.module.get_output_embeddings() is None  # type: ignore[operator]
+
+    @property
     def head_weight(self) -> Tensor:
         """[V, D] of the head; [1, D] of a value head. While parameters are sharded, only inside `run`."""
         return self._head.weight
@@ -70,12 +78,21 @@ class CausalLM:
     def head(self) -> Head:
         """The head as a function. While parameters are sharded, only inside `run`."""
         is_half = self.compute_dtype in HALF and self.device.type != "cpu"
+        weight: Tensor = self._head.weight
+        bias: Tensor | None = self._head.bias
+        vocabulary = None
+        if self.tensor_parallel is not None:
+            if not self.is_value_model:
+                vocabulary = self.tensor_parallel.vocabulary(self.vocab_size)
+            weight = self.tensor_parallel.local(weight)
+            bias = None if bias is None else self.tensor_parallel.local(bias)
         return Head(
-            self._head.weight,
-            self._head.bias,
+            weight,
+            bias,
             self._banned_ids,
             *self._logit_form,
             product_dtype=self.compute_dtype if is_half else None,
+            vocabulary=vocabulary,
         )
 
     @property

@@ -182,6 +182,9 @@ class EngineConfig:
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each sequence (Ulysses). It divides the number of ranks and of attention heads."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks that share each matrix: heads, hidden units and rows of the vocabulary, and between them the tokens of a
+    sequence. It divides the number of ranks and all of these but the vocabulary."""
     shard_size: Annotated[NonNegativeInt, "0 is all ranks"] = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""

@@ -84,7 +84,7 @@ def _sharding(tensor: Tensor) -> _Sharding | None:
     if not isinstance(tensor, DTensor):
         return None
     assert not any(p.is_partial() for p in tensor.placements), "FSDP reduces gradients before the step"
-    return tensor.device_mesh, tuple(i for i, p in enumerate(tensor.placements) if p.is_shard())
+    return tensor.device_mesh, tuple(i for i, p in enumerate(tensor.placements) if not p.is_replicate())
 
 
 def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp.RedOpType) -> list[float]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from strop.engines import head_kernels
 from strop.engines.cpu_products import linear
+from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.utils.triton import has_kernels
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
@@ -55,9 +56,12 @@ class Head:
     product_dtype: torch.dtype | None = None
     """Half precision of the products on an accelerator, of which sums, logits and all that follows are float32; None:
     that of the hidden states."""
+    vocabulary: VocabularyShard | None = None
+    """Part of the vocabulary that the weight has the rows of; ids are those of the whole one. None: all of it."""
 
     def logits(self, hidden: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
-        """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training.
+        """Logits divided by the temperature: [N, V] in at least float32, of the tokens of `vocabulary`. One definition
+        for rollout and training.
 
         Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
         """
@@ -79,7 +83,11 @@ class Head:
         if not (isinstance(temperature, float) and temperature == 1.0):
             logits = logits / temperature
         if self.banned is not None:
-            logits.index_fill_(1, self.banned, BANNED_LOGIT)
+            banned = self.banned
+            if self.vocabulary is not None:
+                banned = self.vocabulary.places(banned)
+                banned = banned[banned >= 0]
+            logits.index_fill_(1, banned, BANNED_LOGIT)
         return logits
 
     def slope(self, logits: Tensor, *, temperature: float) -> Tensor | float:
@@ -119,9 +127,12 @@ class Head:
         ids = [torch.zeros((0, k), dtype=torch.int64, device=hidden.device)]
         log_probs = [hidden.new_zeros((0, k), dtype=_wide(hidden))]
         for logits in self._chunks(hidden, temperature):
-            values, places = torch.topk(logits, k, dim=-1)
+            if self.vocabulary is None:
+                values, places = torch.topk(logits, k, dim=-1)
+            else:
+                values, places = self.vocabulary.top_k(logits, k)
             ids.append(places)
-            log_probs.append(values - torch.logsumexp(logits, dim=-1, keepdim=True))
+            log_probs.append(values - self._logsumexp(logits)[:, None])
         return torch.cat(ids), torch.cat(log_probs)
 
     @torch.no_grad()
@@ -129,7 +140,7 @@ class Head:
         """Sum over the vocabulary of p_v^2 [N], without gradient: exp(logsumexp(2 z) - 2 logsumexp(z))."""
         parts = [hidden.new_zeros(0, dtype=_wide(hidden))]
         for logits in self._chunks(hidden, temperature):
-            parts.append(torch.exp(torch.logsumexp(2 * logits, dim=-1) - 2 * torch.logsumexp(logits, dim=-1)))
+            parts.append(torch.exp(self._logsumexp(2 * logits) - 2 * self._logsumexp(logits)))
         return torch.cat(parts)
 
     def values(self, hidden: Tensor) -> Tensor:
@@ -143,6 +154,11 @@ class Head:
         if self.product_dtype is None or self.weight.dtype == self.product_dtype:
             return self
         return replace(self, weight=self.weight.to(self.product_dtype))
+
+    def _logsumexp(self, logits: Tensor) -> Tensor:
+        if self.vocabulary is not None:
+            return self.vocabulary.logsumexp(logits)
+        return torch.logsumexp(logits, dim=-1)
 
     def _chunks(self, hidden: Tensor, temperature: float) -> Iterator[Tensor]:
         """Logits [c, V] of some hidden states at a time."""
@@ -189,7 +205,10 @@ def _gradient(
     slope: Tensor | float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient [N, V] by hidden W^T + b: of log-probs of targets [N, C] and of entropies [N], through logits [N, V]."""
+    """Gradient [N, V] by hidden W^T + b: of log-probs of targets [N, C] and of entropies [N], through logits [N, V].
+
+    A target of -1 is none of these tokens.
+    """
     normalizers, means = statistics
     if isinstance(slope, float) and has_kernels(logits.device) and logits.dtype == torch.float32:
         return head_kernels.gradient(
@@ -197,7 +216,8 @@ def _gradient(
         )
     probs = torch.exp(logits - normalizers[:, None])
     grad = probs * -grad_log_probs.sum(dim=-1, keepdim=True)
-    grad.scatter_add_(1, targets, grad_log_probs.to(grad.dtype))
+    at_targets = grad_log_probs.to(grad.dtype).masked_fill(targets < 0, 0)
+    grad.scatter_add_(1, targets.clamp(min=0), at_targets)
     if grad_entropies is not None:  # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
         grad.addcmul_(probs * (logits - means[:, None]), -grad_entropies[:, None])
     if not isinstance(slope, float) or slope != 1.0:
@@ -221,26 +241,31 @@ class _TokenLogProbs(torch.autograd.Function):
         num_likely: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        step = chunk_rows(weight.shape[0], hidden.device)
+        step, vocabulary = chunk_rows(weight.shape[0], hidden.device), head.vocabulary
         head = head.with_products_ready()
+        places = targets if vocabulary is None else vocabulary.places(targets)
         log_probs, normalizers, means, are_likely = [], [], [], []
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
             logits = head.logits(hidden[rows], temperature=temperature)  # [c, V]
             normalizer, mean = _statistics(logits)
-            at_targets = logits.gather(-1, targets[rows])  # [c, C]
+            if vocabulary is None:
+                at_targets = logits.gather(-1, places[rows])  # [c, C]
+            else:
+                normalizer, mean = vocabulary.statistics(normalizer, mean)
+                at_targets = vocabulary.at(logits, places[rows])
             log_probs.append(at_targets - normalizer[:, None])
             if num_likely:
-                least = torch.topk(logits, num_likely, dim=-1).values[:, -1:]
-                are_likely.append(at_targets >= least)
+                top_k = torch.topk if vocabulary is None else vocabulary.top_k
+                are_likely.append(at_targets >= top_k(logits, num_likely)[0][:, -1:])
             normalizers.append(normalizer)
             means.append(mean)
         if not log_probs:
             empty = hidden.new_zeros(0, dtype=_wide(hidden))
             log_probs, normalizers, means = [empty.new_zeros((0, targets.shape[1]))], [empty], [empty]
         normalizer, mean = torch.cat(normalizers), torch.cat(means)
-        ctx.save_for_backward(hidden, weight, bias, targets, head.banned, normalizer, mean)
-        ctx.form, ctx.temperature = (head.scale, head.cap, head.product_dtype), temperature
+        ctx.save_for_backward(hidden, weight, bias, places, head.banned, normalizer, mean)
+        ctx.form, ctx.temperature = (head.scale, head.cap, head.product_dtype, vocabulary), temperature
         is_likely = torch.cat(are_likely) if are_likely else torch.zeros_like(targets, dtype=torch.bool)
         ctx.mark_non_differentiable(is_likely)
         return torch.cat(log_probs), normalizer - mean, is_likely
@@ -248,24 +273,24 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads  # None: that the loss does not depend on it
-        hidden, weight, bias, targets, banned, normalizers, means = ctx.saved_tensors
+        hidden, weight, bias, places, banned, normalizers, means = ctx.saved_tensors
         head = Head(weight, bias, banned, *ctx.form).with_products_ready()
         step = chunk_rows(weight.shape[0], hidden.device)
         if grad_log_probs is None:
-            grad_log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
+            grad_log_probs = torch.zeros(places.shape, dtype=torch.float32, device=places.device)
         grad_hidden = torch.empty_like(hidden)
         # Chunks are added in at least float32, also when sharding has cast the weight to bfloat16.
         wide = torch.promote_types(weight.dtype, torch.float32)
         _, trains_weight, trains_bias, *_ = ctx.needs_input_grad  # neither in a frozen head
         grad_weight = torch.zeros_like(weight, dtype=wide) if trains_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if trains_bias else None
-        for start in range(0, len(targets), step):
+        for start in range(0, len(places), step):
             rows = slice(start, start + step)
             logits = head.logits(hidden[rows], temperature=ctx.temperature)
             grad = _gradient(
                 logits,
                 (normalizers[rows], means[rows]),
-                targets[rows],
+                places[rows],
                 grad_log_probs[rows],
                 None if grad_entropies is None else grad_entropies[rows],
                 slope=head.slope(logits, temperature=ctx.temperature),

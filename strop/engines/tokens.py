@@ -14,10 +14,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +25,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
+from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.tensor import TensorShard, tensor_shard
 from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
@@ -51,7 +52,7 @@ class Tokens:
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
-    shard: SequenceShard | None = None
+    shard: SequenceShard | TensorShard | None = None
     """This rank's part, where ranks share each sequence."""
 
     @property
@@ -94,7 +95,8 @@ class Tokens:
 
     def values(self) -> Tensor:
         """The value head's number [M] of the state before each token, differentiable, in at least float32."""
-        return self._gather(self.model.head.values(self._hidden))
+        function, hidden = self.model.head.values, self._hidden
+        return function(hidden) if self.shard is None else self.shard.of_each(function, hidden)
 
     @cached_property
     def _hidden(self) -> Tensor:
@@ -124,17 +126,17 @@ def pack(
     model: CausalLM,
     *,
     rows: Sequence[int] | None = None,
-    sp_group: dist.ProcessGroup | None = None,
+    parallel: Parallel | None = None,
 ) -> Tokens:
     """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
 
     Without rows there is a token that predicts nothing: a rank that has none left passes in step with the others.
 
     Args:
-        data: of this rank, as for `token_rows`; the same on all ranks of `sp_group`.
+        data: of this rank, as for `token_rows`; the same on all ranks that share each sequence.
         model: that will run.
         rows: numbers of the rows in it; None: all.
-        sp_group: the ranks that share each sequence; None: this one has all of it.
+        parallel: says which ranks share each sequence; None: this one has all of it.
 
     Raises:
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
@@ -191,7 +193,7 @@ def pack(
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
-    return packed if sp_group is None else _shared_out(packed, sp_group)
+    return packed if parallel is None else _shared_out(packed, parallel)
 
 
 def _by_prompt(
@@ -206,14 +208,22 @@ def _by_prompt(
     return groups.values()
 
 
-def _shared_out(tokens: Tokens, group: dist.ProcessGroup) -> Tokens:
+def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
     """The micro-batch, with this rank's part of it."""
+    group, name = parallel.sp_group, "sequence_parallel"
+    shard: Callable[..., SequenceShard | TensorShard] = shard_micro_batch
+    if parallel.tp_mesh is not None:
+        assert tokens.model.tensor_parallel is not None, "the engine has cut the model"
+        group, name = parallel.tp_mesh.get_group(), "tensor_parallel"
+        shard = partial(tensor_shard, key_heads=tokens.model.tensor_parallel.key_heads)
+    if group is None:
+        return tokens
     if tokens.media is not None:
         raise ValueError(
-            "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
-            "images cannot be: set it to 1"
+            f"a sample has images, and engine.{name} of this role divides sequences over ranks, which images cannot "
+            f"be: set it to 1"
         )
-    shard = shard_micro_batch(
+    part = shard(
         input_ids=tokens.input_ids,
         position_ids=tokens.position_ids,
         attention=tokens.attention,
@@ -221,7 +231,7 @@ def _shared_out(tokens: Tokens, group: dist.ProcessGroup) -> Tokens:
         targets=tokens.targets,
         group=group,
     )
-    return dataclasses.replace(tokens, shard=shard)
+    return dataclasses.replace(tokens, shard=part)
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:

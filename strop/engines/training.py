@@ -93,7 +93,7 @@ class Engine:
             return function(tokens)
 
         for part in parts:
-            tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
+            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
             self._count(tokens, trains=False)
             results = self.model.run(noted, tokens)
             outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
@@ -108,7 +108,7 @@ class Engine:
         """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
-            self.operations += operations / self.parallel.sp_size
+            self.operations += operations / self.parallel.ranks_per_row
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -197,7 +197,7 @@ class TrainEngine(Engine):
                     every_pass=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
-            tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
+            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
                 value = self.model.run(loss, tokens)

@@ -20,6 +20,7 @@ from strop.engines.causal_lm import max_positions
 from strop.engines.learning_rates import too_large
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
+from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
@@ -27,7 +28,7 @@ from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
-from strop.trainer.checks.parallel import check_ranks
+from strop.trainer.checks.parallel import check_ranks, check_shares_no_images, check_tensor_parallel_settings
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -76,9 +77,18 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         settings = self._settings
         check_trackers(config.trainer.trackers)
         check_ranks(self.name, settings.engine, config.resources.ranks)
+        check_tensor_parallel_settings(
+            self.name,
+            settings.engine,
+            settings.optim,
+            config.model,
+            lora=("model.lora.rank", config.model.lora),
+        )
         self._check_model()
-        ranks, size = config.resources.ranks, settings.engine.sequence_parallel
-        check_sequence_parallel(load_model_config(config.model), size, ranks, section=f"{self.name}.engine")
+        engine, shape = settings.engine, load_model_config(config.model)
+        ranks, section = config.resources.ranks, f"{self.name}.engine"
+        check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=section)
+        check_tensor_parallel(shape, engine.tensor_parallel, section=section)
         if rate := too_large(self.name, settings.optim, has_adapter=config.model.lora.enabled):
             say(f"WARNING: {rate.text}: {rate.advice}")
         self._tokenizer = load_tokenizer(config.model)
@@ -90,13 +100,8 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._val: D | None = None
         if settings.data.val_files:
             self._val = self._load(settings.data.val_files, "val")
-        if size > 1 and any(
-            examples is not None and examples.has_media for examples in (self._examples, self._val)
-        ):
-            raise ValueError(
-                f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
-                f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
-            )
+        if any(examples is not None and examples.has_media for examples in (self._examples, self._val)):
+            check_shares_no_images(self.name, engine, "conversations")
         self._check_positions()
         self._sampler = self._make_sampler()
         if checkpoint is not None:

@@ -37,14 +37,15 @@ class ModelWorker(Worker):
         """The ranks of the role, as the engine sees them.
 
         Raises:
-            ValueError: the group's mesh and the engine's sequence_parallel differ, or an axis of the mesh is one that
-                no engine here has.
+            ValueError: the axes of the group's mesh are not those of the engine.
         """
         placement, mesh = self.placement, self.placement.mesh
-        if (mesh.tp, mesh.pp, mesh.cp) != (1, 1, 1) or mesh.sp != engine.sequence_parallel:
+        sizes = (engine.tensor_parallel, engine.sequence_parallel, 1, 1)
+        if (mesh.tp, mesh.sp, mesh.pp, mesh.cp) != sizes:
             raise ValueError(
-                f"role {placement.role!r} has the mesh {mesh}, but its engine has the axes dp and sp alone, with "
-                f"engine.sequence_parallel={engine.sequence_parallel}: use Mesh(dp=..., "
+                f"role {placement.role!r} has the mesh {mesh}, but its engine has the axes dp, tp and sp alone, with "
+                f"engine.tensor_parallel={engine.tensor_parallel} and engine.sequence_parallel="
+                f"{engine.sequence_parallel}: use Mesh(dp=..., tp={engine.tensor_parallel}, "
                 f"sp={engine.sequence_parallel})"
             )
         return join_ranks(
@@ -53,6 +54,7 @@ class ModelWorker(Worker):
             rendezvous=placement.rendezvous,
             device=device,
             sp_size=engine.sequence_parallel,
+            tp_size=engine.tensor_parallel,
             shard_size=engine.shard_size,
         )
 

@@ -7,10 +7,8 @@ process, which tests/engines/test_packed_forward.py compares with the models' ow
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,180 +16,32 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from references.language_models import VOCAB, config, exact_norms
-from references.rank_processes import RankFailed, Ranks, run_ranks
-from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
-from strop.engines.attention import AttentionForm, PackedAttention
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model
-from strop.engines.packing import make_rows
-from strop.engines.parallel.ranks import Parallel, alone
-from strop.engines.parallel.ulysses import check_sequence_parallel
-from strop.engines.training import TrainEngine
-from strop.engines.value_models import load_value_model
-
-CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
-"""Prompt and response ids of a row."""
-
-
-def ids(length: int, seed: int) -> tuple[int, ...]:
-    return tuple(torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
-
-
-# Three samples of one prompt apart from each other, one of them a single token; a lone row; the shortest row; a pair.
-A, B, C, D = ids(9, 1), ids(1, 2), ids(14, 3), ids(6, 4)
-PAIRS: tuple[Pair, ...] = (
-    (A, ids(7, 11)),
-    (B, ids(1, 12)),
-    (A, ids(1, 13)),
-    (C, ids(12, 14)),
-    (D, ids(2, 15)),
-    (A, ids(13, 16)),
-    (D, ids(11, 17)),
+from references.engine_steps import (
+    PAIRS,
+    C,
+    Setting,
+    check,
+    engine_of,
+    ids,
+    one_process,
+    rank_step,
+    run_step,
+    value_model,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One way to run the same step."""
-
-    folder: str
-    values: bool = False
-    """Train a value model instead of a policy."""
-    sp_size: int = 1
-    max_tokens: int = 1000
-    """Per device; a row of twice as many fits on two devices."""
-    checkpointing: bool = False
-    sync: str = "last"
-    dtype: str = "float64"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a rank saw, for its rows, and the whole weights after the step."""
-
-    rows: list[int]
-    before: list[Tensor]  # per token: log-probs and entropies, or values
-    loss: float
-    grad_norm: float
-    weights: dict[str, Tensor]
-    after: list[Tensor]
-
-
-def run_step(parallel: Parallel, setting: Setting, pairs: Sequence[Pair]) -> Result:
-    """One optimizer step on this rank's share of the rows."""
-    share = list(range(parallel.dp_rank, len(pairs), parallel.dp_size))
-    rows = make_rows([torch.tensor(pairs[i][0]) for i in share], [torch.tensor(pairs[i][1]) for i in share])
-    place = torch.cat([_places(pairs)[i] for i in share]) if share else torch.zeros(0)
-
-    with exact_norms():
-        engine = _engine(parallel, setting)
-        before = _outputs(engine, setting, rows)
-        loss = _accumulate(engine, setting, rows, place)
-        report = engine.step()
-        after = _outputs(engine, setting, rows)
-    weights = {}
-    for name, parameter in engine.model.named_parameters():
-        weight = parameter.detach()
-        weights[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).clone()
-    return Result(share, before, loss, report.grad_norm, weights, after)
-
-
-def _engine(parallel: Parallel, setting: Setting) -> TrainEngine:
-    load: Callable[..., Any] = load_value_model if setting.values else load_model
-    model = load(
-        ModelConfig(path=setting.folder, dtype=setting.dtype, gradient_checkpointing=setting.checkpointing),
-        parallel=parallel,
-    )
-    engine_config = EngineConfig(
-        max_tokens_per_device=setting.max_tokens,
-        sequence_parallel=setting.sp_size,
-        gradient_sync=setting.sync,
-    )
-    # A large eps: an update does not hang on the rounding of gradients that are almost 0.
-    optim = OptimizerConfig(lr=0.05, eps=1e-2, max_grad_norm=3.0)
-    return TrainEngine(model, engine_config, optim, total_steps=None, parallel=parallel)
-
-
-def _places(pairs: Sequence[Pair]) -> list[Tensor]:
-    """Each row's token numbers in the whole batch."""
-    ends = torch.tensor([len(response) for _, response in pairs]).cumsum(0).tolist()
-    return [torch.arange(end - len(response), end) for end, (_, response) in zip(ends, pairs, strict=True)]
-
-
-def _outputs(engine: TrainEngine, setting: Setting, rows: Any) -> list[Tensor]:
-    return [values_of(engine, rows)] if setting.values else list(log_probs_of(engine, rows, temperature=0.7))
-
-
-def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor) -> float:
-    """A loss that is not linear and weighs each token by its place in the whole batch."""
-
-    def weight(token_index: Tensor) -> Tensor:
-        return torch.cos(1.0 + place[token_index])
-
-    def policy_loss(log_probs: Tensor, entropies: Tensor, token_index: Tensor) -> Tensor:
-        terms = log_probs + 0.3 * torch.exp(log_probs) + 0.2 * entropies
-        return (weight(token_index) * terms).sum()
-
-    def value_loss(values: Tensor, token_index: Tensor) -> Tensor:
-        return ((values - weight(token_index)) ** 2).sum()
-
-    if setting.values:
-        return engine.accumulate(rows, of_values(value_loss))
-    return engine.accumulate(rows, of_log_probs(policy_loss, temperature=0.7))
-
-
-def rank_step(ranks: Ranks, setting: Setting, pairs: Sequence[Pair]) -> Result:
-    """In a rank."""
-    return run_step(ranks.join(sp_size=setting.sp_size), setting, pairs)
-
-
-def check(
-    setting: Setting, pairs: Sequence[Pair], size: int, expected: Result, close: dict[str, float] = CLOSE
-) -> None:
-    """Every rank of every group of `sp_size` has its rows' results and the weights of one process."""
-    results = run_ranks(rank_step, size, setting, pairs)
-    heads = results[:: setting.sp_size]
-    assert sorted(i for head in heads for i in head.rows) == list(range(len(pairs)))
-    assert sum(head.loss for head in heads) == pytest.approx(
-        expected.loss, abs=close["atol"], rel=close["rtol"]
-    )
-    places = _places(pairs)
-    for rank, result in enumerate(results):
-        head = heads[rank // setting.sp_size]
-        assert (result.rows, result.loss) == (head.rows, head.loss)
-        assert result.grad_norm == pytest.approx(expected.grad_norm, abs=close["atol"], rel=close["rtol"])
-        mine = torch.cat([places[i] for i in result.rows]) if result.rows else torch.zeros(0).long()
-        for ours, whole in zip(result.before + result.after, expected.before + expected.after, strict=True):
-            torch.testing.assert_close(ours, whole[mine], **close)
-        for name, weight in expected.weights.items():
-            torch.testing.assert_close(
-                result.weights[name], weight, msg=lambda m, n=name: f"{n}: {m}", **close
-            )
-
-
-def one_process(setting: Setting, pairs: Sequence[Pair] = PAIRS) -> Result:
-    result = run_step(alone("cpu"), setting, pairs)
-    assert result.grad_norm > 3.0, "the step must clip: its size is that of all ranks together"
-    return result
+from references.language_models import config
+from references.rank_processes import RankFailed, Ranks, run_ranks
+from references.token_passes import log_probs_of
+from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.packing import make_rows
+from strop.engines.parallel.ranks import alone
+from strop.engines.parallel.ulysses import check_sequence_parallel
 
 
 @pytest.fixture(scope="module")
 def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier with one label whose values differ from token to token."""
     folder = tmp_path_factory.mktemp("classifier")
-    generator = torch.Generator().manual_seed(5)
-    shape = config("qwen3")
-    shape.num_labels = 1
-    model = transformers.AutoModelForSequenceClassification.from_config(shape)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
-    model.save_pretrained(folder)
+    value_model(folder)
     return folder
 
 
@@ -315,7 +165,7 @@ def attended(shapes: list[tuple[int, int, int]]) -> Iterator[None]:
 
 def layer_shapes(ranks: Ranks, folder: str) -> tuple[list[tuple[int, int, int]], list[int]]:
     """In a rank: shapes in the attention, and tokens in the feed-forward parts."""
-    engine = _engine(ranks.join(sp_size=2), Setting(folder=folder, sp_size=2))
+    engine = engine_of(ranks.join(sp_size=2), Setting(folder=folder, sp_size=2))
     tokens: list[int] = []
     for layer in engine.model.layers:
         layer.get_submodule("mlp").register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape[1]))

@@ -51,7 +51,9 @@ class Ranks:
     rendezvous: Any
     """A strop.controller.store_server.Rendezvous."""
 
-    def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
+    def join(
+        self, *, sp_size: int = 1, tp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0
+    ) -> Any:
         """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
         from strop.engines.parallel.process_group import join_ranks
 
@@ -61,6 +63,7 @@ class Ranks:
             rendezvous=self.rendezvous,
             device="cpu",
             sp_size=sp_size,
+            tp_size=tp_size,
             shard_size=shard_size,
             timeout_s=timeout_s,
         )

@@ -58,6 +58,11 @@ def test_meshes_follow_ranks_apart_and_sequence_parallelism() -> None:
         "reference": Mesh(dp=8),
         "rollout": Mesh(dp=3),
     }
+    cut = roles("resources.runtime=ray", "resources.ranks=8", "actor.engine.tensor_parallel=4")
+    assert {name: spec.mesh for name, spec in cut.items()} == {
+        "actor": Mesh(dp=2, tp=4),
+        "rollout": Mesh(dp=8),
+    }
     assert specs["rollout"].args[-1].share_with is None
     assert roles()["rollout"].args[-1].share_with == "actor"
 
@@ -93,6 +98,40 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             ["resources.runtime=ray", "resources.ranks=3", "actor.engine.sequence_parallel=2"],
             "actor.engine.sequence_parallel is 2, which does not divide the 3 ranks",
         ),
+        (
+            ["resources.runtime=ray", "resources.ranks=3", "actor.engine.tensor_parallel=2"],
+            "actor.engine.tensor_parallel is 2, which does not divide the 3 ranks",
+        ),
+        (
+            [
+                "resources.runtime=ray",
+                "resources.ranks=4",
+                "actor.engine.tensor_parallel=2",
+                "actor.engine.shard_size=4",
+            ],
+            "actor.engine.shard_size is 4, which does not divide the 4 ranks of the actor (over 2, tensor_parallel)",
+        ),
+        (
+            [
+                "resources.runtime=ray",
+                "resources.ranks=4",
+                "actor.engine.tensor_parallel=2",
+                "actor.engine.sequence_parallel=2",
+            ],
+            "which both share the tokens of a sequence out",
+        ),
+        *(
+            (
+                ["resources.runtime=ray", "resources.ranks=2", "actor.engine.tensor_parallel=2", setting],
+                f"actor.engine.tensor_parallel is 2, which does not go with {setting}: set that to ",
+            )
+            for setting in (
+                "model.lora.rank=4",
+                "actor.engine.offload=all",
+                "actor.engine.compile=True",
+                "actor.optim.name=muon",
+            )
+        ),
         (["critic.path=x"], "critic.path is 'x', but algorithm.adv_estimator=grpo uses no values"),
         (["reference.path=x"], "but nothing uses a reference model"),
         (["trainer.critic_warmup=3"], "trainer.critic_warmup is 3, but algorithm.adv_estimator=grpo"),
@@ -124,6 +163,12 @@ def test_heads_that_ranks_cannot_share_are_refused_before_any_process_starts(
     with pytest.raises(ValueError, match=rf"^{role}.engine.sequence_parallel is 8, but the 2 attention"):
         check_models(divided)
     check_models(project.config(*settings, "resources.ranks=8", f"{role}.engine.sequence_parallel=2"))
+    cut = project.config(*settings, "resources.ranks=4", f"{role}.engine.tensor_parallel=4")
+    with pytest.raises(
+        ValueError, match=rf"^{role}.engine.tensor_parallel is 4, but the 2 attention heads .* 1, 2$"
+    ):
+        check_models(cut)
+    check_models(project.config(*settings, "resources.ranks=4", f"{role}.engine.tensor_parallel=2"))
     check_models(
         project.config("resources.runtime=ray", "resources.ranks=8", "critic.engine.sequence_parallel=8")
     )

@@ -253,12 +253,16 @@ def test_the_reference_on_two_ranks_equals_one_process(tiny_model: Path) -> None
 def test_a_mesh_that_the_engine_does_not_have_is_refused(tiny_model: Path) -> None:
     with (
         placed(Placement(mesh=Mesh(sp=2), role="actor")),
-        pytest.raises(ValueError, match=r"role 'actor' has the mesh .*sp=2.*: use Mesh\(dp=..., sp=1\)"),
+        pytest.raises(
+            ValueError, match=r"role 'actor' has the mesh .*sp=2.*: use Mesh\(dp=..., tp=1, sp=1\)"
+        ),
     ):
         make_actor(tiny_model, POLICY)
     with (
-        placed(Placement(mesh=Mesh(tp=2), role="actor")),
-        pytest.raises(ValueError, match="its engine has the axes dp and sp alone"),
+        placed(Placement(mesh=Mesh(pp=2), role="actor")),
+        pytest.raises(
+            ValueError, match="with engine.tensor_parallel=1 and engine.sequence_parallel=1: use Mesh"
+        ),
     ):
         make_actor(tiny_model, POLICY)
 

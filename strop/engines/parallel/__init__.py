@@ -3,6 +3,8 @@
 ranks.py             Parallel: this process among those that hold one model, and what they exchange
 process_group.py     the process group, joined and left
 fsdp.py              parameters sharded with FSDP2, and gathered for generation
+tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
+vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks
 balance.py           rows per rank, of near-equal load
 sharded_saving.py    the parts of a checkpoint that each rank writes and reads

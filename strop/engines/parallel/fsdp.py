@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.tensor import TensorParallel, check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
 
 T = TypeVar("T")
@@ -57,6 +58,9 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
         raise ValueError("the model is sharded already; load it again for another engine")
     if parallel.sp_size > 1:
         check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    if parallel.tp_mesh is not None:
+        check_tensor_parallel(model.config, parallel.tp_size)
+        model.tensor_parallel = TensorParallel(model.module, parallel.tp_mesh)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
     if model.compute_dtype in HALF:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
@@ -120,10 +124,17 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
     for unit in units:
         unit.unshard()
     try:
-        with _hooks_lifted(units):
+        with _hooks_lifted(units), _whole_matrices(model):
             yield
     finally:
         reshard(model)
+
+
+def _whole_matrices(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """The parts of matrices that tensor-parallel ranks hold, gathered; inside `full_parameters`."""
+    if model.tensor_parallel is None:
+        return contextlib.nullcontext()
+    return model.tensor_parallel.whole_parameters(model.module)
 
 
 @contextlib.contextmanager

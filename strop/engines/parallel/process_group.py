@@ -39,7 +39,7 @@ class Ranks(Parallel):
         padded[: len(share)] = share
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
-        firsts = range(0, self.world_size, self.sp_size)
+        firsts = range(0, self.world_size, self.ranks_per_row)
         return [parts[rank][: int(sizes[rank])] for rank in firsts]
 
     def barrier(self, label: str) -> None:
@@ -60,6 +60,7 @@ def join_ranks(
     rendezvous: Rendezvous | None,
     device: str,
     sp_size: int = 1,
+    tp_size: int = 1,
     shard_size: int = 0,
     timeout_s: float = 600.0,
 ) -> Parallel:
@@ -72,6 +73,7 @@ def join_ranks(
         rendezvous: where they find each other; None where there is one process.
         device: `auto` or a device name, with or without a number.
         sp_size: ranks that share each sequence.
+        tp_size: ranks over which each matrix is cut; 1 where sp_size is not.
         shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
             copies on several shard groups (hybrid sharding).
         timeout_s: limit of every wait for other ranks.
@@ -79,13 +81,13 @@ def join_ranks(
     Raises:
         ValueError: sizes that do not divide each other, or a process that is already another rank.
     """
-    _check_sizes(rank, world_size, sp_size, shard_size)
+    _check_sizes(rank, world_size, sp_size, tp_size, shard_size)
     rank_device = _device_of_rank(device, rank)
     if world_size == 1:
         return alone(rank_device)
     return joined(
         rank=rank, world_size=world_size, rendezvous=rendezvous, device=rank_device, sp_size=sp_size,
-        shard_size=shard_size, timeout_s=timeout_s,
+        tp_size=tp_size, shard_size=shard_size, timeout_s=timeout_s,
     )  # fmt: skip
 
 
@@ -96,6 +98,7 @@ def joined(
     rendezvous: Rendezvous | None,
     device: torch.device,
     sp_size: int,
+    tp_size: int = 1,
     shard_size: int,
     timeout_s: float,
 ) -> Ranks:
@@ -107,17 +110,20 @@ def joined(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
             f"{rank} of {world_size}; roles in one process need the same ranks"
         )
-    num_shards = shard_size or world_size
-    if num_shards == world_size:
-        mesh = _mesh(device.type, (world_size,), ("shard",))
-    else:
-        mesh = _mesh(device.type, (world_size // num_shards, num_shards), ("replicate", "shard"))
-    sp_group = None
+    num_shards = shard_size or world_size // tp_size
+    sizes = {"replicate": world_size // tp_size // num_shards, "shard": num_shards, "tp": tp_size}
+    axes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    mesh = _mesh(device.type, tuple(axes.values()), tuple(axes))
+    sp_group, tp_mesh = None, None
     if sp_size > 1:
         sp_group = _mesh(device.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
+    if tp_size > 1:
+        tp_mesh = mesh["tp"]
+        mesh = mesh[tuple(name for name in axes if name != "tp")]
     return Ranks(
-        rank=rank, world_size=world_size, device=device, sp_size=sp_size, mesh=mesh, sp_group=sp_group
-    )
+        rank=rank, world_size=world_size, device=device, sp_size=sp_size, tp_size=tp_size, mesh=mesh,
+        sp_group=sp_group, tp_mesh=tp_mesh,
+    )  # fmt: skip
 
 
 def leave_ranks() -> None:
@@ -129,14 +135,24 @@ def leave_ranks() -> None:
         _STORES.pop().close()
 
 
-def _check_sizes(rank: int, world_size: int, sp_size: int, shard_size: int) -> None:
+def _check_sizes(rank: int, world_size: int, sp_size: int, tp_size: int, shard_size: int) -> None:
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank}, but there are {world_size} ranks, counted from 0")
-    for name, size in (("sequence_parallel", sp_size), ("shard_size", shard_size or world_size)):
-        if size < 1 or world_size % size:
+    if sp_size > 1 and tp_size > 1:
+        raise ValueError(
+            f"engine.sequence_parallel is {sp_size} and engine.tensor_parallel is {tp_size} in this role, which "
+            f"both share the tokens of a sequence out: set one of them to 1"
+        )
+    per_matrix = world_size // tp_size if tp_size else 0
+    for name, size, ranks in (
+        ("sequence_parallel", sp_size, world_size),
+        ("tensor_parallel", tp_size, world_size),
+        ("shard_size", shard_size or per_matrix, per_matrix),
+    ):
+        if size < 1 or ranks % size:
             raise ValueError(
-                f"engine.{name} is {size}, which does not divide the {world_size} ranks of the role; choose one "
-                f"of {', '.join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)}"
+                f"engine.{name} is {size}, which does not divide the {ranks} ranks of the role; choose one "
+                f"of {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}"
             )
 
 

@@ -1,7 +1,7 @@
 """The processes that hold one model together, and what they tell each other.
 
-A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks that share a
-sequence (sequence parallelism) are neighbours: rank = dp_rank * sp_size + place among them.
+A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks that compute the same
+rows together (sequence or tensor parallelism) are neighbours: rank = dp_rank * ranks_per_row + place among them.
 
 Concurrency: every function that talks to other ranks is a collective, called by all of them in the same order
 from one thread. A wait ends with an error after the group's timeout.
@@ -30,20 +30,29 @@ class Parallel:
     """Device that this process computes on."""
     sp_size: int = 1
     """Ranks that share each sequence."""
+    tp_size: int = 1
+    """Ranks over which each matrix of the model is cut."""
     mesh: DeviceMesh | None = None
     """Mesh that parameters are sharded over: [shard] or [replicate, shard]; None in one process, without shards."""
     sp_group: dist.ProcessGroup | None = None
     """The ranks that share this rank's sequences; None when sp_size is 1."""
+    tp_mesh: DeviceMesh | None = None
+    """The ranks that have the other parts of this rank's matrices, in one dimension; None when tp_size is 1."""
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Ranks that compute the same rows together."""
+        return self.sp_size * self.tp_size
 
     @property
     def dp_rank(self) -> int:
         """Index of the share of the rows that this rank has."""
-        return self.rank // self.sp_size
+        return self.rank // self.ranks_per_row
 
     @property
     def dp_size(self) -> int:
         """Number of shares of the rows."""
-        return self.world_size // self.sp_size
+        return self.world_size // self.ranks_per_row
 
     def max(self, value: int) -> int:
         """The largest value of all ranks."""

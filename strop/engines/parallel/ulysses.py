@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,8 +194,11 @@ class SequenceShard:
 
         The backward pass takes this rank's slice of the gradient and adds nothing up: use the same loss on all ranks.
         """
-        gathered: Tensor = _GatherShares.apply(share, self.group)  # type: ignore[no-untyped-call]
-        return gathered[: self.num_predicted]
+        return gather_shares(share, self.group)[: self.num_predicted]
+
+    def of_each(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """Results [M, ...] of a function of hidden states, from those of this rank's share [m, D]."""
+        return self.gather(function(hidden))
 
 
 def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
@@ -256,6 +259,12 @@ def _all_to_all(
 ) -> Tensor:
     received: Tensor = _AllToAll.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
     return received
+
+
+def gather_shares(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Shares [m, ...] of all ranks, in order; see `SequenceShard.gather`."""
+    gathered: Tensor = _GatherShares.apply(share, group)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 class _AllToAll(torch.autograd.Function):

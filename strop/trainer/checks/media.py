@@ -9,6 +9,7 @@ from strop.engines.model import load_model_config
 from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
+from strop.trainer.checks.parallel import check_shares_no_images
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -36,11 +37,7 @@ def check_run(config: Config) -> None:
             "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
         )
     for role, engine in config.used_engines.items():
-        if engine.sequence_parallel > 1:
-            raise ValueError(
-                f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
-                f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
-            )
+        check_shares_no_images(role, engine, "prompts")
 
 
 def check_engine(rollout: RolloutConfig, model: ModelConfig) -> None:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.engines.config import EngineConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
 
 def check(config: Config) -> None:
-    """Refuse ranks that the engine of a role does not divide.
+    """Refuse ranks that the engine of a role does not divide, and what does not go with how it divides its model.
 
     Raises:
-        ValueError: as `check_ranks`.
+        ValueError: as `check_ranks` and `check_tensor_parallel_settings`.
     """
+    optims = {"actor": config.actor.optim, "critic": config.critic.optim, "prm": config.prm.optim}
+    loras = {"critic": ("critic.lora.rank", config.critic.lora)}
     for role, engine in config.engines.items():
         check_ranks(role, engine, config.resources.apart.get(role, config.resources.ranks))
+        if role in config.used_engines:
+            lora = loras.get(role, ("model.lora.rank", config.model.lora))
+            check_tensor_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
 
 
 def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
@@ -28,9 +33,64 @@ def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
         engine: of the role.
         ranks: of the role.
     """
-    for key, size in (("sequence_parallel", engine.sequence_parallel), ("shard_size", engine.shard_size)):
-        if size > 1 and ranks % size:
+    tp = engine.tensor_parallel
+    if engine.sequence_parallel > 1 and tp > 1:
+        raise ValueError(
+            f"{role}.engine.sequence_parallel is {engine.sequence_parallel} and {role}.engine.tensor_parallel is {tp}, "
+            f"which both share the tokens of a sequence out: set one of them to 1"
+        )
+    for key, size, others in (
+        ("tensor_parallel", tp, ""),
+        ("sequence_parallel", engine.sequence_parallel, ""),
+        ("shard_size", engine.shard_size, f" (over {tp}, tensor_parallel)" if tp > 1 else ""),
+    ):
+        num_ranks = ranks // tp if key == "shard_size" else ranks
+        if size > 1 and num_ranks % size:
             raise ValueError(
-                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
+                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}{others}: "
                 f"change it, or the number of ranks"
+            )
+
+
+def check_tensor_parallel_settings(
+    role: str,
+    engine: EngineConfig,
+    optim: OptimizerConfig | None,
+    model: ModelConfig,
+    *,
+    lora: tuple[str, LoraConfig],
+) -> None:
+    """Raise a ValueError for settings that matrices over several ranks do not go with.
+
+    Args:
+        role: section of the engine.
+        engine, optim, model: of the role; no optimizer where it is not trained.
+        lora: full key of the rank of its adapters, and their settings.
+    """
+    if engine.tensor_parallel == 1:
+        return
+    optimizer = "adamw" if optim is None else optim.name
+    others = {
+        lora[0]: (lora[1].rank, 0),
+        "model.use_liger": (model.use_liger, False),
+        f"{role}.engine.compile": (engine.compile, False),
+        f"{role}.engine.offload": (engine.offload, "none"),
+        f"{role}.engine.offload_activations": (engine.offload_activations, False),
+        f"{role}.optim.name": (optimizer, "adamw"),
+    }
+    for key, (value, needed) in others.items():
+        if value != needed:
+            raise ValueError(
+                f"{role}.engine.tensor_parallel is {engine.tensor_parallel}, which does not go with {key}={value}: set "
+                f"that to {needed}, or {role}.engine.tensor_parallel to 1"
+            )
+
+
+def check_shares_no_images(role: str, engine: EngineConfig, subject: str) -> None:
+    """Raise a ValueError where ranks share each sequence, which has images; `subject` says whose they are."""
+    for key in ("sequence_parallel", "tensor_parallel"):
+        if (size := getattr(engine, key)) > 1:
+            raise ValueError(
+                f"{role}.engine.{key} is {size}, but {subject} have images, and it divides sequences over ranks, which "
+                f"images cannot be: use {role}.engine.{key}=1"
             )

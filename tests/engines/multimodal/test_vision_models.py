@@ -21,6 +21,7 @@ from strop.engines.model import load_model, load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.packing import make_rows, token_rows
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
@@ -291,7 +292,7 @@ def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str],
     with pytest.raises(
         ValueError, match="engine.sequence_parallel of this role divides sequences .* set it to 1"
     ):
-        pack(samples(path), load(path), sp_group=group)
+        pack(samples(path), load(path), parallel=Parallel(device=torch.device("cpu"), sp_group=group))
 
 
 def test_a_model_whose_own_pass_differs_is_refused(

@@ -274,17 +274,16 @@ def test_fine_tuning_without_files_is_refused(project: Project, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [40, 400])
+@pytest.mark.parametrize(("budget", "tensor_parallel"), [(40, 1), (400, 1), (80, 2)])
 def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
-    project: Project, tmp_path: Path, budget: int
+    project: Project, tmp_path: Path, budget: int, tensor_parallel: int
 ) -> None:
     """24 conversations of 5 an update: a rank has 2 or 3 of them. Loss of every step, of held-out rows, and weights."""
     common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=4", "sft.num_epochs=2"]
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
     one, _ = tune(tmp_path / "one", project.config(*common))
-    two, _ = tune(
-        tmp_path / "two", project.config(*common, *ranks, f"sft.engine.max_tokens_per_device={budget}")
-    )
+    cut = [f"sft.engine.max_tokens_per_device={budget}", f"sft.engine.tensor_parallel={tensor_parallel}"]
+    two, _ = tune(tmp_path / "two", project.config(*common, *ranks, *cut))
     ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert [set(line) & {"val/loss"} for line in ours] == [set(line) & {"val/loss"} for line in theirs]
     for mine, other in zip(ours, theirs, strict=True):

@@ -1,0 +1,409 @@
+"""Tensor parallelism: every layer's matrices over the ranks of a group, and its tokens between them.
+
+Each of the T ranks of a tensor-parallel group holds 1/T of the heads of every attention, of the hidden units of every
+feed-forward network, and of the rows of embedding and head. Between those, where a layer only adds and normalises, a
+rank holds N / T neighbouring tokens of a packed row, so that activations are divided by T as well:
+
+    tokens of a rank  --all-gather-->  all tokens, heads of a rank  --reduce-scatter-->  tokens of a rank, added up
+
+Which matrix is cut by columns and which by rows says the model's plan in transformers (`base_model_tp_plan`); a plan
+with other parts than these two is refused by name.
+
+Gradients: the exchange before a region adds up what the ranks' parts of it say about a token, and the one behind it
+hands each rank the gradient of all tokens. A parameter that every rank holds whole (norms) has seen the tokens, or the
+heads, of its rank alone: its gradient is a partial sum, which is added up over the group before the step
+(`DTensor` placements say so).
+
+Concurrency: all ranks of a group pack the same rows and call the same collectives in the same order: four per layer,
+one behind the embedding, one before the head, each with its inverse in the backward pass.
+
+Sources: Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2
+(sequence-parallel regions). Exercised on gloo with CPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.parallel.ulysses import gather_shares, tokens_per_rank
+from strop.engines.parallel.vocabulary import VocabularyShard
+
+COLUMNS, ROWS = "colwise", "rowwise"
+_KEYS_AND_VALUES = ("k_proj", "v_proj")
+_HARMLESS = ("replicated_with_grad_allreduce", "replicate")
+"""Parts of a plan that hold whole parameters, as all others do that a plan does not name."""
+
+
+def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine") -> None:
+    """Refuse a model whose matrices cannot be divided over the ranks.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        tp_size: engine.tensor_parallel, ranks of a group.
+        section: what the sentence calls the settings, such as critic.engine.
+
+    Raises:
+        ValueError: heads, key heads or hidden units do not divide; or transformers has no plan for the model, or one
+            with parts that strop does not know.
+    """
+    if tp_size == 1:
+        return
+    text = config.get_text_config()
+    key = f"{section}.tensor_parallel"
+    plan = getattr(text, "base_model_tp_plan", None)
+    if not plan:
+        raise ValueError(
+            f"{key} is {tp_size}, but transformers does not say how the matrices of {text.model_type} are cut; use "
+            f"{key}=1, and more ranks of data parallelism or sequence_parallel"
+        )
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        raise ValueError(
+            f"{key} is {tp_size}, but layers of {text.model_type} carry a state from token to token, and would see the "
+            f"tokens of one rank alone; use {key}=1"
+        )
+    unknown = sorted({style for style in plan.values() if style not in (COLUMNS, ROWS, *_HARMLESS)})
+    if unknown:
+        raise ValueError(
+            f"{key} is {tp_size}, but layers of {text.model_type} are cut as {', '.join(unknown)}, which strop does "
+            f"not do; use {key}=1"
+        )
+    heads, key_heads = _num_heads(text)
+    counts = {
+        "attention heads": heads,
+        "hidden units of the feed-forward network": int(getattr(text, "intermediate_size", None) or 0),
+    }
+    if tp_size % key_heads:  # fewer of them than ranks, and each has those that its queries need
+        counts["key-value heads"] = key_heads
+    for name, count in counts.items():
+        if count % tp_size:
+            common = math.gcd(*counts.values())
+            sizes = [size for size in range(1, common + 1) if common % size == 0]
+            raise ValueError(
+                f"{key} is {tp_size}, but the {count} {name} of the model do not divide over {tp_size} ranks; use one "
+                f"of {', '.join(map(str, sizes))}"
+            )
+
+
+class TensorParallel:
+    """A model's parameters and tokens over the ranks of a tensor-parallel group."""
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Cut the parameters of a model, and have its layers exchange tokens.
+
+        Args:
+            module: of transformers, whole; parameters become DTensors over the mesh under the same names.
+            mesh: of one dimension, the group.
+
+        Raises:
+            ValueError: the plan names no matrix of the model.
+        """
+        self._mesh = mesh
+        self._group: dist.ProcessGroup = mesh.get_group()
+        self._size, self._rank = mesh.size(), mesh.get_local_rank()
+        self._is_on = True
+        self._embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
+        self._looked_up = torch.empty(0)
+        if (padding := self._embedding.padding_idx) is not None:  # its row has no gradient
+            first, size = _share(self._embedding.num_embeddings, self._size, self._rank)
+            self._embedding.padding_idx = padding - first if first <= padding < first + size else None
+        _, key_heads = _num_heads(module.config.get_text_config())  # type: ignore[union-attr, operator]
+        self.key_heads: slice | None = None
+        """Key heads, of all, that the queries of this rank attend with; None where it has those alone."""
+        if key_heads % self._size:
+            first = self._rank * key_heads // self._size
+            self.key_heads = slice(first, first + 1)
+        styles = dict(_planned(module, cuts_key_heads=self.key_heads is None))
+        if not styles:
+            raise ValueError(
+                f"engine.tensor_parallel of this role is {self._size}, but the plan of transformers names no matrix of "
+                f"{type(module).__name__}; set it to 1"
+            )
+        head: Any = module.get_output_embeddings()  # type: ignore[operator]
+        for region in {_parent(module, part) for part in styles}:
+            region.register_forward_pre_hook(self._gather_input, with_kwargs=True)
+        for part, style in styles.items():
+            if style == ROWS:
+                part.register_forward_hook(self._scatter_output)
+        self._embedding.register_forward_pre_hook(self._look_up)
+        self._embedding.register_forward_hook(self._scatter_embedding)
+        styles |= {part: COLUMNS for part in (self._embedding, head) if part is not None}
+        self._cut_parameters(module, styles)
+        for part in module.modules():
+            if part is not head and any(True for _ in part.parameters(recurse=False)):
+                part.register_forward_pre_hook(partial(self._show_local, styles.get(part)))
+                part.register_forward_hook(self._hide_local, always_call=True)
+
+    def vocabulary(self, num_rows: int) -> VocabularyShard | None:
+        """This rank's part of so many rows of embedding and head; None while it has all of them."""
+        if not self._is_on:
+            return None
+        first, size = _share(num_rows, self._size, self._rank)
+        return VocabularyShard(first=first, size=size, group=self._group)
+
+    def local(self, parameter: Tensor, style: str | None = None, name: str = "") -> Tensor:
+        """This rank's part of a parameter, as a tensor; of one that every rank has, the gradient is a partial sum."""
+        if not isinstance(parameter, DTensor):
+            return parameter
+        is_cut = parameter.placements[0].is_shard()
+        local: Tensor = parameter.to_local(grad_placements=None if is_cut else [Partial()])
+        # What is added on every rank, and then added up, is added once.
+        return local / self._size if style == ROWS and name == "bias" else local
+
+    @contextlib.contextmanager
+    def whole_parameters(self, module: nn.Module) -> Iterator[None]:
+        """Every parameter whole on every rank, as plain tensors; forward passes inside talk to nobody.
+
+        Whoever has cut the parameters further puts them back afterwards.
+        """
+        whole: dict[int, nn.Parameter] = {}
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if isinstance(parameter, DTensor):
+                    if id(parameter) not in whole:
+                        whole[id(parameter)] = nn.Parameter(parameter.full_tensor(), requires_grad=False)
+                    part._parameters[name] = whole[id(parameter)]
+        self._is_on = False
+        try:
+            yield
+        finally:
+            self._is_on = True
+
+    def _cut_parameters(self, module: nn.Module, styles: Mapping[nn.Module, str]) -> None:
+        cut: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if id(parameter) not in cut:
+                    cut[id(parameter)] = self._cut(parameter, _placement(styles.get(part), name))
+                part.register_parameter(name, cut[id(parameter)])
+
+    def _cut(self, parameter: nn.Parameter, placement: Placement) -> nn.Parameter:
+        whole = parameter.detach()
+        local = whole
+        if isinstance(placement, Shard):
+            first, size = _share(whole.shape[placement.dim], self._size, self._rank)
+            local = whole.narrow(placement.dim, first, size).clone()
+        tensor = DTensor.from_local(
+            local, self._mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+
+    def _show_local(self, style: str | None, part: nn.Module, args: Any) -> None:
+        """Let the module's own forward pass find this rank's parts under the names of its parameters."""
+        if self._is_on:
+            for name, parameter in part.named_parameters(recurse=False):
+                part.__dict__[name] = self.local(parameter, style, name)
+
+    def _hide_local(self, part: nn.Module, args: Any, output: Any) -> None:
+        for name, _ in part.named_parameters(recurse=False):
+            part.__dict__.pop(name, None)
+
+    def _gather_input(self, region: nn.Module, args: Any, kwargs: Any) -> Any:
+        """All tokens before a region."""
+        if not self._is_on:
+            return None
+        if args:
+            return (self._gathered(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._gathered(kwargs["hidden_states"])}
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        return gather_tokens(hidden[0], self._group)[None]
+
+    def _scatter_output(self, part: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """This rank's tokens behind a region, added up over the ranks."""
+        return _scatter_tokens(output[0], self._group)[None] if self._is_on else None
+
+    def _look_up(self, embedding: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
+        if (vocabulary := self.vocabulary(self._embedding.num_embeddings)) is None:
+            return None
+        self._looked_up = vocabulary.places(args[0])
+        return (self._looked_up.clamp(min=0),)
+
+    def _scatter_embedding(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """Embeddings of this rank's tokens, whose rows lie on any rank."""
+        if not self._is_on:
+            return None
+        here = output.masked_fill((self._looked_up < 0)[..., None], 0)
+        return _scatter_tokens(here[0], self._group)[None]
+
+
+class TensorAttention:
+    """Attention of the heads of one rank, called with all tokens of a row and the padding behind them."""
+
+    def __init__(self, inner: AttentionContext, num_tokens: int, key_heads: slice | None) -> None:
+        self._inner, self._num_tokens, self._key_heads = inner, num_tokens, key_heads
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """As of AttentionContext; zeros [., H, Dv] behind the last token."""
+        if self._key_heads is not None:
+            key, value = key[:, self._key_heads], value[:, self._key_heads]
+        padding = len(query) - self._num_tokens
+        if padding < 0:
+            raise ValueError(
+                f"attention of layer {layer} was called with {len(query)} of {self._num_tokens} tokens: the plan of "
+                f"transformers does not name its matrices, which engine.tensor_parallel of this role divides; set it "
+                f"to 1"
+            )
+        if not padding:
+            return self._inner.attend(layer, query, key, value, form)
+        query, key, value = (tensor[: self._num_tokens] for tensor in (query, key, value))
+        return F.pad(self._inner.attend(layer, query, key, value, form), (0, 0, 0, 0, 0, padding))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorShard:
+    """A micro-batch of N tokens that predicts M; N' is N with padding, a multiple of the ranks of the group."""
+
+    input_ids: Tensor  # [1, N']
+    position_ids: Tensor  # [1, N']
+    attention: TensorAttention
+    targets: Tensor
+    """[M]: every rank has its part of the vocabulary for all of them."""
+    hidden_index: Tensor
+    """[M]"""
+    group: dist.ProcessGroup
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Hidden states [M, D] that predict the tokens, from those of this rank's tokens [n, D]."""
+        return F.embedding(self.hidden_index, gather_tokens(hidden, self.group))
+
+    def share(self, values: Tensor) -> Tensor:
+        """The values [M, ...] themselves."""
+        return values
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The results [M, ...] themselves, which are the same on every rank."""
+        return values
+
+    def of_each(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """Results [M, ...] of a function of hidden states [M, D] that every rank could evaluate: each for its share."""
+        size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        m = tokens_per_rank(len(hidden), size)
+        padded = F.pad(hidden, (0, 0, 0, m * size - len(hidden)))
+        return gather_shares(function(padded[rank * m : (rank + 1) * m]), self.group)[: len(hidden)]
+
+
+def tensor_shard(
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention: AttentionContext,
+    hidden_index: Tensor,
+    targets: Tensor,
+    group: dist.ProcessGroup,
+    key_heads: slice | None,
+) -> TensorShard:
+    """A micro-batch as the ranks of a tensor-parallel group run it.
+
+    Args:
+        input_ids, position_ids, attention, hidden_index, targets, group: as of `shard_micro_batch`.
+        key_heads: of `TensorParallel`.
+    """
+    size, num_tokens = dist.get_world_size(group), input_ids.shape[1]
+    padding = tokens_per_rank(num_tokens, size) * size - num_tokens
+    return TensorShard(
+        input_ids=F.pad(input_ids, (0, padding)),  # token 0 at position 0: nothing looks at it
+        position_ids=F.pad(position_ids, (0, padding)),
+        attention=TensorAttention(attention, num_tokens, key_heads),
+        targets=targets,
+        hidden_index=hidden_index,
+        group=group,
+    )
+
+
+def _num_heads(text: Any) -> tuple[int, int]:
+    """Attention heads, and those of keys and values."""
+    heads = int(text.num_attention_heads)
+    return heads, int(getattr(text, "num_key_value_heads", None) or heads)
+
+
+def _planned(module: nn.Module, *, cuts_key_heads: bool) -> Iterator[tuple[nn.Module, str]]:
+    """The matrices that the plan of transformers cuts, each with the style of its cut; those of keys and values only
+    where there are enough heads."""
+    backbone: Any = module.base_model
+    plan: Mapping[str, str] = module.config.get_text_config().base_model_tp_plan  # type: ignore[union-attr, operator]
+    patterns = {
+        re.compile(re.escape(name).replace(r"\*", r"\d+")): style
+        for name, style in plan.items()
+        if style in (COLUMNS, ROWS) and (cuts_key_heads or name.rpartition(".")[2] not in _KEYS_AND_VALUES)
+    }
+    for name, part in backbone.named_modules():
+        for pattern, style in patterns.items():
+            if pattern.fullmatch(name):
+                yield part, style
+
+
+def _parent(module: nn.Module, part: nn.Module) -> nn.Module:
+    return next(parent for parent in module.modules() if any(child is part for child in parent.children()))
+
+
+def _placement(style: str | None, name: str) -> Placement:
+    if style == COLUMNS:
+        return Shard(0)
+    return Shard(1) if style == ROWS and name == "weight" else Replicate()
+
+
+def _share(count: int, num_ranks: int, rank: int) -> tuple[int, int]:
+    """First one and number of a rank's rows, cut as torch.chunk does."""
+    each = -(-count // num_ranks)
+    first = min(rank * each, count)
+    return first, min(each, count - first)
+
+
+def gather_tokens(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[T n, D] of all ranks' tokens [n, D]; the backward pass adds up what the ranks say about each."""
+    gathered: Tensor = _GatherTokens.apply(hidden, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def _scatter_tokens(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's [n, D] of the ranks' [T n, D], added up; the backward pass gives each the gradient of all tokens."""
+    scattered: Tensor = _ScatterTokens.apply(hidden, group)  # type: ignore[no-untyped-call]
+    return scattered
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_gather(hidden, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _reduce_scatter(grads[0], ctx.group), None
+
+
+class _ScatterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scatter(hidden, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _all_gather(grads[0], ctx.group), None
+
+
+def _all_gather(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    gathered = rows.new_empty((dist.get_world_size(group) * len(rows), *rows.shape[1:]))
+    dist.all_gather(list(gathered.chunk(dist.get_world_size(group))), rows.contiguous(), group=group)
+    return gathered
+
+
+def _reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    scattered = rows.new_empty((len(rows) // dist.get_world_size(group), *rows.shape[1:]))
+    dist.reduce_scatter(scattered, list(rows.contiguous().chunk(dist.get_world_size(group))), group=group)
+    return scattered
