@@ -239,6 +239,7 @@ DOTTED = "--actor.model_name_or_path m --data.max_len 3072 --rollout.max_new_tok
         ("--algo.kl.use_loss --algo.kl.init_coef 1e-3 --algo.kl.estimator k3",
          {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": 1e-3, "algorithm.kl_loss_type": "low_var_kl"}),
         ("--algo.advantage.is_correction_level seq", {"algorithm.correction.weights": None}),
+        ("--ds.tensor_parallel_size 2", {"actor.engine.tensor_parallel": 2}),
         ("--actor.loss_agg_mode seq-mean-token-mean", {"algorithm.loss_agg_mode": "seq-mean-token-mean"}),
     ],
 )  # fmt: skip
