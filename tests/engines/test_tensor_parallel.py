@@ -18,6 +18,7 @@ from references.engine_steps import (
     check,
     engine_of,
     one_process,
+    rank_step,
     run_step,
     value_model,
 )
@@ -174,3 +175,18 @@ def test_each_rank_holds_half_of_each_matrix_and_the_weights_have_the_digest_of_
             assert halves == ((shape[0], shape[1] // 2),) * 2
         else:  # 61 tokens: 31 and 30
             assert halves == ((-(-shape[0] // 2), *shape[1:]), (shape[0] // 2, *shape[1:]))
+
+
+@pytest.mark.parametrize(("dtype", "largest", "mean"), [("float32", 1e-4, 1e-5), ("bfloat16", 0.4, 0.08)])
+def test_lower_precisions_stay_near_one_process(
+    tiny_folder: Folder, dtype: str, largest: float, mean: float
+) -> None:
+    """As for ranks that share a sequence: 2^-24 and 2^-9 per operation, on log-probs of size 4."""
+    folder = str(tiny_folder("qwen3"))
+    exact = one_process(Setting(folder=folder, dtype="float32"))
+    one, other = run_ranks(rank_step, 2, Setting(folder=folder, tp_size=2, dtype=dtype), PAIRS)
+    assert one.loss == other.loss
+    for ours, wanted in zip(one.before, exact.before, strict=True):
+        assert float((ours - wanted).abs().max()) < largest
+        assert float((ours - wanted).abs().mean()) < mean
+    assert one.grad_norm == pytest.approx(exact.grad_norm, rel=0.05)
