@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.intervals import clustered_interval, mean_interval
-from strop.rewards.outcome import RewardError
 from strop.trainer.validation_metrics import metrics_of_reports
 from strop.workers.metrics import MEAN_REWARD, PASS_RATE
 from strop.workers.reports import EpisodeReport, is_decided
@@ -65,7 +64,11 @@ class Validation:
 
     def describe(self) -> str:
         """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 (95 % interval 0.38 to
-        0.46) on 200 answers`."""
+        0.46) on 200 answers`; of answers of which none could be scored, why."""
+        if self.num_unscored == self.num_answers:
+            errors = [report.outcome.error for report in self.reports if report.outcome is not None]
+            cause = f" (the first: {errors[0]})" if errors else ""
+            return f"none of {self.num_answers} answers could be scored, so none counts as passed{cause}"
         if self.pass_rate is None:
             line = f"mean reward {self.mean_reward:.4g}"
             if (interval := self.reward_interval()) is not None:
@@ -92,19 +95,10 @@ def summarize_validation(reports: Sequence[EpisodeReport], *, undecided: Collect
     Args:
         reports: of the answers.
         undecided: data sources of which it is known that their rewards are no verdicts.
-
-    Raises:
-        RewardError: no answer could be scored.
     """
     scores = [report.score for report in reports if report.score is not None]
-    if reports and not scores:
-        outcomes = [report.outcome for report in reports if report.outcome is not None]
-        cause = outcomes[0].error if outcomes else "no answer was finished"
-        raise RewardError(
-            f"none of the {len(reports)} answers could be scored: mend the reward function or the service that scores "
-            f"(the first: {cause})"
-        )
-    has_verdicts = is_decided(reports) and not any(report.data_source in undecided for report in reports)
+    known = any(report.data_source in undecided for report in reports)
+    has_verdicts = is_decided(reports) and not (known and scores)
     num_passed = sum(bool(report.passes) for report in reports) if has_verdicts else None
     mean_reward = math.fsum(scores) / len(scores) if scores else None
     numbers = {PASS_RATE: None if num_passed is None else num_passed / len(reports), MEAN_REWARD: mean_reward}

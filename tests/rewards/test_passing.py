@@ -12,7 +12,6 @@ from reward_cases import score_all, write_reward
 from strop.evaluation.evaluate import Evaluation
 from strop.rewards import Outcome, RewardConfig
 from strop.rewards.config import FunctionConfig
-from strop.rewards.outcome import RewardError
 from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import summarize_validation
 from strop.workers.reports import EpisodeReport
@@ -135,9 +134,11 @@ def test_a_reward_between_0_and_1_is_remembered_unless_a_function_is_marked() ->
     assert marked.names == set()
 
 
-def test_answers_of_which_none_could_be_scored_are_an_error() -> None:
-    with pytest.raises(RewardError, match=r"none of the 2 answers could be scored: .* \(the first: no\)"):
-        summarize_validation(reports((None, None), (None, None)))
+@pytest.mark.parametrize("undecided", [(), ("x",)])
+def test_answers_of_which_none_could_be_scored_say_why(undecided: tuple[str, ...]) -> None:
+    found = summarize_validation(reports((None, None), (None, None)), undecided=undecided)
+    assert (found.pass_rate, found.mean_reward) == (0.0, None)
+    assert found.describe() == "none of 2 answers could be scored, so none counts as passed (the first: no)"
 
 
 def test_a_validation_is_shown_as_one_line() -> None:
