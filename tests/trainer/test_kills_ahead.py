@@ -114,7 +114,7 @@ def test_by_the_clock_on_the_wall_nothing_is_lost_repeated_or_favoured(
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(300 + 4 * NUM_KILLS)
+@pytest.mark.timeout(300 + 30 * NUM_KILLS)
 def test_with_several_processes_nothing_is_lost_repeated_or_favoured(
     project: Project, tmp_path: Path, processes: Processes
 ) -> None:
