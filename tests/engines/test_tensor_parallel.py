@@ -39,8 +39,8 @@ def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Norms of queries and keys, a head that is the embedding; a head of its own; windows; one key head.
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "llama_mqa"])
+# Norms of queries and keys, a head that is the embedding; a head of its own; windows; one key head; biases.
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "llama_mqa", "llama_biased"])
 def test_two_ranks_of_a_matrix_take_the_step_of_one_process(tiny_folder: Folder, kind: str) -> None:
     setting = Setting(folder=str(tiny_folder(kind)))
     expected = one_process(setting)

@@ -50,6 +50,8 @@ def config(kind: str) -> Any:
             return t.Qwen3Config(**{**_SHAPE, "num_key_value_heads": 4}, head_dim=8)
         case "llama":  # grouped queries, a head of its own
             return t.LlamaConfig(**_SHAPE)
+        case "llama_biased":  # a bias of every matrix but the head
+            return t.LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True)
         case "llama_mqa":
             return t.LlamaConfig(**{**_SHAPE, "num_key_value_heads": 1})
         case "gpt2":  # learned positions, biases, dropout modules

@@ -243,7 +243,7 @@ def _no_signal_advice(probe: Probe, solved: int, unsolved: int, *, is_constant: 
     Args:
         probe: the samples.
         solved, unsolved: groups that every sample solves, and those that none solves.
-        is_constant: every sample has the same reward, and it is neither 0 nor 1.
+        is_constant: every sample has the same reward, and nothing says which pass.
     """
     num_groups = len(_groups(probe))
     if solved == num_groups:
