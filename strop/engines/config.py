@@ -185,6 +185,13 @@ class EngineConfig:
     tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix: heads, hidden units and rows of the vocabulary, and between them the tokens of a
     sequence. It divides the number of ranks and all of these but the vocabulary."""
+    context_parallel: PositiveInt = 1
+    """Ranks that share the tokens of each sequence and exchange keys and values: for any number of heads."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages that the layers are divided into; micro-batches pass through them one after the other."""
+    expert_parallel: PositiveInt = 1
+    """Ranks that the experts of each layer are divided over; tokens travel to those of theirs. Of the ranks that rows
+    and sequences are divided over: it takes no further ones."""
     shard_size: Annotated[NonNegativeInt, "0 is all ranks"] = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""

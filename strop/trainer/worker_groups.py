@@ -415,5 +415,7 @@ def _num_ranks(config: Config, name: str) -> int:
 
 def role_mesh(config: Config, name: str, engine: EngineConfig | None) -> Mesh:
     """The parallel axes of a role; one without this engine has data-parallel ranks alone."""
-    tp, sp = (1, 1) if engine is None else (engine.tensor_parallel, engine.sequence_parallel)
-    return Mesh(dp=_num_ranks(config, name) // (tp * sp), tp=tp, sp=sp)
+    engine = engine or EngineConfig()
+    tp, sp = engine.tensor_parallel, engine.sequence_parallel
+    cp, pp = engine.context_parallel, engine.pipeline_parallel
+    return Mesh(dp=_num_ranks(config, name) // (tp * sp * cp * pp), tp=tp, sp=sp, cp=cp, pp=pp)

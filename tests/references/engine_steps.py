@@ -58,6 +58,9 @@ class Setting:
     """Train a value model instead of a policy."""
     sp_size: int = 1
     tp_size: int = 1
+    cp_size: int = 1
+    pp_size: int = 1
+    ep_size: int = 1
     max_tokens: int = 1000
     """Per device; a row of twice as many fits on two devices."""
     checkpointing: bool = False
@@ -66,7 +69,30 @@ class Setting:
 
     @property
     def ranks_per_row(self) -> int:
-        return self.sp_size * self.tp_size
+        return self.sp_size * self.tp_size * self.cp_size
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            max_tokens_per_device=self.max_tokens,
+            sequence_parallel=self.sp_size,
+            tensor_parallel=self.tp_size,
+            context_parallel=self.cp_size,
+            pipeline_parallel=self.pp_size,
+            expert_parallel=self.ep_size,
+            gradient_sync=self.sync,  # type: ignore[arg-type]
+        )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """As `Ranks.join` takes them."""
+        return {
+            "sequence_parallel": self.sp_size,
+            "tensor_parallel": self.tp_size,
+            "context_parallel": self.cp_size,
+            "pipeline_parallel": self.pp_size,
+            "expert_parallel": self.ep_size,
+        }
 
 
 @dataclass(frozen=True)
@@ -106,15 +132,9 @@ def engine_of(parallel: Parallel, setting: Setting) -> TrainEngine:
         ModelConfig(path=setting.folder, dtype=setting.dtype, gradient_checkpointing=setting.checkpointing),
         parallel=parallel,
     )
-    engine_config = EngineConfig(
-        max_tokens_per_device=setting.max_tokens,
-        sequence_parallel=setting.sp_size,
-        tensor_parallel=setting.tp_size,
-        gradient_sync=setting.sync,
-    )
     # A large eps: an update does not hang on the rounding of gradients that are almost 0.
     optim = OptimizerConfig(lr=0.05, eps=1e-2, max_grad_norm=3.0)
-    return TrainEngine(model, engine_config, optim, total_steps=None, parallel=parallel)
+    return TrainEngine(model, setting.engine, optim, total_steps=None, parallel=parallel)
 
 
 def _places(pairs: Sequence[Pair]) -> list[Tensor]:
@@ -147,7 +167,7 @@ def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor)
 
 def rank_step(ranks: Ranks, setting: Setting, pairs: Sequence[Pair]) -> Result:
     """In a rank."""
-    return run_step(ranks.join(sp_size=setting.sp_size, tp_size=setting.tp_size), setting, pairs)
+    return run_step(ranks.join(**setting.axes), setting, pairs)
 
 
 def check(
@@ -155,14 +175,14 @@ def check(
 ) -> None:
     """Every rank of every group that shares its rows has their results and the weights of one process."""
     results = run_ranks(rank_step, size, setting, pairs)
-    heads = results[:: setting.ranks_per_row]
+    heads = results[: size // setting.pp_size : setting.ranks_per_row]
     assert sorted(i for head in heads for i in head.rows) == list(range(len(pairs)))
     assert sum(head.loss for head in heads) == pytest.approx(
         expected.loss, abs=close["atol"], rel=close["rtol"]
     )
     places = _places(pairs)
     for rank, result in enumerate(results):
-        head = heads[rank // setting.ranks_per_row]
+        head = heads[rank // setting.ranks_per_row % len(heads)]
         assert (result.rows, result.loss) == (head.rows, head.loss)
         assert result.grad_norm == pytest.approx(expected.grad_norm, abs=close["atol"], rel=close["rtol"])
         mine = torch.cat([places[i] for i in result.rows]) if result.rows else torch.zeros(0).long()

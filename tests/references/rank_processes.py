@@ -51,10 +51,10 @@ class Ranks:
     rendezvous: Any
     """A strop.controller.store_server.Rendezvous."""
 
-    def join(
-        self, *, sp_size: int = 1, tp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0
-    ) -> Any:
-        """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
+    def join(self, *, timeout_s: float = 60.0, **engine: Any) -> Any:
+        """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh, with these
+        settings of an engine."""
+        from strop.engines.config import EngineConfig
         from strop.engines.parallel.process_group import join_ranks
 
         return join_ranks(
@@ -62,9 +62,7 @@ class Ranks:
             world_size=self.world_size,
             rendezvous=self.rendezvous,
             device="cpu",
-            sp_size=sp_size,
-            tp_size=tp_size,
-            shard_size=shard_size,
+            engine=EngineConfig(**engine),
             timeout_s=timeout_s,
         )
 

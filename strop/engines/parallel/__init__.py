@@ -1,6 +1,7 @@
 """One model over several ranks, or partly on the host.
 
 ranks.py             Parallel: this process among those that hold one model, and what they exchange
+axes.py              the axes that ranks are divided into, compared with their number
 process_group.py     the process group, joined and left
 fsdp.py              parameters sharded with FSDP2, and gathered for generation
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them

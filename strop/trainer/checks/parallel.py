@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.parallel.axes import check_axes
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -14,42 +15,16 @@ def check(config: Config) -> None:
     """Refuse ranks that the engine of a role does not divide, and what does not go with how it divides its model.
 
     Raises:
-        ValueError: as `check_ranks` and `check_tensor_parallel_settings`.
+        ValueError: as `check_axes` and `check_tensor_parallel_settings`.
     """
     optims = {"actor": config.actor.optim, "critic": config.critic.optim, "prm": config.prm.optim}
     loras = {"critic": ("critic.lora.rank", config.critic.lora)}
     for role, engine in config.engines.items():
-        check_ranks(role, engine, config.resources.apart.get(role, config.resources.ranks))
+        num_ranks = config.resources.apart.get(role, config.resources.ranks)
+        check_axes(engine, num_ranks, section=f"{role}.engine")
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_tensor_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
-
-
-def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
-    """Raise a ValueError when the engine's groups of ranks do not divide those of the role.
-
-    Args:
-        role: section of the engine, `actor` for actor.engine.
-        engine: of the role.
-        ranks: of the role.
-    """
-    tp = engine.tensor_parallel
-    if engine.sequence_parallel > 1 and tp > 1:
-        raise ValueError(
-            f"{role}.engine.sequence_parallel is {engine.sequence_parallel} and {role}.engine.tensor_parallel is {tp}, "
-            f"which both share the tokens of a sequence out: set one of them to 1"
-        )
-    for key, size, others in (
-        ("tensor_parallel", tp, ""),
-        ("sequence_parallel", engine.sequence_parallel, ""),
-        ("shard_size", engine.shard_size, f" (over {tp}, tensor_parallel)" if tp > 1 else ""),
-    ):
-        num_ranks = ranks // tp if key == "shard_size" else ranks
-        if size > 1 and num_ranks % size:
-            raise ValueError(
-                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}{others}: "
-                f"change it, or the number of ranks"
-            )
 
 
 def check_tensor_parallel_settings(
