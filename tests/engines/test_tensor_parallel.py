@@ -150,7 +150,7 @@ def test_models_that_cannot_be_cut_are_refused(config: Any, tp_size: int, senten
 def held(ranks: Ranks, folder: str) -> dict[str, Any]:
     """In a rank: shapes of what it holds, and digests."""
     with exact_norms():
-        engine = engine_of(ranks.join(tp_size=2), Setting(folder=folder, tensor_parallel=2))
+        engine = engine_of(ranks.join(tensor_parallel=2), Setting(folder=folder, tp_size=2))
         shapes = {
             name: tuple(parameter.to_local().shape) if isinstance(parameter, DTensor) else None
             for name, parameter in engine.model.named_parameters()
