@@ -54,10 +54,23 @@ class Tokens:
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: SequenceShard | TensorShard | None = None
     """This rank's part, where ranks share each sequence."""
+    received: Tensor | None = None
+    """Hidden states [n, D] of this rank's tokens, of the stage before this one."""
+    predicting: Tensor | None = None
+    """Hidden states [M, D] that predict the tokens, where they are known; no pass is run."""
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
+
+    @property
+    def num_local(self) -> int:
+        """Tokens of this rank between layers, n."""
+        return self.num_tokens if self.shard is None else self.shard.num_local
+
+    def passed_on(self) -> Tensor:
+        """Hidden states [n, D] of this rank's tokens that a stage hands on."""
+        return self._every_hidden().clone()  # sharding wants no view of another tensor
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
@@ -101,11 +114,17 @@ class Tokens:
     @cached_property
     def _hidden(self) -> Tensor:
         """Hidden states [M, D] that predict the tokens; with a shard, this rank's share of them."""
+        if self.predicting is not None:
+            return self.predicting
+        every = self._every_hidden()
+        return F.embedding(self.hidden_index, every) if self.shard is None else self.shard.predicting(every)
+
+    def _every_hidden(self) -> Tensor:
+        """Hidden states [n, D] of this rank's tokens behind the layers that are here."""
         backbone, shard = self.model.backbone, self.shard
         if shard is None:
-            every = backbone(self.input_ids, self.position_ids, self.attention, self.media)
-            return F.embedding(self.hidden_index, every)
-        return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
+            return backbone(self.input_ids, self.position_ids, self.attention, self.media, self.received)
+        return backbone(shard.input_ids, shard.position_ids, shard.attention, received=self.received)
 
     @property
     def _local_targets(self) -> Tensor:

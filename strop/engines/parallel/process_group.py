@@ -125,7 +125,7 @@ def joined(
         sp_group=meshes.group_of_rows("sp"),
         tp_mesh=meshes.of_parameters["tp"] if engine.tensor_parallel > 1 else None,
         cp_group=meshes.group_of_rows("cp"),
-        pp_group=meshes.group_of_rows("pp"),
+        pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
         expert_mesh=meshes.of_experts,
     )
 
@@ -133,6 +133,7 @@ def joined(
 def leave_ranks() -> None:
     """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
     _mesh.cache_clear()
+    _stage_groups.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
     while _STORES:
@@ -140,8 +141,7 @@ def leave_ranks() -> None:
 
 
 class _Meshes:
-    """Meshes over all ranks of a role, each with pipeline stages slowest; axes of one rank are left out where nobody
-    asks for them."""
+    """Meshes over all ranks of a role, each with pipeline stages slowest; axes of one rank are left out."""
 
     def __init__(self, engine: EngineConfig, device_type: str, world_size: int) -> None:
         pp, tp, sp, cp = (
@@ -210,3 +210,19 @@ def _initialize(
 def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """One mesh per shape and process, so that roles share its groups."""
     return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+@cache
+def _stage_groups(
+    num_stages: int, world_size: int, timeout_s: float
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
+    """Two groups of the ranks that run the stages for the same rows."""
+    if num_stages == 1:
+        return None
+    in_stage = world_size // num_stages
+    timeout = datetime.timedelta(seconds=timeout_s)
+    groups = [
+        (dist.new_group(ranks, timeout=timeout), dist.new_group(ranks, timeout=timeout))
+        for ranks in (list(range(first, world_size, in_stage)) for first in range(in_stage))
+    ]
+    return groups[dist.get_rank() % in_stage]

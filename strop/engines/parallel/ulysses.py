@@ -175,6 +175,11 @@ class SequenceShard:
     receive_index: Tensor
     """[m]: place of each predicted token's hidden state among the received ones."""
 
+    @property
+    def num_local(self) -> int:
+        """Tokens of this rank, n."""
+        return self.input_ids.shape[1]
+
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
         sent = F.embedding(self.send_index, hidden)
