@@ -21,6 +21,7 @@ from strop.engines.learning_rates import too_large
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
 from strop.engines.parallel.axes import check_axes
+from strop.engines.parallel.context import check_context_parallel
 from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.observability.trackers.group import TrackerGroup, check_trackers
@@ -89,6 +90,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         engine, shape = settings.engine, load_model_config(config.model)
         ranks, section = config.resources.ranks, f"{self.name}.engine"
         check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=section)
+        check_context_parallel(shape, engine.context_parallel, section=section)
         check_tensor_parallel(shape, engine.tensor_parallel, section=section)
         if rate := too_large(self.name, settings.optim, has_adapter=config.model.lora.enabled):
             say(f"WARNING: {rate.text}: {rate.advice}")

@@ -7,6 +7,7 @@ fsdp.py              parameters sharded with FSDP2, and gathered for generation
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
 vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks
+context.py           context parallelism: one packed row over several ranks, which exchange keys and values
 balance.py           rows per rank, of near-equal load
 sharded_saving.py    the parts of a checkpoint that each rank writes and reads
 offload.py           parameters, optimizer state and activations on the host

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import (
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.parallel.context import check_context_parallel
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import TensorParallel, check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
@@ -52,12 +53,13 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
 
     Raises:
         ValueError: the model is sharded already, its layers are in an unknown place, or its sequences cannot be
-            divided over parallel.sp_size ranks.
+            divided over ranks.
     """
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
     if parallel.sp_size > 1:
         check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    check_context_parallel(model.config, parallel.cp_size)
     if parallel.tp_mesh is not None:
         check_tensor_parallel(model.config, parallel.tp_size)
         model.tensor_parallel = TensorParallel(model.module, parallel.tp_mesh)

@@ -63,8 +63,13 @@ def check_tensor_parallel_settings(
 
 def check_shares_no_images(role: str, engine: EngineConfig, subject: str) -> None:
     """Raise a ValueError where ranks share each sequence, which has images; `subject` says whose they are."""
-    for key in ("sequence_parallel", "tensor_parallel"):
-        if (size := getattr(engine, key)) > 1:
+    sizes = {
+        "context_parallel": engine.context_parallel,
+        "sequence_parallel": engine.sequence_parallel,
+        "tensor_parallel": engine.tensor_parallel,
+    }
+    for key, size in sizes.items():
+        if size > 1:
             raise ValueError(
                 f"{role}.engine.{key} is {size}, but {subject} have images, and it divides sequences over ranks, which "
                 f"images cannot be: use {role}.engine.{key}=1"
