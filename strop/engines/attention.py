@@ -214,8 +214,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of a row of N are for a rank that has the queries of some and the keys and values of all; in
-    host memory."""
+    """Places of the tokens of a row of N on a rank that has the queries of some, and keys and values of all; in host
+    memory."""
 
     queries: Tensor
     """[N] int64: place among the rank's own tokens, which lie in the order of its segments; 0 of other tokens."""

@@ -87,7 +87,7 @@ class ContextLayout:
         return torch.argsort(self.tokens.flatten())
 
     def places(self, rank: int) -> Places:
-        """Where queries of a rank and gathered keys are."""
+        """Places of a rank's queries and of gathered keys."""
         mine = self.tokens[rank]
         queries = torch.zeros(self.tokens.numel(), dtype=torch.int64)
         queries[mine] = torch.arange(len(mine))
@@ -186,7 +186,7 @@ class ContextAttention:
         rows = gather_tokens(torch.cat([key.flatten(1), value.flatten(1)], dim=1), self._group)
         keys, values = torch.split(rows, [heads * dim, heads * value_dim], dim=1)
         return self._plan.attend(
-            layer, query, keys.unflatten(1, (heads, dim)), values.unflatten(1, (heads, value_dim)), form
+            layer, query, keys.view(-1, heads, dim), values.view(-1, heads, value_dim), form
         )
 
 
