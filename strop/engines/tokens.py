@@ -6,7 +6,8 @@ it returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
 
 Concurrency: with several ranks all of them pass in step, each with its own rows, also with none. A rank that has none
 left calls the function with no tokens (M = 0), so the function asks every rank for the same things in the same order,
-whatever the rows. With sequence parallelism a rank runs its part of a micro-batch; what the function sees is all of it.
+whatever the rows. Where ranks share each sequence, one runs its part of a micro-batch; what the function sees is all of
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
+from strop.engines.parallel.context import ContextTensorShard, context_shard
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import TensorShard, tensor_shard
 from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
@@ -52,7 +55,7 @@ class Tokens:
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
-    shard: SequenceShard | TensorShard | None = None
+    shard: SequenceShard | TensorShard | ContextTensorShard | None = None
     """This rank's part, where ranks share each sequence."""
     received: Tensor | None = None
     """Hidden states [n, D] of this rank's tokens, of the stage before this one."""
@@ -212,6 +215,8 @@ def pack(
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
+    if parallel is None or parallel.cp_size == 1:  # else each rank has a plan of its own
+        packed.attention.prepare()
     return packed if parallel is None else _shared_out(packed, parallel)
 
 
@@ -229,28 +234,38 @@ def _by_prompt(
 
 def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
     """The micro-batch, with this rank's part of it."""
-    group, name = parallel.sp_group, "sequence_parallel"
-    shard: Callable[..., SequenceShard | TensorShard] = shard_micro_batch
-    if parallel.tp_mesh is not None:
-        assert tokens.model.tensor_parallel is not None, "the engine has cut the model"
-        group, name = parallel.tp_mesh.get_group(), "tensor_parallel"
-        shard = partial(tensor_shard, key_heads=tokens.model.tensor_parallel.key_heads)
-    if group is None:
-        return tokens
-    if tokens.media is not None:
+    sizes = {
+        "context_parallel": parallel.cp_size,
+        "sequence_parallel": parallel.sp_size,
+        "tensor_parallel": parallel.tp_size,
+    }
+    divided = [name for name, size in sizes.items() if size > 1]
+    if divided and tokens.media is not None:
         raise ValueError(
-            f"a sample has images, and engine.{name} of this role divides sequences over ranks, which images cannot "
-            f"be: set it to 1"
+            f"a sample has images, and engine.{divided[0]} of this role divides sequences over ranks, which images "
+            f"cannot be: set it to 1"
         )
-    part = shard(
-        input_ids=tokens.input_ids,
-        position_ids=tokens.position_ids,
-        attention=tokens.attention,
-        hidden_index=tokens.hidden_index,
-        targets=tokens.targets,
-        group=group,
-    )
-    return dataclasses.replace(tokens, shard=part)
+    return dataclasses.replace(tokens, shard=_part(tokens, parallel)) if divided else tokens
+
+
+def _part(tokens: Tokens, parallel: Parallel) -> SequenceShard | TensorShard | ContextTensorShard:
+    """This rank's part of a micro-batch that several ranks share."""
+    cut = tokens.model.tensor_parallel
+    key_heads = None if cut is None else cut.key_heads
+    whole: dict[str, Any] = {
+        "input_ids": tokens.input_ids,
+        "position_ids": tokens.position_ids,
+        "attention": tokens.attention,
+        "hidden_index": tokens.hidden_index,
+        "targets": tokens.targets,
+    }
+    if parallel.cp_group is not None:
+        return context_shard(**whole, parallel=parallel, key_heads=key_heads)
+    if parallel.tp_mesh is not None:
+        assert cut is not None, "the engine has cut the model"
+        return tensor_shard(**whole, group=parallel.tp_mesh.get_group(), key_heads=key_heads)
+    assert parallel.sp_group is not None, "several ranks share the row"
+    return shard_micro_batch(**whole, group=parallel.sp_group)
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:

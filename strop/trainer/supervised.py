@@ -21,9 +21,7 @@ from strop.engines.learning_rates import too_large
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
 from strop.engines.parallel.axes import check_axes
-from strop.engines.parallel.pipeline import check_pipeline_parallel
-from strop.engines.parallel.tensor import check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.model_axes import check_model_axes
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
@@ -88,10 +86,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         )
         self._check_model()
         engine, shape = settings.engine, load_model_config(config.model)
-        ranks, section = config.resources.ranks, f"{self.name}.engine"
-        check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=section)
-        check_tensor_parallel(shape, engine.tensor_parallel, section=section)
-        check_pipeline_parallel(shape, engine, section=section)
+        check_model_axes(shape, engine, config.resources.ranks, section=f"{self.name}.engine")
         if rate := too_large(self.name, settings.optim, has_adapter=config.model.lora.enabled):
             say(f"WARNING: {rate.text}: {rate.advice}")
         self._tokenizer = load_tokenizer(config.model)

@@ -26,9 +26,7 @@ from strop.controller import (
 )
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import check_language_model, load_model_config
-from strop.engines.parallel.pipeline import check_pipeline_parallel
-from strop.engines.parallel.tensor import check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.engine_group import check_engine
@@ -242,12 +240,9 @@ def check_models(config: Config) -> None:
     if "reward_model" in config.roles:
         check_reward_model(ModelConfig(path=config.reward_model.path))
     for name, engine in config.used_engines.items():
-        if max(engine.sequence_parallel, engine.tensor_parallel, engine.pipeline_parallel) > 1:
+        if divides_model(engine):
             shape = _shape(config, name, paths.get(name) or config.model.path)
-            ranks = _num_ranks(config, name)
-            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
-            check_tensor_parallel(shape, engine.tensor_parallel, section=f"{name}.engine")
-            check_pipeline_parallel(shape, engine, section=f"{name}.engine")
+            check_model_axes(shape, engine, _num_ranks(config, name), section=f"{name}.engine")
 
 
 def _shape(config: Config, name: str, path: str) -> Any:

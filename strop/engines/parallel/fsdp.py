@@ -26,10 +26,10 @@ from torch.distributed.fsdp import (
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
-from strop.engines.parallel.pipeline import Pipeline, check_pipeline_parallel
+from strop.engines.parallel.model_axes import check_model_axes
+from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.parallel.tensor import TensorParallel, check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.tensor import TensorParallel
 
 T = TypeVar("T")
 
@@ -57,13 +57,10 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
     """
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
-    if parallel.sp_size > 1:
-        check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    check_model_axes(model.config, config, parallel.world_size)
     if parallel.pp_groups is not None:
-        check_pipeline_parallel(model.config, config)
         model.pipeline = Pipeline(model.module, parallel, config)
     if parallel.tp_mesh is not None:
-        check_tensor_parallel(model.config, parallel.tp_size)
         model.tensor_parallel = TensorParallel(model.module, parallel.tp_mesh)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
     if model.compute_dtype in HALF:

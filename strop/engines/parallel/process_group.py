@@ -125,6 +125,7 @@ def joined(
         sp_group=meshes.group_of_rows("sp"),
         tp_mesh=meshes.of_parameters["tp"] if engine.tensor_parallel > 1 else None,
         cp_group=meshes.group_of_rows("cp"),
+        row_group=meshes.group_of_both(),
         pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
         expert_mesh=meshes.of_experts,
     )
@@ -166,6 +167,15 @@ class _Meshes:
     def group_of_rows(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks along one of the axes of rows; None where that is this rank alone."""
         return self._mesh(self._rows).get_group(axis) if self._rows[axis] > 1 else None
+
+    def group_of_both(self) -> dist.ProcessGroup | None:
+        """The ranks along both axes of tokens; None where one of them is this rank alone."""
+        sizes = dict(self._rows)
+        cp, sp = sizes.pop("cp"), sizes.pop("sp")
+        if 1 in (cp, sp):
+            return None
+        axes = {"pp": sizes["pp"], "dp": sizes["dp"], "row": cp * sp, "tp": sizes["tp"]}
+        return self._mesh(axes).get_group("row")
 
     def _mesh(self, axes: Mapping[str, int], needed: Sequence[str] = ()) -> DeviceMesh:
         sizes = {name: size for name, size in axes.items() if size > 1 or name in needed}

@@ -47,6 +47,8 @@ class Parallel:
     """The ranks that have the other parts of this rank's matrices, in one dimension; None when tp_size is 1."""
     cp_group: dist.ProcessGroup | None = None
     """The ranks that have the other tokens of this rank's sequences; None when cp_size is 1."""
+    row_group: dist.ProcessGroup | None = None
+    """The ranks of both groups together, those of a context rank neighbours; None where one of the sizes is 1."""
     pp_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
     """The ranks that run the other stages for this rank's rows, in their order, twice: for collectives and activations,
     and for gradients on their way back; None when pp_size is 1."""

@@ -64,11 +64,13 @@ def check_parallel_settings(
 
 def check_shares_no_images(role: str, engine: EngineConfig, subject: str) -> None:
     """Raise a ValueError where ranks share each sequence, which has images; `subject` says whose they are."""
-    for key, size in (
-        ("sequence_parallel", engine.sequence_parallel),
-        ("tensor_parallel", engine.tensor_parallel),
-        ("pipeline_parallel", engine.pipeline_parallel),
-    ):
+    sizes = {
+        "context_parallel": engine.context_parallel,
+        "sequence_parallel": engine.sequence_parallel,
+        "tensor_parallel": engine.tensor_parallel,
+        "pipeline_parallel": engine.pipeline_parallel,
+    }
+    for key, size in sizes.items():
         if size > 1:
             raise ValueError(
                 f"{role}.engine.{key} is {size}, but {subject} have images, which cannot be divided over ranks as it "
