@@ -17,6 +17,7 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.multimodal.vl_model import Vision
+from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.tensor import TensorParallel
 
 HALF = (torch.bfloat16, torch.float16)
@@ -43,6 +44,8 @@ class CausalLM:
         see, gather and cast all parameters that are used in it."""
         self.tensor_parallel: TensorParallel | None = None
         """While every matrix is cut over several ranks: what cut them."""
+        self.expert_parallel: ExpertParallel | None = None
+        """While the experts have ranks of their own: what divided them."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)

@@ -26,6 +26,7 @@ from strop.controller import (
 )
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import check_language_model, load_model_config
+from strop.engines.parallel.experts import check_expert_parallel
 from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.protocol import DataProto
@@ -241,11 +242,12 @@ def check_models(config: Config) -> None:
     if "reward_model" in config.roles:
         check_reward_model(ModelConfig(path=config.reward_model.path))
     for name, engine in config.used_engines.items():
-        if engine.sequence_parallel > 1 or engine.tensor_parallel > 1:
+        if max(engine.sequence_parallel, engine.tensor_parallel, engine.expert_parallel) > 1:
             shape = _shape(config, name, paths.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
             check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
             check_tensor_parallel(shape, engine.tensor_parallel, section=f"{name}.engine")
+            check_expert_parallel(shape, engine.expert_parallel, section=f"{name}.engine")
 
 
 def _shape(config: Config, name: str, path: str) -> Any:

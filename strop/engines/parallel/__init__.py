@@ -5,6 +5,7 @@ axes.py              the axes that ranks are divided into, compared with their n
 process_group.py     the process group, joined and left
 fsdp.py              parameters sharded with FSDP2, and gathered for generation
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
+experts.py           expert parallelism: whole experts on different ranks, and tokens that travel to them
 vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks
 balance.py           rows per rank, of near-equal load

@@ -15,7 +15,7 @@ def check(config: Config) -> None:
     """Refuse ranks that the engine of a role does not divide, and what does not go with how it divides its model.
 
     Raises:
-        ValueError: as `check_axes` and `check_tensor_parallel_settings`.
+        ValueError: as `check_axes`, `check_tensor_parallel_settings` and `check_expert_parallel_settings`.
     """
     optims = {"actor": config.actor.optim, "critic": config.critic.optim, "prm": config.prm.optim}
     loras = {"critic": ("critic.lora.rank", config.critic.lora)}
@@ -25,6 +25,7 @@ def check(config: Config) -> None:
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_tensor_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
+            check_expert_parallel_settings(role, engine, optims.get(role), lora=lora)
 
 
 def check_tensor_parallel_settings(
@@ -58,6 +59,31 @@ def check_tensor_parallel_settings(
             raise ValueError(
                 f"{role}.engine.tensor_parallel is {engine.tensor_parallel}, which does not go with {key}={value}: set "
                 f"that to {needed}, or {role}.engine.tensor_parallel to 1"
+            )
+
+
+def check_expert_parallel_settings(
+    role: str, engine: EngineConfig, optim: OptimizerConfig | None, *, lora: tuple[str, LoraConfig]
+) -> None:
+    """Raise a ValueError for settings that experts over several ranks do not go with; arguments as of
+    `check_tensor_parallel_settings`."""
+    if engine.expert_parallel == 1:
+        return
+    section = lora[0].removesuffix(".rank")
+    of_experts = [target for target in lora[1].target_modules if "expert" in target]
+    refused = {
+        f"{role}.engine.compile=True": engine.compile and "false",
+        f"{role}.optim.name=adamw_8bit": optim is not None and optim.name == "adamw_8bit" and "adamw or muon",
+        f"{section}.target_modules=[{', '.join(of_experts)}]": lora[1].enabled
+        and bool(of_experts)
+        and "layers other than experts",
+        f"{section}.path={lora[1].path}": bool(lora[1].path) and "an adapter that starts at zero",
+    }
+    for setting, instead in refused.items():
+        if instead:
+            raise ValueError(
+                f"{role}.engine.expert_parallel is {engine.expert_parallel}, which does not go with {setting}: use "
+                f"{instead}, or {role}.engine.expert_parallel=1"
             )
 
 
