@@ -17,6 +17,7 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.multimodal.vl_model import Vision
+from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
 
@@ -46,6 +47,8 @@ class CausalLM:
         """While every matrix is cut over several ranks: what cut them."""
         self.pipeline: Pipeline | None = None
         """While layers are divided over several ranks: what divided them."""
+        self.expert_parallel: ExpertParallel | None = None
+        """While the experts have ranks of their own: what divided them."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)

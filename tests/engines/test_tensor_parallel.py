@@ -125,9 +125,9 @@ def test_each_rank_says_of_the_whole_vocabulary_what_one_process_does(tiny_folde
     [
         (transformers.GPT2Config(), 2, "transformers does not say how the matrices of gpt2 are cut"),
         (
-            transformers.Qwen3MoeConfig(),
+            transformers.OlmoeConfig(),
             2,
-            "are cut as moe_tp_experts, packed_colwise, which strop does not do",
+            "are cut as colwise_gather_output, rowwise_split_input, which strop does not do",
         ),
         (
             transformers.LlamaConfig(hidden_size=48, num_attention_heads=6),

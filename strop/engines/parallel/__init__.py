@@ -9,6 +9,7 @@ pipeline.py          pipeline stages: layers over several ranks
 schedule.py          the order in which stages run micro-batches
 stage_links.py       activations and gradients on their way between stages
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
+experts.py           expert parallelism: whole experts on different ranks, and tokens that travel to them
 vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks
 context.py           context parallelism: one packed row over several ranks, which exchange keys and values

@@ -4,6 +4,9 @@ Each decoder layer is a unit that is gathered before its forward pass and freed 
 and head form the root's unit. Gradients are added up over ranks, never averaged: a loss is a sum of weighted
 terms of tokens (algorithms/aggregation.py), so the sum over ranks is the gradient of the whole batch.
 
+The experts of a layer are a unit inside of the layer's where they have ranks of their own (expert or tensor
+parallelism, experts.py).
+
 Concurrency: sharding, forward and backward passes and `full_parameters` are collectives: every rank calls them
 in the same order. Inside `full_parameters` forward passes talk to nobody.
 """
@@ -11,6 +14,7 @@ in the same order. Inside `full_parameters` forward passes talk to nobody.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -26,6 +30,7 @@ from torch.distributed.fsdp import (
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.model_axes import check_model_axes
 from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.ranks import Parallel
@@ -57,9 +62,11 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
     """
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
-    check_model_axes(model.config, config, parallel.world_size)
+    check_model_axes(model.config, config, parallel.world_size, module=model.module)
     if parallel.pp_groups is not None:
         model.pipeline = Pipeline(model.module, parallel, config)
+    if parallel.expert_mesh is not None:
+        model.expert_parallel = ExpertParallel(model.module, parallel.expert_mesh)
     if parallel.tp_mesh is not None:
         model.tensor_parallel = TensorParallel(model.module, parallel.tp_mesh)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
@@ -67,6 +74,8 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
     if config.offload == "all":
         placement = CPUOffloadPolicy(pin_memory=parallel.device.type != "cpu")
+    if model.expert_parallel is not None:
+        _shard_experts(model.expert_parallel, config, precision, placement)
     root = _Root(model.module)
     of_others = {parameter for _, parameter in model.named_parameters() if parameter.is_meta}
     for part, reshard_after_forward in [
@@ -98,6 +107,22 @@ def _own_layers(model: CausalLM) -> list[nn.Module]:
     if pipeline is None:
         return model.layers
     return [layer for chunk in range(pipeline.num_chunks) for layer in pipeline.own_layers(chunk)]
+
+
+def _shard_experts(
+    experts: ExpertParallel, config: EngineConfig, precision: MixedPrecisionPolicy, placement: OffloadPolicy
+) -> None:
+    """Shard the experts of each layer over the ranks that hold the same ones."""
+    for layer in experts.layers:
+        fully_shard(
+            layer.experts,
+            mesh=experts.shard_mesh,
+            reshard_after_forward=config.reshard_after_forward,
+            shard_placement_fn=experts.placement,
+            # weights of experts stay exact
+            mp_policy=dataclasses.replace(precision, cast_forward_inputs=False),
+            offload_policy=placement,
+        )
 
 
 def sharded_units(model: CausalLM) -> list[FSDPModule]:
@@ -137,7 +162,7 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
     for unit in units:
         unit.unshard()
     try:
-        with _hooks_lifted(units), _whole_matrices(model), _whole_stages(model):
+        with _hooks_lifted(units), _whole_experts(model), _whole_matrices(model), _whole_stages(model):
             yield
     finally:
         reshard(model)
@@ -157,6 +182,13 @@ def _whole_stages(model: CausalLM) -> contextlib.AbstractContextManager[None]:
     return model.pipeline.whole_parameters(
         model.module, model.compute_dtype if model.compute_dtype in HALF else None
     )
+
+
+def _whole_experts(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """The experts of all ranks, gathered; inside `full_parameters`."""
+    if model.expert_parallel is None:
+        return contextlib.nullcontext()
+    return model.expert_parallel.whole_parameters()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from strop.controller.rendezvous import Rendezvous
 from strop.engines.config import EngineConfig
@@ -135,6 +136,8 @@ def leave_ranks() -> None:
     """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
     _mesh.cache_clear()
     _stage_groups.cache_clear()
+    # Results that DTensor remembers hold meshes, which are equal to those of a later group.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     if dist.is_initialized():
         dist.destroy_process_group()
     while _STORES:
@@ -160,7 +163,8 @@ class _Meshes:
             {"pp": pp, "replicate": self.num_copies, "shard": num_shards, "tp": tp}, needed=("shard",)
         )
         self.of_experts: DeviceMesh | None = None
-        if (ep := engine.expert_parallel) > 1:
+        ep = engine.expert_parallel
+        if ep > 1 or tp > 1:
             axes = {"pp": pp, "expert_shard": of_stage // ep, "ep": ep}
             self.of_experts = self._mesh(axes, needed=("expert_shard", "ep"))["expert_shard", "ep"]
 

@@ -53,8 +53,8 @@ class Parallel:
     """The ranks that run the other stages for this rank's rows, in their order, twice: for collectives and activations,
     and for gradients on their way back; None when pp_size is 1."""
     expert_mesh: DeviceMesh | None = None
-    """Mesh of the experts, [shard, ep]: sharded over the first dimension, divided over the second; None when ep_size
-    is 1."""
+    """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
+    that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
 
     @property
     def ranks_per_row(self) -> int:

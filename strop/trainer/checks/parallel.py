@@ -35,7 +35,7 @@ def check_parallel_settings(
     *,
     lora: tuple[str, LoraConfig],
 ) -> None:
-    """Raise a ValueError for settings that matrices, or layers, over several ranks do not go with.
+    """Raise a ValueError for settings that matrices, layers or experts over several ranks do not go with.
 
     Args:
         role: section of the engine.
@@ -49,6 +49,7 @@ def check_parallel_settings(
         f"{role}.engine.offload_activations": (engine.offload_activations, False),
         f"{role}.optim.name": ("adamw" if optim is None else optim.name, "adamw"),
     }
+    _check_expert_parallel_settings(role, engine, optim, lora=lora)
     fused = {"model.use_liger": (model.use_liger, False)}
     for key, size, refused in (
         ("tensor_parallel", engine.tensor_parallel, others | fused),
@@ -60,6 +61,31 @@ def check_parallel_settings(
                     f"{role}.engine.{key} is {size}, which does not go with {other}={value}: set that to {needed}, or "
                     f"{role}.engine.{key} to 1"
                 )
+
+
+def _check_expert_parallel_settings(
+    role: str, engine: EngineConfig, optim: OptimizerConfig | None, *, lora: tuple[str, LoraConfig]
+) -> None:
+    """Raise a ValueError for settings that experts over several ranks do not go with; arguments as of
+    `check_parallel_settings`."""
+    if engine.expert_parallel == 1:
+        return
+    section = lora[0].removesuffix(".rank")
+    of_experts = [target for target in lora[1].target_modules if "expert" in target]
+    refused = {
+        f"{role}.engine.compile=True": engine.compile and "false",
+        f"{role}.optim.name=adamw_8bit": optim is not None and optim.name == "adamw_8bit" and "adamw or muon",
+        f"{section}.target_modules=[{', '.join(of_experts)}]": lora[1].enabled
+        and bool(of_experts)
+        and "layers other than experts",
+        f"{section}.path={lora[1].path}": bool(lora[1].path) and "an adapter that starts at zero",
+    }
+    for setting, instead in refused.items():
+        if instead:
+            raise ValueError(
+                f"{role}.engine.expert_parallel is {engine.expert_parallel}, which does not go with {setting}: use "
+                f"{instead}, or {role}.engine.expert_parallel=1"
+            )
 
 
 def check_shares_no_images(role: str, engine: EngineConfig, subject: str) -> None:
