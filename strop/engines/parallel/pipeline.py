@@ -105,10 +105,8 @@ class Pipeline:
         self.device = parallel.device
         self._decoder: Any = module.base_model
         (self._embedding_name, self._layers_name, self._norm_name) = self._decoder.config.base_model_pp_plan
-        self._layers, self._norm = (
-            self._decoder._modules[self._layers_name],
-            self._decoder._modules[self._norm_name],
-        )
+        self._layers: nn.ModuleList = self._decoder._modules[self._layers_name]
+        self._norm: nn.Module = self._decoder._modules[self._norm_name]
         self._placeholders = nn.ModuleList(_Skip() for _ in self._layers)
         num_stages = self.num_ranks * self.num_chunks
         self._stages = stage_layers(len(self._layers), num_stages, engine.pipeline_layers)
@@ -238,10 +236,8 @@ class Pipeline:
     def _check_passes_on(self, module: nn.Module) -> None:
         """Without layers and norm, hidden states come out as they went in."""
         weight = next(module.parameters())
-        hidden = torch.linspace(
-            -1, 1, 2 * module.config.hidden_size, dtype=weight.dtype, device=weight.device
-        )  # type: ignore[union-attr, arg-type]
-        hidden = hidden.view(1, 2, -1)
+        size: int = 2 * self._decoder.config.hidden_size
+        hidden = torch.linspace(-1, 1, size, dtype=weight.dtype, device=weight.device).view(1, 2, -1)
         positions = torch.arange(2, device=weight.device)[None]
         output = self._decoder(
             inputs_embeds=hidden, position_ids=positions, use_cache=False
