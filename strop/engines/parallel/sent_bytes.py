@@ -1,8 +1,8 @@
 """Bytes that this process sends to other ranks, counted at torch's collectives while they run.
 
-Counted is what a rank has to send by the usual algorithms, whichever a backend takes: in a ring an all-gather of W ranks
-passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. The count is checked against the formulas of
-traffic.py (benchmarks/parallel.py).
+Counted is what a rank has to send by the usual algorithms, whichever a backend takes: in a ring an all-gather of W
+ranks passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. benchmarks/parallel.py compares the count
+with the formulas of traffic.py.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def sent_bytes() -> Iterator[SentBytes]:
         yield counted
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, counted: SentBytes) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._counted = counted
 
     def __torch_dispatch__(
@@ -85,7 +85,7 @@ def _sent(name: str, args: tuple[Any, ...]) -> float:
             rows, counts = args[1], args[4]
             if not counts:
                 return all_to_all(_size(rows), ranks)
-            others = sum(counts) - counts[group.rank()]
+            others: int = sum(counts) - counts[group.rank()]
             return others * _size(rows) / max(1, len(rows))
         case "send":
             return _size(args[0])

@@ -74,7 +74,9 @@ class TrafficPlan:
     gradient_bytes: int = 4
     """Of an entry of gradients that are added up."""
     result_bytes: int = 4
-    """Of a log-prob or an entropy."""
+    """Of a log-prob, an entropy or a value."""
+    is_value_model: bool = False
+    """The head gives one number per token: no log-prob and entropy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +192,23 @@ def _key_heads(model: TrafficModel, plan: TrafficPlan) -> int:
 
 
 def _head(model: TrafficModel, plan: TrafficPlan, tokens: int) -> float:
-    """Hidden states to the rank whose share needs them and back, and two results of each token to all ranks.
+    """Hidden states to the rank whose share needs them and back, and the results of each token to all ranks.
 
     As if each rank needed as many of every rank.
     """
     ranks = plan.context * plan.sequence
     moved = all_to_all(tokens * model.hidden * plan.activation_bytes, ranks)
-    return 2 * moved + all_gather(2 * tokens * plan.result_bytes, ranks)
+    results = 1 if plan.is_value_model else 2
+    if plan.is_value_model and plan.tensor > 1:  # each rank gives values of its own tokens
+        between = all_gather(math.ceil(tokens / plan.tensor) * plan.result_bytes, plan.tensor)
+    else:
+        between = 0.0
+    return 2 * moved + all_gather(results * tokens * plan.result_bytes, ranks) + between
 
 
 def _vocabulary(plan: TrafficPlan, tokens: int) -> float:
     """Normalizers and means of each rank's part of the vocabulary, and logits of the targets."""
+    if plan.is_value_model:
+        return 0.0
     gathered = all_gather(2 * tokens * plan.result_bytes, plan.tensor)
     return gathered + all_reduce(tokens * plan.result_bytes, plan.tensor)
