@@ -112,7 +112,7 @@ class Engine:
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
 
     def _packing(self, data: DataProto, *, trains: bool) -> Callable[[Sequence[int]], Tokens]:
-        """How rows become a micro-batch, whose pass is counted."""
+        """Function that makes a micro-batch of rows, whose pass is counted."""
 
         def packed(rows: Sequence[int]) -> Tokens:
             tokens = pack(data, self.model, rows=rows, parallel=self.parallel)

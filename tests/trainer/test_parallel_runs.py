@@ -26,9 +26,12 @@ def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: P
     apart = train_in(
         tmp_path / "apart",
         project.config(
-            *settings, *ON_TWO, f"actor.engine.{axis}=2", "resources.apart={rollout: 1}",
+            *settings,
+            *ON_TWO,
+            f"actor.engine.{axis}=2",
+            "resources.apart={rollout: 1}",
             "resources.cpus_per_rank=0.5",
-        ),  # fmt: skip
+        ),
     )
     names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "response_length/mean")
     for ours, expected in zip(apart.steps, alone.steps, strict=True):

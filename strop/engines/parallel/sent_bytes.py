@@ -1,8 +1,8 @@
 """Bytes that this process sends to other ranks, counted at torch's collectives while they run.
 
 Counted is what a rank has to send by the usual algorithms, whichever a backend takes: in a ring an all-gather of W
-ranks passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. benchmarks/parallel.py compares the count
-with the formulas of traffic.py.
+ranks passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. The benchmark of parallel
+plans compares the count with the formulas of traffic.py.
 """
 
 from __future__ import annotations

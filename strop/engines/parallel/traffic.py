@@ -1,7 +1,7 @@
 """Traffic of a parallel plan: bytes that a rank sends in one optimizer step, by formulas.
 
 Nothing is run, and torch is not needed: the basis of what is said about more devices than there are. What
-the collectives really send is counted by sent_bytes.py; benchmarks/parallel.py compares the two.
+the collectives really send is counted by sent_bytes.py; the benchmark of parallel plans compares the two.
 
 Expert and pipeline parallelism are not in it.
 """
@@ -37,7 +37,7 @@ def all_to_all(size: float, ranks: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficModel:
-    """What traffic depends on of a model whose layers are alike."""
+    """Sizes of a model whose layers are alike, on which traffic depends."""
 
     layers: int
     hidden: int
@@ -56,7 +56,7 @@ class TrafficModel:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan:
-    """What traffic depends on of a plan."""
+    """Sizes of a plan on which traffic depends."""
 
     shards: int = 1
     """Ranks over which parameters are sharded."""
