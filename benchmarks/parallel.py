@@ -11,6 +11,7 @@ of the formulas (traffic.py). A plan that a model does not go with is left out, 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -26,7 +27,6 @@ import torch
 import transformers
 from machine import machine
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from strop.controller.rendezvous import Rendezvous
 from strop.controller.store_server import RendezvousServer
@@ -34,12 +34,11 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel.axes import check_axes
-from strop.engines.parallel.context import check_context_parallel
+from strop.engines.parallel.model_axes import check_model_axes
+from strop.engines.parallel.pipeline import stage_layers, whole_weight
 from strop.engines.parallel.process_group import join_ranks, leave_ranks
 from strop.engines.parallel.sent_bytes import sent_bytes
-from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.traffic import MicroBatchSize, Shape, TrafficModel, TrafficPlan, step_traffic
-from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.engines.value_models import load_value_model
@@ -63,11 +62,6 @@ PLANS: dict[str, tuple[dict[str, int], int]] = {
     "ep2xdp2": ({"expert_parallel": 2}, 4),
 }
 """Axes of an engine, and processes; those that the axes leave have rows of their own."""
-NOT_YET = {
-    "expert_parallel": "experts are not divided yet",
-    "pipeline_parallel": "layers are not divided yet",
-}
-"""Axes that the engine does not have, or whose bytes no formula gives."""
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 _BY_COLUMNS = ("o_proj", "down_proj")
 
@@ -80,6 +74,16 @@ class Job:
     values: bool
     axes: dict[str, int]
     num_ranks: int
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """Ranks that have the same layers."""
+        return self.num_ranks // self.axes.get("pipeline_parallel", 1)
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Of these, ranks that have the same rows."""
+        return math.prod(self.axes.get(f"{name}_parallel", 1) for name in ("tensor", "sequence", "context"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,7 @@ def main() -> None:
                 alone = alone or results
                 for what, difference in _differences(results, alone[0], job).items():
                     differences[what].append(difference)
-                predicted = [_predicted(path, shapes, job, one.batches) for one in results]
+                predicted = [_predicted(path, shapes, job, results, rank) for rank in range(num_ranks)]
                 errors = [
                     abs(one.sent - of) / max(of, 1.0) for one, of in zip(results, predicted, strict=True)
                 ]
@@ -166,16 +170,11 @@ def _models(folder: Path) -> Iterator[tuple[str, bool, Path]]:
 
 def _refusal(path: Path, axes: Mapping[str, int], num_ranks: int) -> str:
     """Why a model does not go with a plan; empty where it does."""
-    for axis, reason in NOT_YET.items():
-        if axes.get(axis, 1) > 1:
-            return reason
     config = transformers.AutoConfig.from_pretrained(path)
     engine = EngineConfig(**axes)
     try:
         check_axes(engine, num_ranks)
-        check_sequence_parallel(config, engine.sequence_parallel, num_ranks)
-        check_context_parallel(config, engine.context_parallel)
-        check_tensor_parallel(config, engine.tensor_parallel)
+        check_model_axes(config, engine, num_ranks)
     except ValueError as error:
         return str(error)
     return ""
@@ -183,8 +182,7 @@ def _refusal(path: Path, axes: Mapping[str, int], num_ranks: int) -> str:
 
 def _differences(results: Sequence[Result], alone: Result, job: Job) -> dict[str, float]:
     """Largest differences from one process, relative where a number is above 1."""
-    per_row = math.prod(job.axes.values())
-    loss = sum(one.loss for one in results[::per_row])
+    loss = sum(one.loss for one in results[: job.ranks_of_stage : job.ranks_per_row])
     return {
         "loss": abs(loss - alone.loss) / max(1.0, abs(alone.loss)),
         "grad_norm": max(abs(one.grad_norm - alone.grad_norm) for one in results) / max(1.0, alone.grad_norm),
@@ -203,40 +201,70 @@ def _shapes(path: Path, values: bool) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def _predicted(path: Path, shapes: Mapping[str, Shape], job: Job, batches: Sequence[MicroBatchSize]) -> float:
+def _predicted(
+    path: Path, shapes: Mapping[str, Shape], job: Job, results: Sequence[Result], rank: int
+) -> float:
     """Bytes that a rank sends in a step, by the formulas."""
     config = transformers.AutoConfig.from_pretrained(path)
     engine = EngineConfig(**job.axes)
-    parts: dict[str, list[Shape]] = {"layer_cut": [], "layer_whole": [], "root_cut": [], "root_whole": []}
+    last_stage = results[-job.ranks_of_stage :]  # where tokens are asked for what they predict
+    batches = last_stage[rank % job.ranks_of_stage].batches
+    if engine.expert_parallel > 1:
+        routed = [
+            sum(batch.num_tokens for batch in same) / len(same)
+            for same in zip(*(one.batches for one in results), strict=True)
+        ]
+        batches = tuple(
+            dataclasses.replace(batch, num_routed=mean) for batch, mean in zip(batches, routed, strict=True)
+        )
+    num_stages = engine.pipeline_parallel
+    plan = TrafficPlan(
+        shards=job.ranks_of_stage // engine.tensor_parallel,
+        tensor=engine.tensor_parallel,
+        sequence=engine.sequence_parallel,
+        context=engine.context_parallel,
+        experts=engine.expert_parallel,
+        stage_layers=tuple(len(layers) for layers in stage_layers(config.num_hidden_layers, num_stages)),
+        stage=rank // job.ranks_of_stage,
+        activation_bytes=8,
+        gradient_bytes=8,
+        result_bytes=8,
+        is_value_model=job.values,
+    )
+    return step_traffic(_traffic_model(config, shapes, engine.tensor_parallel), plan, batches).total
+
+
+def _traffic_model(config: Any, shapes: Mapping[str, Shape], tensor: int) -> TrafficModel:
+    """What traffic depends on of the model, for so many tensor-parallel ranks."""
+    parts: dict[str, list[Shape]] = {
+        "layer_cut": [], "layer_whole": [], "embedding": [], "head": [], "norm": [], "experts": [],
+    }  # fmt: skip
     for name, shape in shapes.items():
-        unit = "root" if ".layers." not in name else "layer" if ".layers.0." in name else ""
-        cut = _cut(name, shape, engine.tensor_parallel)
-        if unit:
-            parts[f"{unit}_whole" if cut == shape else f"{unit}_cut"].append(cut)
-    model = TrafficModel(
+        cut = _cut(name, shape, tensor)
+        if ".experts." in name:
+            part = "experts"
+        elif ".layers." in name:
+            part = "layer_whole" if cut == shape and tensor > 1 else "layer_cut"
+        else:
+            part = {"embed_tokens": "embedding", "lm_head": "head"}.get(name.split(".")[-2], "norm")
+        if ".layers." not in name or ".layers.0." in name:
+            parts[part].append(cut)
+    return TrafficModel(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         key_heads=config.num_key_value_heads,
         key_dim=config.head_dim,
         value_dim=config.head_dim,
+        experts_per_token=getattr(config, "num_experts_per_tok", 0),
         **{name: tuple(found) for name, found in parts.items()},
     )
-    plan = TrafficPlan(
-        shards=job.num_ranks // engine.tensor_parallel,
-        tensor=engine.tensor_parallel,
-        sequence=engine.sequence_parallel,
-        context=engine.context_parallel,
-        activation_bytes=8,
-        gradient_bytes=8,
-        result_bytes=8,
-        is_value_model=job.values,
-    )
-    return step_traffic(model, plan, batches).total
 
 
 def _cut(name: str, shape: Shape, ranks: int) -> Shape:
     """What a tensor-parallel rank has of a parameter."""
+    if ".experts." in name:
+        return shape
     if any(f"{part}.weight" in name for part in _BY_ROWS):
         return (math.ceil(shape[0] / ranks), *shape[1:])
     if any(f"{part}.weight" in name for part in _BY_COLUMNS):
@@ -312,7 +340,7 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
     batches: list[MicroBatchSize] = []
 
     def loss(tokens: Tokens) -> Tensor:
-        batches.append(
+        batches.append(  # on the last stage alone of all micro-batches
             MicroBatchSize(num_tokens=tokens.num_tokens, num_predicted=int(tokens.targets.numel()))
         )
         if job.values:
@@ -323,10 +351,10 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
     with sent_bytes() as counted:
         value = engine.accumulate(rows, loss)
         report = engine.step()
-    weights = {}
-    for name, parameter in engine.model.named_parameters():
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        weights[name] = whole.detach().clone()
+    weights = {
+        name: whole_weight(engine.model.module, name, parameter, parameter.dtype).clone()
+        for name, parameter in engine.model.named_parameters()
+    }
     sizes = tuple(batches)
     start = time.perf_counter()
     engine.accumulate(rows, loss)

@@ -56,11 +56,11 @@ def test_a_rank_sends_what_the_algorithms_of_the_field_send() -> None:
 def unknown(ranks: Ranks) -> None:
     ranks.join()
     with sent_bytes():
-        dist.broadcast(torch.zeros(1), 0)
+        dist.gather(torch.zeros(1), [torch.zeros(1)] * 2 if ranks.rank == 0 else None)
 
 
 def test_an_operation_that_is_not_known_is_named() -> None:
-    with pytest.raises(RankFailed, match="bytes that broadcast_ sends are not known"):
+    with pytest.raises(RankFailed, match="bytes that gather_ sends are not known"):
         run_ranks(unknown, 2)
 
 
@@ -116,18 +116,19 @@ def qwen3(tensor: int) -> TrafficModel:
         layers=2, hidden=32, heads=4, key_heads=2, key_dim=8, value_dim=8,
         layer_cut=cut if tensor > 2 else cut + keys_and_values,
         layer_whole=norms + ((16, 32),) * 2 if tensor > 2 else norms,
-        root_cut=((math.ceil(61 / tensor), 32),),
-        root_whole=((32,),),
+        embedding=((math.ceil(61 / tensor), 32),), head=(), norm=((32,),),
     )  # fmt: skip
 
 
-def predicted(setting: Setting, size: int) -> Traffic:
-    """Two rows of 40 tokens, of which 21 are predicted, one in each micro-batch."""
+def predicted(setting: Setting, size: int, rank: int) -> Traffic:
+    """Of a rank: two rows of 40 tokens, of which 21 are predicted, one in each micro-batch."""
     width = 8 if setting.dtype == "float64" else 4
     plan = TrafficPlan(
-        shards=size // setting.tp_size, tensor=setting.tp_size, sequence=setting.sp_size, context=setting.cp_size,
+        shards=size // (setting.tp_size * setting.pp_size), tensor=setting.tp_size, sequence=setting.sp_size,
+        context=setting.cp_size,
         checkpointing=setting.checkpointing, activation_bytes=width, gradient_bytes=width, result_bytes=width,
-        each_pass=setting.sync == "each",
+        each_pass=setting.sync == "each", stage_layers=(1, 1) if setting.pp_size > 1 else (),
+        stage=rank // (size // setting.pp_size),
     )  # fmt: skip
     batches = [MicroBatchSize(num_tokens=40, num_predicted=21)] * 2
     return step_traffic(qwen3(setting.tp_size), plan, batches)
@@ -138,11 +139,14 @@ PLANS = {
     "tensor": ({"tp_size": 2}, 2),
     "sequence": ({"sp_size": 2}, 2),
     "context": ({"cp_size": 2}, 2),
+    "stages": ({"pp_size": 2}, 2),
 }
 MORE = {
     "tensor of four": ({"tp_size": 4}, 4),
     "sequence of four": ({"sp_size": 4}, 4),
     "context of four": ({"cp_size": 4}, 4),
+    "stages and data": ({"pp_size": 2}, 4),
+    "stages and tensor": ({"pp_size": 2, "tp_size": 2}, 4),
     "context and data": ({"cp_size": 2}, 4),
     "tensor and data": ({"tp_size": 2}, 4),
     "context and tensor": ({"cp_size": 2, "tp_size": 2}, 4),
@@ -169,6 +173,6 @@ def test_a_step_sends_what_the_formulas_say(
         sync="each" if checkpointing else "last",
         **axes,
     )
-    expected = predicted(setting, size)
-    for total in run_ranks(step_bytes, size, setting):
+    for rank, total in enumerate(run_ranks(step_bytes, size, setting)):
+        expected = predicted(setting, size, rank)
         assert total == pytest.approx(expected.total, rel=0.05), expected

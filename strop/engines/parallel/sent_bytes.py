@@ -87,7 +87,7 @@ def _sent(name: str, args: tuple[Any, ...]) -> float:
                 return all_to_all(_size(rows), ranks)
             others: int = sum(counts) - counts[group.rank()]
             return others * _size(rows) / max(1, len(rows))
-        case "send":
+        case "send" | "broadcast_":  # each passes on what it has
             return _size(args[0])
     raise ValueError(f"bytes that {name} sends are not known; add it to strop.engines.parallel.sent_bytes")
 
