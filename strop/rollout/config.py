@@ -57,6 +57,9 @@ class RolloutConfig:
     replicas: PositiveInt = 1
     """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
     devices of one trainer generate, and the others go on where one is lost."""
+    load_balance: bool = True
+    """Rollout processes with nothing to do take over requests of those with much. false: each generates for the prompts
+    that it was given, so that a run on several ranks has the same bits each time (native engine on a CPU)."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[

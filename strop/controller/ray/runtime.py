@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
-from strop.controller.ray.cluster import Cluster
+from strop.controller.ray.cluster import Cluster, this_address
 from strop.controller.ray.detached import DetachedName, store_group_info
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
@@ -72,6 +72,7 @@ class PoolsRuntime(Runtime):
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
             ValueError: `env` names what is set in each process.
         """
+        super().__init__()
         self.traffic = Traffic()
         """Traffic through the controller for all groups of this runtime."""
         self._log_dir = log_dir
@@ -139,6 +140,11 @@ class PoolsRuntime(Runtime):
         )
         return dict(groups)
 
+    @property
+    def address(self) -> str:
+        """Address of this process within the cluster."""
+        return this_address()
+
     def leave(self) -> None:
         """Let detached processes go on without this controller; more than once does no harm."""
         self._manager.leave()
@@ -147,7 +153,8 @@ class PoolsRuntime(Runtime):
 
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
-        self._manager.close(CLOSE_S)
+        with self._ending:
+            self._manager.close(CLOSE_S)
         if self._temporary and self._log_dir is not None and not self._manager.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
