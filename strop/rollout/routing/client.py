@@ -67,6 +67,8 @@ class _Membership:
     unreachable: set[int] = field(default_factory=set)
     """Workers whose connection ended or could not be made."""
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_known: asyncio.Event = field(default_factory=asyncio.Event)
+    """The router has said who is there: this worker too."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -119,7 +121,13 @@ class RoutedClient:
         server = PeerServer(self._local, host=host, secret=address.secret)
         wire.send({"join": index, "at": [*server.at], "capacity": capacity, "continues": can_continue})
         reader = asyncio.create_task(self._listen(wire))
-        self._membership = _Membership(wire, index, address.secret, server, reader)
+        self._membership = membership = _Membership(wire, index, address.secret, server, reader)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await membership.is_known.wait()
+        except TimeoutError:
+            await self.close()
+            raise ConnectionError(f"the rollout router did not answer within {CONNECT_S:g} s") from None
 
     async def run_together(self, work: Coroutine[Any, Any, T], *, version: int) -> T:
         """The result of this worker's part of a step, once the parts of all have ended; until then its engines serve
@@ -346,6 +354,7 @@ class RoutedClient:
             case {"peers": list(peers)}:
                 membership.addresses = {int(index): (str(host), int(port)) for index, host, port in peers}
                 membership.unreachable.clear()
+                membership.is_known.set()
             case {"finished": True}:
                 membership.finished.set()
             case _:
