@@ -21,6 +21,10 @@ class SubprocessEngineConfig(Protocol):
     """Settings of an engine in processes of its own."""
 
     @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+
+    @property
     def takes_media(self) -> bool:
         """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
@@ -119,6 +123,11 @@ class RolloutConfig:
             getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
         )
         return settings
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return 1 if self.own_processes is None else self.own_processes.num_devices
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:

@@ -211,7 +211,7 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
         return InlineRuntime()
     from strop.trainer.ray_runtime import make_runtime  # ray: seconds
 
-    return make_runtime(config.resources, log_dir=log_dir)
+    return make_runtime(config.resources, log_dir=log_dir, devices={"rollout": config.rollout.num_devices})
 
 
 def check_models(config: Config) -> None:

@@ -205,6 +205,7 @@ class RayRuntime(PoolsRuntime):
         device: str = "cpu",
         cpus_per_rank: float = 1.0,
         apart: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         **options: Unpack[RuntimeOptions],
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
@@ -215,6 +216,7 @@ class RayRuntime(PoolsRuntime):
             device: kind of device of each process.
             cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
             apart: further pools by name, with their number of processes.
+            devices: devices of each process of a pool, by its name, all on one node; 1 of others.
             options: address, call_timeout_s, start_timeout_s, log_dir and env, as of PoolsRuntime.
 
         Raises:
@@ -229,6 +231,7 @@ class RayRuntime(PoolsRuntime):
                 max_colocate_count=1,
                 device=device,
                 cpus_per_process=cpus_per_rank,
+                devices_per_process=(devices or {}).get(name, 1),
             )
             for name, size in sizes.items()
         }

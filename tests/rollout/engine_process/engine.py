@@ -153,7 +153,7 @@ class RemoteEngine:
         """As the served engine does."""
         await self._call("sleep", level=level)
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: object = None) -> None:
         """As the served engine does."""
         await self._call("wake_up")
 
