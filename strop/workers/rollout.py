@@ -39,6 +39,7 @@ from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
 from strop.run.samples import SampleStore
 from strop.utils.call_loop import CallEventLoop
+from strop.utils.machine_limits import usable_cores
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.estimator_columns import part_columns, step_columns
 from strop.workers.models import TrainedWorker
@@ -314,13 +315,15 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_router(self, address: RouterAddress) -> None:
         """Serve the requests of all rollout workers, and have them served by all."""
-        abilities = self._engines.first.engine.abilities
+        continues = "continues_stream" in self._engines.first.engine.abilities
+        shares_cores = self._settings.device == "cpu" and self.local_world_size > usable_cores()
         joining = self._routed.join(
             address,
             index=self.rank,
             host=self.placement.node,
             capacity=self._rollout.max_running * self._rollout.replicas,
-            can_continue="continues_stream" in abilities and not self._rollout.deterministic,
+            # Processes that share a core gain nothing: what one takes over, the other loses.
+            can_continue=continues and not self._rollout.deterministic and not shares_cores,
         )
         self._event_loop.run(joining)
 

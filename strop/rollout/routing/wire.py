@@ -17,7 +17,7 @@ from strop.rollout.types import Sampling
 MAX_FRAME_BYTES = 16 << 20
 """A prompt of two million tokens."""
 MAX_UNREAD_BYTES = 64 << 20
-"""What may wait for a peer that does not read; more, and it is cut off."""
+"""Bytes that wait for a peer that does not read; with more it is cut off."""
 _LENGTH_BYTES = 4
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A peer that is gone without a word is noticed after a minute, also where nothing is said."""
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 
 class Garbage(ConnectionError):
-    """What came is not of this protocol."""
+    """A message that is not of this protocol."""
 
 
 class Wire:
@@ -92,7 +92,7 @@ class Wire:
 
 
 def sampling_of(value: Any) -> Sampling:
-    """What `dataclasses.asdict` made of a Sampling.
+    """Sampling from the form that `dataclasses.asdict` gave it.
 
     Raises:
         ValueError: it is something else.
