@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from strop.controller.ray.runtime import RayRuntime
@@ -10,12 +11,15 @@ from strop.trainer.sections import ResourcesConfig
 from strop.utils.device import device_name
 
 
-def make_runtime(resources: ResourcesConfig, *, log_dir: Path | None) -> RayRuntime:
+def make_runtime(
+    resources: ResourcesConfig, *, log_dir: Path | None, devices: Mapping[str, int] | None = None
+) -> RayRuntime:
     """Connect to the cluster, or start one, and check that it has what is asked for.
 
     Args:
         resources: say where, and how many processes.
         log_dir: where worker processes write what they print.
+        devices: devices of each process of a role apart, by role; 1 of others.
 
     Raises:
         NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
@@ -28,6 +32,7 @@ def make_runtime(resources: ResourcesConfig, *, log_dir: Path | None) -> RayRunt
         address=resources.address or None,
         cpus_per_rank=resources.cpus_per_rank,
         apart=resources.apart,
+        devices=devices,
         call_timeout_s=resources.call_timeout_s,
         start_timeout_s=resources.start_timeout_s,
         log_dir=log_dir,

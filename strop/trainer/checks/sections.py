@@ -43,7 +43,8 @@ def _check_shaping(config: Config) -> None:
 
 
 def _check_replicas(config: Config) -> None:
-    check_replicas(config.rollout, is_apart="rollout" in config.resources.apart)
+    is_apart = "rollout" in config.resources.apart
+    check_replicas(config.rollout, is_apart=is_apart, is_on_ray=config.resources.runtime == "ray")
 
 
 def _check_budgets(config: Config) -> None:
