@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from strop.controller.ray.runtime import RayRuntime
+from strop.controller.ray.runtime import RayRuntime, free_places
 from strop.trainer.environment import variables_of
 from strop.trainer.sections import ResourcesConfig
 from strop.utils.device import device_name
@@ -37,4 +37,17 @@ def make_runtime(
         start_timeout_s=resources.start_timeout_s,
         log_dir=log_dir,
         env={**threads, **variables_of(resources)},
+    )
+
+
+def has_free_places(resources: ResourcesConfig, *, devices: Mapping[str, int]) -> bool:
+    """True where the cluster has free places for these processes, beside all that run."""
+    return free_places(
+        ranks=resources.ranks,
+        nodes=resources.nodes,
+        device=device_name(resources.device),
+        cpus_per_rank=resources.cpus_per_rank,
+        apart=resources.apart,
+        devices=devices,
+        address=resources.address or None,
     )

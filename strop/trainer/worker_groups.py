@@ -210,7 +210,12 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
         return InlineRuntime()
     from strop.trainer.ray_runtime import make_runtime  # ray: seconds
 
-    return make_runtime(config.resources, log_dir=log_dir, devices={"rollout": config.rollout.num_devices})
+    return make_runtime(config.resources, log_dir=log_dir, devices=rollout_devices(config))
+
+
+def rollout_devices(config: Config) -> dict[str, int]:
+    """Devices of each process of a role, where it may have several."""
+    return {"rollout": config.rollout.num_devices}
 
 
 def check_models(config: Config) -> None:

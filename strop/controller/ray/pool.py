@@ -204,16 +204,7 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
         NotEnoughDevices: there are too few nodes, or they have too little; in a private cluster also where
             this process's other worker groups hold it, since nobody else can give it back.
     """
-    needs = [
-        _sum(
-            [
-                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
-                for pool in pools
-                if number < pool.num_nodes
-            ]
-        )
-        for number in range(max(pool.num_nodes for pool in pools))
-    ]
+    needs = _needs(pools)
     end = time.monotonic() + _SETTLE_S
     while True:
         nodes = cluster.nodes()
@@ -231,6 +222,26 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
                 )
             )
         time.sleep(0.1)
+
+
+def has_free_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> bool:
+    """True where nodes of the cluster have free what pools need that are spread alike."""
+    nodes = cluster.nodes()
+    return _fit_nodes(_needs(pools), nodes, [node.free for node in nodes]) is not None
+
+
+def _needs(pools: Sequence[RayResourcePool]) -> list[dict[str, float]]:
+    """Resources that the pools need of each of their nodes."""
+    return [
+        _sum(
+            [
+                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
+                for pool in pools
+                if number < pool.num_nodes
+            ]
+        )
+        for number in range(max(pool.num_nodes for pool in pools))
+    ]
 
 
 def _fit_nodes(

@@ -16,7 +16,7 @@ from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import Traffic
-from strop.controller.ray.pool import RayResourcePool, choose_nodes
+from strop.controller.ray.pool import RayResourcePool, choose_nodes, has_free_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
@@ -223,19 +223,58 @@ class RayRuntime(PoolsRuntime):
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
             ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
         """
-        sizes = {MAIN: ranks, **(apart or {})}
-        pools = {
-            name: RayResourcePool(
-                _processes_per_node(name, size, nodes),
-                name_prefix=name,
-                max_colocate_count=1,
-                device=device,
-                cpus_per_process=cpus_per_rank,
-                devices_per_process=(devices or {}).get(name, 1),
-            )
-            for name, size in sizes.items()
-        }
+        pools = _pools(
+            ranks=ranks,
+            nodes=nodes,
+            device=device,
+            cpus_per_rank=cpus_per_rank,
+            apart=apart or {},
+            devices=devices or {},
+        )
         super().__init__(pools, **options)
+
+
+def free_places(
+    *,
+    ranks: int,
+    nodes: int,
+    device: str,
+    cpus_per_rank: float,
+    apart: Mapping[str, int],
+    devices: Mapping[str, int],
+    address: str | None,
+) -> bool:
+    """True where the cluster has free places for the processes of a runtime with these arguments (`RayRuntime`)."""
+    pools = _pools(
+        ranks=ranks, nodes=nodes, device=device, cpus_per_rank=cpus_per_rank, apart=apart, devices=devices
+    )
+    cluster = Cluster(address)
+    try:
+        return has_free_nodes(cluster, list(pools.values()))
+    finally:
+        cluster.close()
+
+
+def _pools(
+    *,
+    ranks: int,
+    nodes: int,
+    device: str,
+    cpus_per_rank: float,
+    apart: Mapping[str, int],
+    devices: Mapping[str, int],
+) -> dict[str, RayResourcePool]:
+    return {
+        name: RayResourcePool(
+            _processes_per_node(name, size, nodes),
+            name_prefix=name,
+            max_colocate_count=1,
+            device=device,
+            cpus_per_process=cpus_per_rank,
+            devices_per_process=devices.get(name, 1),
+        )
+        for name, size in {MAIN: ranks, **apart}.items()
+    }
 
 
 def _processes_per_node(pool: str, size: int, nodes: int) -> list[int]:
