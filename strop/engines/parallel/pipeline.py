@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -103,7 +103,7 @@ class Pipeline:
         self.ranks = dist.get_process_group_ranks(self.group)
         """Number of each rank of the pipeline among all."""
         self.device = parallel.device
-        self._decoder: Any = module.base_model
+        self._decoder = cast(Any, module.base_model)
         (self._embedding_name, self._layers_name, self._norm_name) = self._decoder.config.base_model_pp_plan
         self._layers: nn.ModuleList = self._decoder._modules[self._layers_name]
         self._norm: nn.Module = self._decoder._modules[self._norm_name]
