@@ -145,7 +145,7 @@ def step_traffic(model: TrafficModel, plan: TrafficPlan, batches: Sequence[Micro
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What a rank has of the model."""
+    """Layers and root parameters of a rank."""
 
     layers: int
     is_first: bool
