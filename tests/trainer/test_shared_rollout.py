@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from tiny_runs import Project
 
 from strop.config import save_config
 from strop.data.tiny_model import make_tiny_model
+from strop.trainer import worker_groups
+from strop.trainer.worker_groups import rollout_settings
 
 LONG, SHORT = 250, 4
 AGENT = f'''
@@ -114,3 +118,28 @@ def test_four_workers_on_two_nodes_idle_less_and_sample_what_one_does(
     assert shared["idle"] < fixed["idle"] - 0.2
     assert list(one["tokens"]) == list(shared["tokens"]), "rows in the order of the prompts"
     assert one["tokens"] == fixed["tokens"] == shared["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "address", "is_routed"),
+    [
+        ([], 2, "127.0.0.1", True),
+        ([], 1, "127.0.0.1", False),
+        ([], 2, "", False),
+        (["rollout.load_balance=false"], 2, "127.0.0.1", False),
+        (["rollout.over_issue=0.5"], 2, "127.0.0.1", False),
+        (["rollout.max_staleness=1", "resources.apart={rollout: 2}"], 2, "127.0.0.1", True),
+    ],
+)
+def test_a_router_is_there_where_workers_can_serve_each_other(
+    project: Project, settings: list[str], world_size: int, address: str, is_routed: bool
+) -> None:
+    joined: list[object] = []
+    closers: list[Callable[[], None]] = []
+    rollout: Any = SimpleNamespace(world_size=world_size, call=SimpleNamespace(join_router=joined.append))
+    runtime: Any = SimpleNamespace(address=address, on_close=closers.append)
+    config = project.config(*settings, "resources.runtime=ray")
+    router = worker_groups._router(config, runtime, rollout, rollout_settings(config))
+    assert (router is not None) == is_routed == bool(joined)
+    for close in closers:
+        close()
