@@ -23,11 +23,13 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
+from strop.engines.moe.losses import RouterLoss
+from strop.engines.moe.routing import Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import TensorShard, tensor_shard
-from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
+from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch, token_share
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
@@ -54,6 +56,8 @@ class Tokens:
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: SequenceShard | TensorShard | None = None
     """This rank's part, where ranks share each sequence."""
+    routing: Routing | None = None
+    """Of this rank's tokens, in a model with experts."""
 
     @property
     def num_tokens(self) -> int:
@@ -98,14 +102,33 @@ class Tokens:
         function, hidden = self.model.head.values, self._hidden
         return function(hidden) if self.shard is None else self.shard.of_each(function, hidden)
 
+    def expert_counts(self) -> Tensor | None:
+        """Tokens [L, E] of this rank that went to each expert of each layer, each once per row that it is part of; None
+        of a model without experts, or with layers that are compiled or routers of another form."""
+        if self.routing is None:
+            return None
+        _ = self._hidden
+        return self.routing.counts() if self.routing.is_known else None
+
+    def router_loss(self) -> Tensor | None:
+        """Terms of the losses of the routers that these tokens have on this rank, a scalar with a gradient; None where
+        there are none."""
+        if self.routing is None:
+            return None
+        _ = self._hidden
+        return self.routing.loss()
+
     @cached_property
     def _hidden(self) -> Tensor:
         """Hidden states [M, D] that predict the tokens; with a shard, this rank's share of them."""
         backbone, shard = self.model.backbone, self.shard
         if shard is None:
-            every = backbone(self.input_ids, self.position_ids, self.attention, self.media)
+            every = backbone(
+                self.input_ids, self.position_ids, self.attention, self.media, routing=self.routing
+            )
             return F.embedding(self.hidden_index, every)
-        return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
+        hidden = backbone(shard.input_ids, shard.position_ids, shard.attention, routing=self.routing)
+        return shard.predicting(hidden)
 
     @property
     def _local_targets(self) -> Tensor:
@@ -127,6 +150,7 @@ def pack(
     *,
     rows: Sequence[int] | None = None,
     parallel: Parallel | None = None,
+    router_loss: RouterLoss | None = None,
 ) -> Tokens:
     """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
 
@@ -137,6 +161,7 @@ def pack(
         model: that will run.
         rows: numbers of the rows in it; None: all.
         parallel: says which ranks share each sequence; None: this one has all of it.
+        router_loss: of the routers of a model with experts; None: without.
 
     Raises:
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
@@ -147,6 +172,7 @@ def pack(
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
+    num_rows: list[Tensor] = []  # that each token is part of
     at = 0
     for group in _by_prompt(data, rows):
         prompt, response, row_media, _ = group[0]
@@ -155,12 +181,14 @@ def pack(
         run, in_run = (torch.cat([prompt, response[:-1]]), row_media) if alone else (prompt, prompt_media)
         segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, in_run, inputs)))
         ids.append(prompt)
+        num_rows.append(torch.full((length,), len(group) * (not is_empty)))
         positions.append(placed := _positions(prompt, prompt_media, inputs, "a prompt"))
         media += prompt_media
         at += length
         for _, response, row_media, end in group:
             suffix, answer_media = response[:-1], row_media[len(prompt_media) :]
             ids.append(suffix)
+            num_rows.append(torch.ones(len(suffix), dtype=torch.int64))
             if answer_media:
                 position_ids = _positions(torch.cat([prompt, suffix]), row_media, inputs, "a sample")
                 positions.append(position_ids[..., length:])
@@ -192,6 +220,9 @@ def pack(
         targets=sent(torch.cat(targets)[predicting], device),
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
+        routing=None
+        if model.routers is None
+        else Routing(sent(torch.cat(num_rows), device), loss=router_loss),
     )
     return packed if parallel is None else _shared_out(packed, parallel)
 
@@ -231,7 +262,8 @@ def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
         targets=tokens.targets,
         group=group,
     )
-    return dataclasses.replace(tokens, shard=part)
+    routing = tokens.routing and tokens.routing.of_rank(partial(token_share, group=group))
+    return dataclasses.replace(tokens, shard=part, routing=routing)
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:

@@ -24,6 +24,7 @@ from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
+from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
@@ -34,6 +35,11 @@ from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
+
+
+def _losses(loss: Loss, tokens: Tokens) -> tuple[Tensor, Tensor | None]:
+    """The loss of these tokens, and that of the routers where there is one."""
+    return loss(tokens), tokens.router_loss()
 
 
 class Engine:
@@ -103,6 +109,28 @@ class Engine:
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(indices).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
+
+    def expert_counts(self, data: DataProto) -> Tensor:
+        """Tokens [L, E] of all ranks' rows that go to each expert of each layer, in host memory, by a pass without
+        gradient; each token counts once per row that it is part of.
+
+        Raises:
+            ValueError: as `map_tokens`; or it has no experts, or routers that do not say what they choose.
+        """
+        counts: list[Tensor] = []
+
+        def count(tokens: Tokens) -> dict[str, Tensor]:
+            of_tokens = tokens.expert_counts()
+            if of_tokens is None:
+                raise ValueError(
+                    f"the choices of experts of {type(self.model.module).__name__} are not known: it has none, or "
+                    f"routers of another form, or its layers are compiled"
+                )
+            counts.append(of_tokens)
+            return {}
+
+        self.map_tokens(data, count)
+        return self.parallel.sum(torch.stack(counts).sum(0).cpu())
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
@@ -176,11 +204,19 @@ class TrainEngine(Engine):
             self._offloaded_state.pop().restore()
         return self._optimizer
 
-    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+    def accumulate(
+        self,
+        data: DataProto,
+        loss: Loss,
+        *,
+        rows: Sequence[int] | None = None,
+        router_loss: RouterLoss | None = None,
+    ) -> float:
         """Add the gradient of a loss over rows of a batch; its value. `step` applies what was accumulated.
 
         With several ranks the gradients are added up over them, and the value is that of this rank's rows. The device
-        is waited for once, at the end. Arguments and errors are those of `map_tokens`.
+        is waited for once, at the end. Arguments and errors are those of `map_tokens`; the gradient of a `router_loss`
+        is added, and its value noted in it.
         """
         self.load_to_device()
         budget = self._config.max_tokens_per_device
@@ -197,12 +233,13 @@ class TrainEngine(Engine):
                     every_pass=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
+            tokens = pack(data, self.model, rows=part, parallel=self.parallel, router_loss=router_loss)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
-                value = self.model.run(loss, tokens)
+                value, of_routers = self.model.run(_losses, loss, tokens)
             self._count(tokens, trains=True)
-            scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
+            whole = value if of_routers is None else value + of_routers
+            scaled: Tensor = whole if self._loss_scale is None else whole * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
