@@ -112,7 +112,7 @@ class Routing:
         return torch.stack(self._terms).sum() if self._terms else None
 
     def route(self, number: int, num_experts: int, forward: Callable[[], Any]) -> Any:
-        """What the router of layer `number` gives, in whose forward pass all this happens.
+        """Output of the router of layer `number`, in whose forward pass all this happens.
 
         Raises:
             ValueError: it does not give logits, weights and indices, or chooses in a way that cannot be replaced.
