@@ -17,7 +17,7 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.moe.layers import moe_layers
-from strop.engines.moe.routing import Routers, Routing, routers_of
+from strop.engines.moe.routing import RouterPass, Routers, routers_of
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.tensor import TensorParallel
@@ -176,7 +176,7 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
-        routing: Routing | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
 
@@ -211,14 +211,14 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
-        routing: Routing | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
             return self.run(self.backbone, input_ids, position_ids, context, media, routing)
 
-    def _routed(self, routing: Routing | None) -> contextlib.AbstractContextManager[None]:
+    def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
         if routing is None or self.routers is None:
             return contextlib.nullcontext()
         return self.routers.routed(routing)

@@ -140,6 +140,9 @@ class Tokens:
         return share if self.shard is None else self.shard.gather(share)
 
 
+_Row = tuple[Tensor, Tensor, tuple[Media, ...], int, Tensor | None]
+"""Prompt, response, media, the end of the response among those of all rows, and experts [T, L k] of their tokens."""
+
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """Function of each token: tensors [M, ...] by name."""
 
@@ -151,6 +154,7 @@ def pack(
     rows: Sequence[int] | None = None,
     parallel: Parallel | None = None,
     router_loss: RouterLoss | None = None,
+    replays: bool = False,
 ) -> Tokens:
     """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
 
@@ -162,6 +166,7 @@ def pack(
         rows: numbers of the rows in it; None: all.
         parallel: says which ranks share each sequence; None: this one has all of it.
         router_loss: of the routers of a model with experts; None: without.
+        replays: tokens go to the experts of column routed_experts [B, T~, L k], where the batch has it.
 
     Raises:
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
@@ -173,22 +178,27 @@ def pack(
     segments: list[Segment] = []
     media: list[Media] = []
     num_rows: list[Tensor] = []  # that each token is part of
+    experts: list[Tensor] = []
     at = 0
-    for group in _by_prompt(data, rows):
-        prompt, response, row_media, _ = group[0]
+    for group in _by_prompt(data, rows, replays=replays):
+        prompt, response, row_media, _, routed = group[0]
         prompt_start, length, alone = at, len(prompt), len(group) == 1
         prompt_media = tuple(medium for medium in row_media if medium.start < length)
         run, in_run = (torch.cat([prompt, response[:-1]]), row_media) if alone else (prompt, prompt_media)
         segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, in_run, inputs)))
         ids.append(prompt)
         num_rows.append(torch.full((length,), len(group) * (not is_empty)))
+        if routed is not None:
+            experts.append(routed[:length])
         positions.append(placed := _positions(prompt, prompt_media, inputs, "a prompt"))
         media += prompt_media
         at += length
-        for _, response, row_media, end in group:
+        for _, response, row_media, end, routed in group:
             suffix, answer_media = response[:-1], row_media[len(prompt_media) :]
             ids.append(suffix)
             num_rows.append(torch.ones(len(suffix), dtype=torch.int64))
+            if routed is not None:
+                experts.append(routed[length:])
             if answer_media:
                 position_ids = _positions(torch.cat([prompt, suffix]), row_media, inputs, "a sample")
                 positions.append(position_ids[..., length:])
@@ -222,20 +232,26 @@ def pack(
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
         routing=None
         if model.routers is None
-        else Routing(sent(torch.cat(num_rows), device), loss=router_loss),
+        else Routing(
+            sent(torch.cat(num_rows), device),
+            num_layers=model.routers.num_layers,
+            experts=sent(torch.cat(experts), device) if experts else None,
+            loss=router_loss,
+        ),
     )
     return packed if parallel is None else _shared_out(packed, parallel)
 
 
-def _by_prompt(
-    data: DataProto, rows: Sequence[int] | None
-) -> Iterable[Sequence[tuple[Tensor, Tensor, tuple[Media, ...], int]]]:
-    """The rows of each prompt: prompt, response, media, and the end of the response among those of all rows."""
+def _by_prompt(data: DataProto, rows: Sequence[int] | None, *, replays: bool) -> Iterable[Sequence[_Row]]:
+    """The rows of each prompt."""
     after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
     ends = (after if rows is None else after[list(rows)]).tolist()
-    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
-    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
-        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
+    routed: Sequence[Tensor | None] = [None] * len(ends)
+    if replays and "routed_experts" in data.tensors():
+        routed = columns.rows(data.tensors()["routed_experts"], rows)
+    groups: dict[Hashable, list[_Row]] = {}
+    for (prompt, response, shown), end, experts in zip(token_rows(data, rows), ends, routed, strict=True):
+        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end, experts))
     return groups.values()
 
 

@@ -65,6 +65,8 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self.replays_routing = False
+        """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
         self._offloaded: list[HostCopies] = []
         if is_frozen:
             model.module.requires_grad_(False)
@@ -99,7 +101,7 @@ class Engine:
             return function(tokens)
 
         for part in parts:
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
+            tokens = pack(data, self.model, rows=part, parallel=self.parallel, replays=self.replays_routing)
             self._count(tokens, trains=False)
             results = self.model.run(noted, tokens)
             outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
@@ -233,7 +235,14 @@ class TrainEngine(Engine):
                     every_pass=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel, router_loss=router_loss)
+            tokens = pack(
+                data,
+                self.model,
+                rows=part,
+                parallel=self.parallel,
+                router_loss=router_loss,
+                replays=self.replays_routing,
+            )
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
                 value, of_routers = self.model.run(_losses, loss, tokens)

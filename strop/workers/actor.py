@@ -66,6 +66,7 @@ class ActorWorker(TrainedWorker):
         self._loss = loss_spec(algorithm)
         self._moe = actor.moe
         self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
+        self.engine.replays_routing = True
         self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -96,8 +97,12 @@ class ActorWorker(TrainedWorker):
                 "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
                 "or use a ReferenceWorker"
             )
-        with adapters.adapter_off(self.engine.model):
-            return self.token_columns(data, log_prob_column("ref_log_prob", data))
+        self.engine.replays_routing = False  # the experts are those of another model
+        try:
+            with adapters.adapter_off(self.engine.model):
+                return self.token_columns(data, log_prob_column("ref_log_prob", data))
+        finally:
+            self.engine.replays_routing = True
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
     def update_policy(self, data: DataProto, totals: BatchTotals) -> BatchAndMetrics[Update]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from strop.engines.moe.layers import MoELayer
 from strop.engines.moe.losses import RouterLoss
+
+
+class RouterPass(Protocol):
+    """A forward pass as its routers see it."""
+
+    def route(self, number: int, num_experts: int, forward: Callable[[], Any]) -> Any:
+        """Output of the router of layer `number`, which `forward` computes."""
 
 
 class Routers:
@@ -34,7 +41,7 @@ class Routers:
             decoder_layers: of the model, which hold them.
         """
         self.num_layers, self.num_experts = len(layers), layers[0].num_experts
-        self._routing: Routing | None = None
+        self._routing: RouterPass | None = None
         for number, layer in enumerate(layers):
             router: Any = layer.router
             router.forward = partial(self._forward, number, router.forward)
@@ -44,7 +51,7 @@ class Routers:
                 owner._gradient_checkpointing_func = partial(self._checkpointed, checkpoint)
 
     @contextlib.contextmanager
-    def routed(self, routing: Routing) -> Iterator[None]:
+    def routed(self, routing: RouterPass) -> Iterator[None]:
         """The routers take part in this routing, in a forward pass of the model inside."""
         before, self._routing = self._routing, routing
         try:
@@ -82,21 +89,30 @@ class Routing:
     """Routing of the packed tokens [n] of a micro-batch on one rank."""
 
     def __init__(
-        self, num_rows: Tensor, *, experts: Tensor | None = None, loss: RouterLoss | None = None
+        self,
+        num_rows: Tensor,
+        *,
+        num_layers: int,
+        experts: Tensor | None = None,
+        loss: RouterLoss | None = None,
     ) -> None:
         """Args:
         num_rows: [n], rows of the batch that each token is part of: several share a prompt, none has padding.
-        experts: [n, L, k], experts that tokens go to in each layer; None: those that the routers choose.
+        num_layers: L, with experts.
+        experts: [n, L k], experts that tokens go to in each layer, one layer after another; -1 for those that the
+            router chooses. None: it chooses all.
         loss: of the routers; None: without.
         """
-        self._num_rows, self._experts, self._loss = num_rows, experts, loss
+        self._num_rows, self._num_layers = num_rows, num_layers
+        self._experts, self._loss = experts, loss
         self._counts: dict[int, Tensor] = {}
         self._terms: list[Tensor] = []
 
     def of_rank(self, share: Callable[[Tensor], Tensor]) -> Routing:
         """The same for a rank that has some of the tokens: their part of a tensor [n, ...]."""
         experts = None if self._experts is None else share(self._experts)
-        return Routing(share(self._num_rows), experts=experts, loss=self._loss)
+        rows = share(self._num_rows)
+        return Routing(rows, num_layers=self._num_layers, experts=experts, loss=self._loss)
 
     @property
     def is_known(self) -> bool:
@@ -117,7 +133,7 @@ class Routing:
         Raises:
             ValueError: it does not give logits, weights and indices, or chooses in a way that cannot be replaced.
         """
-        experts = None if self._experts is None else self._experts[:, number].long()
+        experts = None if self._experts is None else self._experts_of(number)
         mode = _RouterMode(num_experts, experts)
         with mode:
             output = forward()
@@ -147,10 +163,39 @@ class Routing:
                 self._terms.append(term)
         return output
 
+    def _experts_of(self, number: int) -> Tensor:
+        """[n, k], of a layer."""
+        assert self._experts is not None, "experts are given"
+        k = self._experts.shape[1] // self._num_layers
+        return self._experts[:, number * k : (number + 1) * k].long()
+
     def _counted(self, index: Tensor, num_experts: int) -> Tensor:
         counts = torch.zeros(num_experts, dtype=torch.float64, device=index.device)
         rows = self._num_rows.to(counts).repeat_interleave(index.shape[-1])
         return counts.index_add(0, index.reshape(-1), rows)
+
+
+class RoutingRecord:
+    """Choices of the routers in a forward pass."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[int, Tensor] = {}
+
+    def route(self, number: int, num_experts: int, forward: Callable[[], Any]) -> Any:
+        """As of RouterPass; ValueError where the router does not say what it chooses."""
+        output = forward()
+        index = _chosen(output)
+        if index is None:
+            raise ValueError(
+                "a router of this model does not give the indices of the experts that it chooses, so that its routing "
+                "cannot be recorded; set rollout.router_replay=false"
+            )
+        self._chosen[number] = index
+        return output
+
+    def chosen(self) -> Tensor:
+        """Experts [n, L, k] of the tokens, int16 in host memory."""
+        return torch.stack([self._chosen[number] for number in sorted(self._chosen)], dim=1).short().cpu()
 
 
 def _chosen(output: Any) -> Tensor | None:
@@ -184,7 +229,9 @@ class _RouterMode(TorchFunctionMode):
             k = args[1] if len(args) > 1 else kwargs["k"]
             if values.dim() == 2 and (values.shape[-1], k) == (self._num_experts, self._experts.shape[1]):
                 self.num_replaced += 1
-                return torch.return_types.topk((values.gather(-1, self._experts), self._experts))
+                chosen = func(*args, **kwargs).indices
+                experts = torch.where(self._experts < 0, chosen, self._experts)
+                return torch.return_types.topk((values.gather(-1, experts), experts))
         return func(*args, **kwargs)
 
 
