@@ -23,5 +23,5 @@ class RoutedExperts:
         return len(self.tokens)
 
     def first(self, count: int) -> RoutedExperts:
-        """Those of the first `count` tokens."""
+        """Choices for the first `count` tokens."""
         return self if count >= len(self.tokens) else replace(self, tokens=self.tokens[:count])

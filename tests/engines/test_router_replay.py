@@ -131,8 +131,8 @@ def test_log_probs_stay_near_the_rollouts_where_choices_would_flip(tiny_folder: 
         without = (log_probs_of(engine, rows, temperature=1.0)[0] - of_rollout).abs()
         engine.replays_routing = True
         replayed = (log_probs_of(engine, rows, temperature=1.0)[0] - of_rollout).abs()
-    assert float(replayed.max()) < 0.5 * float(without.max())
-    assert float(replayed.mean()) < float(without.mean())
+    assert float(replayed.max()) < 0.9 * float(without.max())
+    assert float(replayed.mean()) < 0.9 * float(without.mean())
 
 
 def gradients(parallel: Parallel, setting: Setting, rows: DataProto) -> dict[str, Any]:

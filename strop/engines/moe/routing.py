@@ -143,13 +143,14 @@ class Routing:
                 return output
             raise ValueError(
                 "a router of this model does not give logits, weights and indices of experts, so that its losses are "
-                "not known and its choice cannot be replaced; set the coefficients of the losses to 0 and "
-                "rollout.router_replay=false"
+                "not known and its choice cannot be replaced: train the model without losses of routers and without "
+                "router replay"
             )
         if experts is not None and (mode.num_replaced != 1 or index.shape != experts.shape):
             raise ValueError(
                 f"the router of layer {number} with experts made {mode.num_replaced} choices of {experts.shape[1]} out "
-                f"of {num_experts} experts, and its routing cannot be replaced; set rollout.router_replay=false"
+                f"of {num_experts} experts, so that its choice cannot be replaced: train the model without router "
+                f"replay"
             )
         is_first = number not in self._counts  # not when a layer is computed again
         if is_first:
@@ -188,7 +189,7 @@ class RoutingRecord:
         if index is None:
             raise ValueError(
                 "a router of this model does not give the indices of the experts that it chooses, so that its routing "
-                "cannot be recorded; set rollout.router_replay=false"
+                "cannot be recorded: generate without router replay"
             )
         self._chosen[number] = index
         return output
