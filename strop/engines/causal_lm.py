@@ -16,6 +16,8 @@ from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
+from strop.engines.moe.layers import moe_layers
+from strop.engines.moe.routing import RouterPass, Routers, routers_of
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
@@ -64,6 +66,14 @@ class CausalLM:
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)
+        experts = moe_layers(module)
+        self._routers = routers_of(experts, self._layers() or []) if experts else None
+
+    @property
+    def routers(self) -> Routers | None:
+        """The routers of its experts; None for a dense model, or one whose layers are compiled or not of a known
+        form."""
+        return None if self._is_compiled else self._routers
 
     @property
     def is_sharded(self) -> bool:
@@ -144,15 +154,22 @@ class CausalLM:
         Raises:
             ValueError: the architecture keeps them in an unknown place.
         """
+        layers = self._layers()
+        if layers is None:
+            raise ValueError(
+                f"{type(self.module).__name__} has no list of its layers, which sharding and compilation need; run "
+                f"this role in one process without engine.compile"
+            )
+        return layers
+
+    def _layers(self) -> list[nn.Module] | None:
+        """The decoder layers; None where they are in an unknown place."""
         count = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         decoder = self._backbone if self.media is None else self.module.get_decoder()  # type: ignore[operator]
         for part in decoder.modules():
             if isinstance(part, nn.ModuleList) and len(part) == count:
                 return list(part)
-        raise ValueError(
-            f"{type(self.module).__name__} has no list of its {count} layers, which sharding and compilation need; "
-            f"run this role in one process without engine.compile"
-        )
+        return None
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`function(*args)` as one forward pass of the model: a tensor or a tuple of tensors.
@@ -171,6 +188,7 @@ class CausalLM:
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
         received: Tensor | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
 
@@ -181,12 +199,13 @@ class CausalLM:
             media: of the tokens, in their order (`strop.engines.multimodal.vl_model.Vision.arguments`).
             received: hidden states [N, D] of the stage before this one, in place of embeddings; results are then, as on
                 the first of several stages, those of this stage.
+            routing: that the routers of a model with `routers` take part in.
         """
         if self.recurrence is not None:
             context = self.recurrence.packed(context)
         if self._is_compiled:
             context = _Uncompiled(context)
-        with self.precision():
+        with self.precision(), self._routed(routing):
             start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
                 **start,
@@ -207,11 +226,17 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context, media)
+            return self.run(self.backbone, input_ids, position_ids, context, media, routing)
+
+    def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
+        if routing is None or self.routers is None:
+            return contextlib.nullcontext()
+        return self.routers.routed(routing)
 
     def compile_layers(self) -> None:
         """Compile each decoder layer; attention itself stays as it is."""

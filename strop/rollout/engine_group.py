@@ -16,6 +16,7 @@ from typing import Any
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_model_config
+from strop.engines.moe.layers import num_experts
 from strop.engines.multimodal.vl_model import Reader
 from strop.engines.training import TrainEngine
 from strop.rollout.client import EngineClient, GenerateClient
@@ -77,6 +78,10 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     Raises:
         ValueError: the sentence says why, and what to do.
     """
+    if rollout.router_replay and not num_experts(load_model_config(model)):
+        raise ValueError(
+            "rollout.router_replay is true, but the model is dense, without experts to route to: set it to false"
+        )
     if rollout.engine == NATIVE:
         return
     check_trainable(rollout)
@@ -110,6 +115,7 @@ def native_engine(context: EngineContext, policy: CausalLM) -> NativeEngine:
         max_running=rollout.max_running,
         version=context.version,
         deterministic=rollout.deterministic,
+        records_routing=rollout.router_replay,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from strop.protocol.routed_experts import RoutedExperts
+
 StopReason = Literal["stop", "length", "aborted"]
 
 
@@ -61,6 +63,8 @@ class TokenOutput:
     versions: tuple[int, ...]
     """Policy version that sampled each token."""
     stop_reason: StopReason
+    routed_experts: RoutedExperts | None = None
+    """Of prompt and tokens but the last, from an engine that records them (rollout.router_replay)."""
 
 
 OnToken = Callable[[int, float, int], None]

@@ -49,6 +49,7 @@ from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import SampleDecision
 from strop.workers.reward_model import RewardModelWorker, check_reward_model
 from strop.workers.rollout import RolloutSettings, RolloutWorker
+from strop.workers.routers import check_routers
 from strop.workers.teacher import TeacherWorker, check_teacher
 
 
@@ -247,6 +248,8 @@ def check_models(config: Config) -> None:
         check_teacher(config.model, config.prm.path, key="prm.path")
     if "reward_model" in config.roles:
         check_reward_model(ModelConfig(path=config.reward_model.path))
+    if config.actor.moe.is_on:
+        check_routers(load_model_config(config.model), config.actor.moe, section="actor.moe")
     for name, engine in config.used_engines.items():
         if divides_model(engine):
             shape = _shape(config, name, paths.get(name) or config.model.path)

@@ -81,9 +81,18 @@ class Parallel:
         """Number of shares of the rows."""
         return self.world_size // (self.ranks_per_row * self.pp_size)
 
+    @property
+    def knows_routing(self) -> bool:
+        """Each rank sees the routers of all layers, and its tokens in the order of the row."""
+        return self.cp_size == self.pp_size == 1
+
     def max(self, value: int) -> int:
         """The largest value of all ranks."""
         return value
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks of a tensor of the same shape, in host memory."""
+        return tensor.detach().cpu()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensor of each share of the rows, in their order; the same on every rank.

@@ -38,6 +38,7 @@ class NativeEngine:
         max_running: int,
         version: int = 0,
         deterministic: bool = False,
+        records_routing: bool = False,
     ) -> None:
         """Nothing is computed yet.
 
@@ -47,9 +48,16 @@ class NativeEngine:
             version: policy version that they hold.
             deterministic: each request is computed alone and from its beginning, so that on a CPU neither tokens nor
                 log-probs depend, to the bit, on what runs beside or ran before it.
+            records_routing: outputs say which experts their tokens went to.
+
+        Raises:
+            ValueError: the routing is to be recorded of a model without experts.
         """
         self._batch = DecodeBatch(
-            model, max_running=1 if deterministic else max_running, reuses=not deterministic
+            model,
+            max_running=1 if deterministic else max_running,
+            reuses=not deterministic,
+            records_routing=records_routing,
         )
         self._vocab_size = model.vocab_size
         self._media = model.media

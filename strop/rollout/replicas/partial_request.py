@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from strop.protocol.routed_experts import RoutedExperts
 from strop.protocol.trajectory import MediaTokens, media_of
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
@@ -21,6 +22,8 @@ class PartialRequest:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routed_experts: RoutedExperts | None = None
+    """Of the engine that answered last, which read everything before."""
     losses: list[str] = field(default_factory=list)
     """Reasons for which engines lost it, one after another."""
     num_attempts: int = 0
@@ -70,4 +73,5 @@ class PartialRequest:
             log_probs=tuple(self.log_probs),
             versions=tuple(self.versions),
             stop_reason=stop_reason,
+            routed_experts=self.routed_experts,
         )

@@ -10,7 +10,14 @@ from strop.data.curriculum import sees_results
 from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
 from strop.rollout.replicas.checks import check_replicas
-from strop.trainer.checks import algorithms, async_rollout, dynamic_sampling, parallel, roles
+from strop.trainer.checks import (
+    algorithms,
+    async_rollout,
+    dynamic_sampling,
+    parallel,
+    roles,
+    router_replay,
+)
 from strop.trainer.fault_tolerance import settings as fault_tolerance_settings
 from strop.trainer.fault_tolerance.node_counts import check_elastic
 
@@ -129,5 +136,6 @@ _CHECKS = (
     _check_budgets,
     _check_roles,
     _check_async_rollout,
+    router_replay.check,
 )
 """Checks in the order in which they run."""
