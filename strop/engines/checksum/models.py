@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from strop.engines.checksum.tensors import WORD_BYTES, finish, word_sum
+from strop.engines.checksum.host import word_sum
+from strop.engines.checksum.tensors import WORD_BYTES, finish
 from strop.engines.gradients import full, local, meeting_device
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 

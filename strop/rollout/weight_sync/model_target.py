@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.engines.checksum.tensors import digest_tensor
+from strop.engines.checksum.host import digest_tensor
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 
 
