@@ -201,8 +201,9 @@ class CausalLM:
         """
         if self.tensor_parallel is not None:
             assert media is None, "images are refused where ranks share each sequence"
-            run = partial(self.run, self.backbone)
-            return self.tensor_parallel.hidden(run, input_ids, position_ids, context)
+            return self.tensor_parallel.hidden(
+                lambda *tokens: self.run(self.backbone, *tokens), input_ids, position_ids, context
+            )
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
             return self.run(self.backbone, input_ids, position_ids, context, media)

@@ -297,7 +297,7 @@ class NativeEngine:
             self._fail(error)
 
     def _note(self) -> Note:
-        """What this rank has to say before the next step."""
+        """Note of this rank before the next step."""
         asked = [Asked(one.request_id, one.prompt_ids, one.sampling) for one in self._asked]
         note = Note(
             asked=asked, dropped=tuple(self._dropped), is_done=self._is_leaving,

@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a rank tells the others before a step."""
+    """Facts that a rank tells the others before a step."""
 
     asked: Sequence[Asked] = ()
     """Its own requests, in order."""

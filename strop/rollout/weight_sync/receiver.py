@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+from torch import Tensor
+
 from strop.engines.checksum.models import combine_digests
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.accounting import TransferState
@@ -20,8 +23,8 @@ from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
 from strop.rollout.weight_sync.sender import TIMEOUT_S
 from strop.rollout.weight_sync.shared_memory import SharedMemoryReceiver, shares_memory
-from strop.rollout.weight_sync.stream import weight_from_json, weights_from_json
-from strop.rollout.weight_sync.target import WeightTarget
+from strop.rollout.weight_sync.stream import tensor_at, weight_from_json, weights_from_json
+from strop.rollout.weight_sync.target import PartTarget, WeightTarget
 from strop.rollout.weight_sync.transport import Plan, ReceivingTransport
 from strop.rollout.weight_sync.types import (
     REFUSAL,
@@ -206,6 +209,8 @@ class _IncomingSync:
         self._channel = connection.channel
         self._begin = begin
         self._version = version
+        self._whole = torch.empty(0, dtype=torch.uint8)
+        """A weight that arrives in parts, for a target that takes whole ones."""
 
     def run(self, target: WeightTarget, started: float) -> SyncReport:
         """Load and verify everything."""
@@ -243,11 +248,18 @@ class _IncomingSync:
             match message:
                 case {"kind": "go"}:
                     transport.begin()
-                case {"kind": "bucket", "num_bytes": int(num_bytes), "entries": list(entries)}:
+                case {
+                    "kind": "bucket",
+                    "num_bytes": int(num_bytes),
+                    "entries": list(entries),
+                    "start": start,
+                }:
                     with self._understood():
                         arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
                     data = transport.receive(num_bytes)
-                    if loads := transfer.take(num_buckets, arriving, data):
+                    if start is not None and len(arriving) == 1:
+                        self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
+                    elif loads := transfer.take(num_buckets, arriving, data):
                         target.load(loads)
                     num_buckets += 1
                 case {"kind": "commit"}:
@@ -257,6 +269,23 @@ class _IncomingSync:
                     raise SyncCorrupted(
                         f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
                     )
+
+    def _load_part(
+        self, transfer: TransferState, target: WeightTarget, number: int, weight: TensorMetadata, start: int,
+        data: Tensor,
+    ) -> None:  # fmt: skip
+        """Load a part of a weight; a target that takes whole ones gets it when the last part is there."""
+        loads = transfer.take_part(number, weight, start, data)
+        if loads and isinstance(target, PartTarget):
+            for name, first, part in loads:
+                target.load_part(name, first, part)
+        elif loads:
+            if start == 0:
+                self._whole = torch.empty(weight.num_bytes, dtype=torch.uint8)
+            self._whole[start : start + len(data)].copy_(data)
+            if start + len(data) == weight.num_bytes:
+                target.load([(name, tensor_at(self._whole, weight, 0)) for name, _, _ in loads])
+                self._whole = self._whole.new_empty(0)
 
     def _verify(
         self, transfer: TransferState, sent: WeightsMetadata, target: WeightTarget, commit: Message

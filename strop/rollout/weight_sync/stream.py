@@ -38,10 +38,12 @@ class Bucket:
     entries: tuple[tuple[TensorMetadata, int], ...]
     """Each weight with the byte of `data` where it starts."""
     data: Tensor
-    """[num_bytes] uint8 on the model's device."""
+    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers."""
+    start: int | None = None
+    """First byte of the one weight of which this is a part; None: all weights are whole."""
 
     def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
-        """The weights with their values: views of `data`."""
+        """The weights, which are whole, with their values: views of `data`."""
         for weight, offset in self.entries:
             yield weight, tensor_at(self.data, weight, offset)
 
@@ -81,12 +83,12 @@ def parameter_stream(
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
     metadata = weights_metadata(module, dtype=dtype)
-    source = iter(_own_weights(module, metadata)) if weights is None else iter(weights)
-    for group in _groups(metadata, bucket_bytes):
-        entries, size = _placed(group)
+    source = iter(own_weights(module, metadata)) if weights is None else iter(weights)
+    for group in groups(metadata, bucket_bytes):
+        entries, size = placed(group)
         data: Tensor | None = None
         for weight, offset in entries:
-            tensor = full_weight(_next(source, weight), weight.dtype)
+            tensor = full_weight(next_weight(source, weight), weight.dtype)
             if not yields_buckets:
                 continue
             if len(entries) == 1:
@@ -134,7 +136,7 @@ def weights_from_json(value: object) -> WeightsMetadata:
     return WeightsMetadata(tuple(map(weight_from_json, value)))
 
 
-def _own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
+def own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
     """The module's own tensors. Raises before the first one what is wrong with any."""
     adapter = next(
         (name for name in module.state_dict(keep_vars=True) if hugging_face_name(name) is None), None
@@ -149,7 +151,7 @@ def _own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple
     return ((weight.name, tensors[weight.name]) for weight in metadata)
 
 
-def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
+def next_weight(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
     name, tensor = next(source, ("nothing", None))
     if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
         got = name if tensor is None else f"{name} {list(tensor.shape)}"
@@ -160,11 +162,11 @@ def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tenso
     return tensor
 
 
-def _groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
+def groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
     """The weights in order, cut where a bucket is full."""
     group: list[TensorMetadata] = []
     for weight in metadata:
-        if group and _placed([*group, weight])[1] > bucket_bytes:
+        if group and placed([*group, weight])[1] > bucket_bytes:
             yield group
             group = []
         group.append(weight)
@@ -172,7 +174,7 @@ def _groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[Tenso
         yield group
 
 
-def _placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
+def placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
     """The weights of a bucket with their offsets, and the bucket's size."""
     entries, end = [], 0
     for weight in group:
