@@ -116,8 +116,12 @@ class Faults:
     def _sending(self, send: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], None]:
         def sent(transport: Any, data: Tensor) -> None:
             for announce in self._pending:
+                changed = self._data(self._name, data) if self._num_syncs == 1 else data
+                if isinstance(transport, shared_memory.SharedMemorySender):
+                    room = transport.room(len(data))
+                    changed = room.copy_(changed)
                 announce()
-                send(transport, self._data(self._name, data) if self._num_syncs == 1 else data)
+                send(transport, changed)
 
         return sent
 
@@ -801,3 +805,81 @@ def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPat
 
 def test_a_weight_knows_its_bytes() -> None:
     assert TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30
+
+
+# Only what changed, over the network.
+
+
+def sent_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the weights that travel from now on."""
+    names: list[str] = []
+    announce = sender._Session._announce
+
+    def announced(session: sender._Session, bucket: Bucket) -> None:
+        names.extend(weight.name for weight, _ in bucket.entries)
+        announce(session, bucket)
+
+    monkeypatch.setattr(sender._Session, "_announce", announced)
+    return names
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    use("collective", monkeypatch)
+    yield from connected()
+
+
+def test_only_what_changed_travels_over_the_network(far: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = sent_names(monkeypatch)
+    assert_repaired_by(far, 1)
+    assert len(names) == NUM_TENSORS
+    del names[:]
+    with torch.no_grad():
+        far.model.layers[1].weight[3, 2] += 1
+        far.model.norm[4] = -0.0
+    assert_repaired_by(far, 2)
+    assert names == ["norm", "layers.1.weight"]
+    del names[:]
+    assert_repaired_by(far, 3)
+    assert names == []
+
+
+def test_a_worker_without_the_last_version_gets_everything(
+    far: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sent_names(monkeypatch)
+    assert_repaired_by(far, 1)
+    far.receivers[1]._digest = "of other weights"
+    del names[:]
+    assert_repaired_by(far, 2)
+    assert len(names) == NUM_TENSORS
+    assert far.sender._session is not None
+    far.receivers[0].join(far.sender._session.endpoint, index=0)  # as a process that has started again
+    far.receivers[0]._version = None
+    for parameter in far.copies[0].parameters():
+        parameter.data.zero_()
+    del names[:]
+    assert_repaired_by(far, 3)
+    assert len(names) == NUM_TENSORS
+
+
+def test_weights_that_were_changed_in_the_worker_are_found_though_they_do_not_travel(far: Pair) -> None:
+    assert_repaired_by(far, 1)
+    with torch.no_grad():
+        far.copies[0].layers[0].bias[1] += 1
+    results = far.sync(2)
+    assert "layers.0.bias differs from its digest" in str(results[1])
+    assert far.receivers[0].version is None
+    assert_repaired_by(far, 3)  # everything travels again
+
+
+def test_a_weight_that_was_neither_sent_nor_known_is_missed(
+    far: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leaves weights out for a worker that has said it lacks them."""
+    change_commit(monkeypatch, lambda content: content.update(unchanged=["norm"]))
+    monkeypatch.setattr(sender._Session, "_announce", lambda session, bucket: None)
+    monkeypatch.setattr(collective.CollectiveSender, "send", lambda transport, data: None)
+    _, *others = far.sync(1)
+    for failure in failures(others):
+        assert "10 of 10 tensors missing" in failure

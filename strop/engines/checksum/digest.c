@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { COLUMNS = 4096 };
+enum { COLUMNS = 4096, BLOCK = 512 };
 
 static inline uint64_t mix(uint64_t word, uint64_t key)
 {
@@ -12,13 +12,34 @@ static inline uint64_t mix(uint64_t word, uint64_t key)
     return product ^ (product >> 32);
 }
 
-/* Words [count] of one row, the first of which meets columns[0]. */
-static uint64_t row_sum(const uint64_t *restrict words, const uint64_t *restrict columns, int64_t count)
+/* Words [count] that meet columns[0] and the following ones. */
+static uint64_t sum(const uint64_t *restrict words, const uint64_t *restrict columns, int64_t count)
 {
-    uint64_t sum = 0;
+    uint64_t total = 0;
     for (int64_t i = 0; i < count; i++)
-        sum += mix(words[i], columns[i]);
-    return sum;
+        total += mix(words[i], columns[i]);
+    return total;
+}
+
+/* The same of what a target holds once the words were copied there, a block at a time. While a block is summed up, the
+   next one of both sides is fetched: the processor would wait for memory in the copy, and compute in the sum. */
+static uint64_t copy_and_sum(uint8_t *target, const uint8_t *source, const uint64_t *columns, int64_t count)
+{
+    uint64_t total = 0;
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        int64_t words = count - at < BLOCK ? count - at : BLOCK;
+        uint8_t *to = target + 8 * at;
+        const uint8_t *from = source + 8 * at;
+        memcpy(to, from, 8 * words);
+        for (int64_t part = 0; part < words; part += 32) {
+            for (int64_t line = 0; line < 256; line += 64) {
+                __builtin_prefetch(from + 8 * (BLOCK + part) + line, 0, 3);
+                __builtin_prefetch(to + 8 * (BLOCK + part) + line, 1, 3);
+            }
+            total += sum((const uint64_t *)to + part, columns + at + part, words - part < 32 ? words - part : 32);
+        }
+    }
+    return total;
 }
 
 /* The sum of bytes [num_bytes] whose first one is that of word `first` of a tensor; a last word that is not whole is
@@ -34,12 +55,10 @@ uint64_t word_sum(uint8_t *target, const uint8_t *source, int64_t num_bytes, int
     for (int64_t row = first_row; row <= last_row; row++) {
         int64_t start = row * COLUMNS > first ? row * COLUMNS : first;
         int64_t stop = (row + 1) * COLUMNS < first + count ? (row + 1) * COLUMNS : first + count;
-        const uint8_t *words = source + 8 * (start - first);
-        if (target) {
-            memcpy(target + 8 * (start - first), words, 8 * (stop - start));
-            words = target + 8 * (start - first);
-        }
-        total += rows[row] * row_sum((const uint64_t *)words, columns + (start - row * COLUMNS), stop - start);
+        const uint8_t *from = source + 8 * (start - first);
+        const uint64_t *keys = columns + (start - row * COLUMNS);
+        total += rows[row] * (target ? copy_and_sum(target + 8 * (start - first), from, keys, stop - start)
+                                     : sum((const uint64_t *)from, keys, stop - start));
     }
     if (rest) {
         uint64_t last = 0, at = first + count;

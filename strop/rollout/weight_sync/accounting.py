@@ -85,6 +85,16 @@ class TransferState:
             self._arrived[weight.name] = number
         return [(name, start, data) for name in self._destinations[weight.name]]
 
+    def keep(self, names: Sequence[str]) -> None:
+        """Enter weights that are said to be those of the last sync, which their digests have to show."""
+        for name in names:
+            if self._problem is None and (name in self._arrived or name not in self._sent.by_name):
+                self._problem = SyncCorrupted(
+                    f"sync {self._version} corrupted: {name} was left out, which arrived or was not announced; "
+                    f"{REFUSAL}"
+                )
+            self._arrived[name] = -1
+
     def check_complete(self) -> None:
         """Every tensor arrived once.
 

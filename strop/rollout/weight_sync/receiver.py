@@ -55,6 +55,8 @@ class WeightReceiver:
         self._connection: _Connection | None = None
         self._version: int | None = None
         self._begun: int | None = None
+        self._digest = ""
+        """Of the verified version."""
         self._reason = "no weights have arrived yet"
 
     @property
@@ -103,15 +105,18 @@ class WeightReceiver:
         begin = connection.wait_for(version)
         try:
             self._check_order(begin, version)
+            holds_base = self._version is not None and begin.get("base") == self._digest
             self._version, self._begun = None, version
             self._reason = f"sync {version} is under way"
-            report = _IncomingSync(connection, begin, version).run(self._target, started)
+            report = _IncomingSync(connection, begin, version, holds_base=holds_base).run(
+                self._target, started
+            )
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self._reason = reason if self._version is None else self._reason
             connection.give_up(reason)
             raise
-        self._version = version
+        self._version, self._digest = version, report.digest
         return report
 
     def refuse(self, version: int, reason: str) -> NoReturn:
@@ -204,8 +209,9 @@ class _Connection:
 class _IncomingSync:
     """One sync, from its begin to the verdict."""
 
-    def __init__(self, connection: _Connection, begin: Message, version: int) -> None:
+    def __init__(self, connection: _Connection, begin: Message, version: int, *, holds_base: bool) -> None:
         self._connection = connection
+        self._holds_base = holds_base
         self._channel = connection.channel
         self._begin = begin
         self._version = version
@@ -220,8 +226,10 @@ class _IncomingSync:
         transfer = TransferState(self._version, sent, target.weights_metadata())
         try:
             transport = self._connection.transport(plan)
-            self._channel.tell("ready")
+            self._channel.tell("ready", number=int(self._holds_base))
             commit = self._load(transfer, target, transport)
+            if self._holds_base:  # who does not gets all of them
+                transfer.keep([str(name) for name in commit.get("unchanged", ())])
             transfer.check_complete()
             digest = self._verify(transfer, sent, target, commit)
             self._channel.tell("verified")

@@ -8,11 +8,11 @@ and a sync can be tried again.
 
     message     from       says
     begin       sender     version, metadata, transport
-    ready       receiver   the metadata fit and the transport is there
+    ready       receiver   the metadata fit, the transport is there, and (1) it holds the weights of the last sync
     go          sender     every receiver is ready
     bucket      sender     which weights, or which part of one, the next bytes are
-    piece, read both       of shared memory: a slot is full, a slot is free
-    commit      sender     the digest of every weight
+    read        receiver   of shared memory: a slot is free again
+    commit      sender     the digest of every weight, and which are those of the last sync and were not sent
     verified    receiver   the live parameters have these digests
     failed      receiver   instead of any of its answers: why not
     abort       sender     nothing more of this attempt comes, and why
@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from strop.engines.checksum.host import word_sum
-from strop.engines.checksum.models import combine_digests
-from strop.engines.checksum.tensors import finish
-from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.engines.checksum.models import combine_digests, digest_of_shards
+from strop.engines.weights import TensorMetadata, WeightsMetadata, weights_metadata
 from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.channel import ReceiverFailed, SenderChannel
 from strop.rollout.weight_sync.collective import CollectiveSender, common_device
@@ -149,6 +147,7 @@ class _Session:
         self._attempt = 0
         self._transport: SendingTransport | None = None
         self._num_joins = 0
+        self._base: _Base | None = None
         self._file = self._make_file()
         self.endpoint = Endpoint(
             host=channel.host,
@@ -166,17 +165,23 @@ class _Session:
             transport = self._transport_for(self._channel.wait_for_receivers(), outgoing)
             self._channel.begin(self._attempt)
             inventory = [weight_as_json(weight) for weight in metadata]
-            self._channel.tell("begin", version=version, weights=inventory, plan=transport.plan.to_json())
-            self._channel.hear("ready", 0, f"to be ready for sync {version}")
+            base, self._base = self._base, None
+            self._channel.tell(
+                "begin", version=version, weights=inventory, plan=transport.plan.to_json(),
+                base=None if base is None else base.digest,
+            )  # fmt: skip
+            self._channel.hear("ready", 0, f"to be ready for sync {version}", also=1)
             self._channel.tell("go")
             transport.begin()
             if isinstance(transport, SharedMemorySender):
-                digests = self._put(transport, outgoing)
+                sent = _Sent(self._put(transport, outgoing))
             else:
-                digests = self._stream(transport, outgoing.gathered())
-            digest = combine_digests(metadata, digests)
-            self._channel.tell("commit", digests=digests, digest=digest)
+                is_known = base is not None and self._channel.say_so("ready", 1)
+                sent = self._stream(transport, outgoing, base.digests if base and is_known else {})
+            digest = combine_digests(metadata, sent.digests)
+            self._channel.tell("commit", digests=sent.digests, digest=digest, unchanged=sent.unchanged)
             self._channel.hear("verified", 0, f"to verify sync {version}")
+            self._base = _Base(digest, sent.digests)
             return digest, transport.plan.name
         except ReceiverFailed as error:
             self._give_up(f"it failed at {error}")
@@ -204,24 +209,19 @@ class _Session:
         """Hand on the buckets that all ranks fill; the digests of their weights."""
         stream = outgoing.shards(transport)
         for bucket in stream:
-            self._announce(bucket)
+            self._announce(bucket)  # it lies in its slot already
             transport.send(bucket.data)
         transport.finish()
         return stream.digests
 
-    def _stream(self, transport: SendingTransport, stream: Iterator[Bucket]) -> dict[str, int]:
-        """Send all buckets; the digests of their weights."""
-        sums: list[Tensor] = []
-        sizes: list[tuple[str, int]] = []
-        for bucket in stream:
+    def _stream(self, transport: SendingTransport, outgoing: _Outgoing, base: Mapping[str, int]) -> _Sent:
+        """Send buckets of those weights that are not the ones that the receivers have."""
+        sent = _Sent({})
+        for bucket in outgoing.gathered(base, sent):
             self._announce(bucket)
-            for weight, tensor in bucket.tensors():
-                sums.append(word_sum(tensor))
-                sizes.append((weight.name, weight.num_bytes))
             transport.send(bucket.data)
         transport.finish()
-        totals = torch.stack(sums).tolist()  # one wait for the device
-        return {name: finish(total, size) for (name, size), total in zip(sizes, totals, strict=True)}
+        return sent
 
     def _announce(self, bucket: Bucket) -> None:
         entries = [[*weight_as_json(weight), offset] for weight, offset in bucket.entries]
@@ -290,6 +290,22 @@ class _Session:
             self._transport = None
 
 
+@dataclass
+class _Sent:
+    """Digests of all weights of a sync, and the names of those that the receivers had already."""
+
+    digests: dict[str, int]
+    unchanged: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The weights that every receiver holds since the last sync: their common digest, and that of each."""
+
+    digest: str
+    digests: Mapping[str, int]
+
+
 @dataclass(kw_only=True)
 class _Outgoing:
     """The weights of one sync, as a rank of the actor gives them: shard by shard, or gathered one by one.
@@ -356,11 +372,28 @@ class _Outgoing:
         self._end = stream.close
         return stream
 
-    def gathered(self) -> Iterator[Bucket]:
-        """Buckets of weights that all ranks gather; those of rank 0 alone are filled."""
+    def gathered(self, base: Mapping[str, int] | None = None, sent: _Sent | None = None) -> Iterator[Bucket]:
+        """Buckets of weights that all ranks gather; those of rank 0 alone are filled.
+
+        Args:
+            base: on rank 0, digests of what the receivers have: such weights are left out.
+            sent: learns the digest of each weight, and which were left out.
+        """
+        known: dict[str, int] = self.ranks.hear({"base": base or {}} if self.ranks.rank == 0 else None)[
+            "base"
+        ]
+        sent = sent or _Sent({})
+
+        def is_unchanged(weight: TensorMetadata, shard: Tensor) -> bool:
+            digest = sent.digests[weight.name] = digest_of_shards(shard, weight.dtype)
+            if known.get(weight.name) != digest:
+                return False
+            sent.unchanged.append(weight.name)
+            return True
+
         stream = parameter_stream(
             self.module, bucket_bytes=self.bucket_bytes, yields_buckets=self.ranks.rank == 0, dtype=self.dtype,
-            weights=self.weights,
+            weights=self.weights, skips=is_unchanged,
         )  # fmt: skip
         self._end = lambda: _use_up(stream)
         return stream

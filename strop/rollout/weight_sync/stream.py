@@ -9,7 +9,7 @@ of torch does, so it is not called inside TrainEngine.full_parameters().
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ def parameter_stream(
     yields_buckets: bool = True,
     dtype: torch.dtype | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
+    skips: Callable[[TensorMetadata, Tensor], bool] | None = None,
 ) -> Iterator[Bucket]:
     """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
 
@@ -75,6 +76,8 @@ def parameter_stream(
         dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
+        skips: asked on every rank about each weight as it is held, before it is gathered; True on all of them leaves
+            it out.
 
     Raises:
         ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
@@ -85,21 +88,29 @@ def parameter_stream(
     metadata = weights_metadata(module, dtype=dtype)
     source = iter(own_weights(module, metadata)) if weights is None else iter(weights)
     for group in groups(metadata, bucket_bytes):
-        entries, size = placed(group)
+        room = placed(group)[1]
+        sent: list[TensorMetadata] = []
         data: Tensor | None = None
-        for weight, offset in entries:
-            tensor = full_weight(next_weight(source, weight), weight.dtype)
+        for weight in group:
+            shard = next_weight(source, weight)
+            if skips is not None and skips(weight, shard):
+                continue
+            tensor = full_weight(shard, weight.dtype)
+            del shard
             if not yields_buckets:
                 continue
-            if len(entries) == 1:
+            sent.append(weight)
+            if len(group) == 1:
                 data = tensor.contiguous().view(-1).view(torch.uint8)
                 break
             if data is None:
-                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-            tensor_at(data, weight, offset).copy_(tensor)
+                data = torch.empty(room, dtype=torch.uint8, device=tensor.device)
+            tensor_at(data, weight, placed(sent)[0][-1][1]).copy_(tensor)
             del tensor
         if data is not None:
-            yield Bucket(entries=entries, data=data)
+            entries, size = placed(sent)
+            yield Bucket(entries=entries, data=data[:size])
+            del data
     if extra := next(source, None):
         raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
 
