@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
+from rollout.sync_cases import BUCKET_BYTES, NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
@@ -805,6 +805,55 @@ def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPat
 
 def test_a_weight_knows_its_bytes() -> None:
     assert TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30
+
+
+class WholeTensors:
+    """A target that takes tensors whole, as vLLM and SGLang do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        inner = ModuleTarget(module)
+        self.weights_metadata, self.digests = inner.weights_metadata, inner.digests
+        self._load = inner.load
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        self.shapes |= {name: tuple(tensor.shape) for name, tensor in tensors}
+        self._load(tensors)
+
+
+def test_a_target_that_takes_whole_tensors_gets_those_that_came_in_parts() -> None:
+    model, copy = net(1), net(2)
+    target = WholeTensors(copy)
+    sending = WeightSender(model, bucket_bytes=BUCKET_BYTES, timeout_s=20.0)
+    endpoint = sending.open(num_receivers=1)
+    assert endpoint is not None
+    receiver = WeightReceiver(target, timeout_s=20.0)
+    receiver.join(endpoint, index=0)
+    results = side_by_side([lambda: sending.send(1), lambda: receiver.receive(1)])
+    sending.close()
+    assert [result.transport for result in results] == ["shared_memory"] * 2
+    assert bits(copy) == bits(model)
+    assert target.shapes["embed.weight"] == (23, 16)
+    assert len(target.shapes) == NUM_TENSORS
+
+
+def test_parts_that_come_in_the_wrong_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = SenderChannel.tell
+
+    def told(channel: SenderChannel, kind: str, **content: Any) -> None:
+        if content.get("start"):
+            content["start"] -= 8
+        tell(channel, kind, **content)
+
+    monkeypatch.setattr(SenderChannel, "tell", told)
+    pairs = connected()
+    _, *others = next(pairs).sync(1)
+    pairs.close()
+    for failure in failures(others):
+        assert (
+            "bucket 2 holds bytes 1016 to 1464 of embed.weight, which has 1472, and 1024 have arrived"
+            in failure
+        )
 
 
 # Only what changed, over the network.
