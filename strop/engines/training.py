@@ -295,7 +295,8 @@ class TrainEngine(Engine):
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
-        """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
+        """Every parameter gathered over the data-parallel ranks; forward passes inside, without gradients, talk to the
+        ranks alone that hold the other parts of each matrix (tensor parallelism)."""
         self.load_to_device()
         is_whole = self.parallel.mesh is None
         with contextlib.nullcontext() if is_whole else full_parameters(self.model):
