@@ -244,7 +244,7 @@ class CausalLM:
             )
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context, media, routing)
+            return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)
 
     def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
         if routing is None or self.routers is None:
