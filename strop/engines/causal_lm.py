@@ -20,6 +20,7 @@ from strop.engines.moe.layers import moe_layers
 from strop.engines.moe.routing import RouterPass, Routers, routers_of
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
+from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
 
 HALF = (torch.bfloat16, torch.float16)
@@ -46,6 +47,8 @@ class CausalLM:
         see, gather and cast all parameters that are used in it."""
         self.tensor_parallel: TensorParallel | None = None
         """While every matrix is cut over several ranks: what cut them."""
+        self.pipeline: Pipeline | None = None
+        """While layers are divided over several ranks: what divided them."""
         self.expert_parallel: ExpertParallel | None = None
         """While the experts have ranks of their own: what divided them."""
         self._backbone = _backbone(module)
@@ -68,9 +71,9 @@ class CausalLM:
 
     @property
     def routers(self) -> Routers | None:
-        """The routers of its experts; None for a dense model, or one whose layers are compiled or not of a known
-        form."""
-        return None if self._is_compiled else self._routers
+        """The routers of its experts; None for a dense model, or one whose layers are compiled, on several ranks or not
+        of a known form."""
+        return None if self._is_compiled or self.pipeline is not None else self._routers
 
     @property
     def is_sharded(self) -> bool:
@@ -91,6 +94,9 @@ class CausalLM:
     def head(self) -> Head:
         """The head as a function. While parameters are sharded, only inside `run`."""
         is_half = self.compute_dtype in HALF and self.device.type != "cpu"
+        if self.pipeline is not None and not self.pipeline.has_head:  # of no tokens it says nothing
+            nothing = torch.zeros(1, self.hidden_size, dtype=self.compute_dtype, device=self.device)
+            return Head(nothing.expand(self.head_weight.shape))
         weight: Tensor = self._head.weight
         bias: Tensor | None = self._head.bias
         vocabulary = None
@@ -130,6 +136,11 @@ class CausalLM:
     def vocab_size(self) -> int:
         """Rows of the language-model head; a tokenizer may use fewer."""
         return int(self.head_weight.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state."""
+        return int(self.config.get_text_config().hidden_size)
 
     @property
     def max_positions(self) -> int | None:
@@ -176,6 +187,7 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
+        received: Tensor | None = None,
         routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
@@ -185,6 +197,8 @@ class CausalLM:
             position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
             media: of the tokens, in their order (`strop.engines.multimodal.vl_model.Vision.arguments`).
+            received: hidden states [N, D] of the stage before this one, in place of embeddings; results are then, as on
+                the first of several stages, those of this stage.
             routing: that the routers of a model with `routers` take part in.
         """
         if self.recurrence is not None:
@@ -192,8 +206,9 @@ class CausalLM:
         if self._is_compiled:
             context = _Uncompiled(context)
         with self.precision(), self._routed(routing):
+            start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
-                input_ids=input_ids,
+                **start,
                 position_ids=position_ids,
                 use_cache=False,
                 strop_context=context,
@@ -216,7 +231,7 @@ class CausalLM:
         """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context, media, routing)
+            return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)
 
     def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
         if routing is None or self.routers is None:

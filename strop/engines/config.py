@@ -203,9 +203,14 @@ class EngineConfig:
     """Ranks that share each matrix: heads, hidden units and rows of the vocabulary, and between them the tokens of a
     sequence. It divides the number of ranks and all of these but the vocabulary."""
     context_parallel: PositiveInt = 1
-    """Ranks that share the tokens of each sequence and exchange keys and values: for any number of heads."""
+    """Ranks that share the tokens of each sequence and gather keys and values of all: for any number of heads. Together
+    with sequence_parallel or tensor_parallel each of them is that many ranks."""
     pipeline_parallel: PositiveInt = 1
-    """Stages that the layers are divided into; micro-batches pass through them one after the other."""
+    """Ranks that the layers are divided over; micro-batches pass through them one after the other."""
+    pipeline_chunks: PositiveInt = 1
+    """Runs of layers that each of these ranks has (interleaved stages): they wait less, and send more."""
+    pipeline_layers: tuple[int, ...] = ()
+    """Layers of each stage, in order, such as [5, 6, 6, 5]; empty: as evenly as they can be."""
     expert_parallel: PositiveInt = 1
     """Ranks that the experts of each layer are divided over; tokens travel to those of theirs. Of the ranks that rows
     and sequences are divided over: it takes no further ones."""

@@ -12,6 +12,7 @@ Names of weights are those of weights.py, the map that weight sync uses as well.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
+from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_sharded_async
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.training import TrainEngine
 from strop.engines.weights import named_weights, weights_metadata
@@ -46,11 +47,15 @@ def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False)
     """
     moments, numbers = engine.optimizer.state()
     tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+    forms = None
+    if (pipeline := engine.model.pipeline) is not None:
+        tensors = {name: tensor for name, tensor in tensors.items() if pipeline.is_mine(_weight(name))}
+        forms = pipeline.of_all_stages(forms_of(tensors))
     if engine.parallel.rank == 0:
         _save_config(engine.model, folder / CONFIG_FOLDER)
     if in_background:
-        return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel)
-    save_sharded(folder, tensors, numbers, parallel=engine.parallel)
+        return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel, forms=forms)
+    save_sharded(folder, tensors, numbers, parallel=engine.parallel, forms=forms)
     return None
 
 
@@ -66,7 +71,7 @@ def load_role(folder: Path, engine: TrainEngine) -> None:
     """
     moments, _ = engine.optimizer.state()
     tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-    numbers = load_sharded(folder, tensors)
+    numbers = load_sharded(folder, _present(tensors), leave=_of_other_stages(engine.model, moments))
     try:
         engine.optimizer.load_state(moments, numbers)
     except (KeyError, TypeError, AttributeError) as error:
@@ -87,7 +92,8 @@ def load_optimizer(folder: Path, engine: TrainEngine) -> None:
         ValueError: as `load_role`.
     """
     moments, numbers = engine.optimizer.state()
-    load_sharded(folder, {OPTIMIZER + name: tensor for name, tensor in moments.items()}, leave=[MODEL])
+    leave = [MODEL, *_of_other_stages(engine.model, moments)]
+    load_sharded(folder, {OPTIMIZER + name: tensor for name, tensor in moments.items()}, leave=leave)
     engine.optimizer.load_state(moments, numbers)
 
 
@@ -97,7 +103,8 @@ def load_weights(folder: Path, model: CausalLM) -> None:
     Raises:
         ValueError: as `load_role`.
     """
-    load_sharded(folder, role_tensors(model), leave=[OPTIMIZER])
+    leave = [OPTIMIZER, *_of_other_stages(model, ())]
+    load_sharded(folder, _present(role_tensors(model)), leave=leave)
 
 
 def role_tensors(model: CausalLM) -> dict[str, Tensor]:
@@ -106,6 +113,27 @@ def role_tensors(model: CausalLM) -> dict[str, Tensor]:
         return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
     tensors = named_weights(model.module)
     return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
+
+
+def _present(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of this stage."""
+    return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+
+
+def _of_other_stages(model: CausalLM, moments: Iterable[str]) -> list[str]:
+    """Names in a checkpoint of what other stages have; `moments` are names of this one's."""
+    if model.pipeline is None:
+        return []
+    others = [name for name, tensor in role_tensors(model).items() if tensor.is_meta]
+    kinds = sorted({name.partition("/")[0] for name in moments})
+    return others + [f"{OPTIMIZER}{kind}/{_weight(name)}" for kind in kinds for name in others]
+
+
+def _weight(name: str) -> str:
+    """Name of the weight that a saved tensor belongs to."""
+    if name.startswith(MODEL):
+        return name.removeprefix(MODEL)
+    return name.removeprefix(OPTIMIZER).partition("/")[2]
 
 
 def _save_config(model: CausalLM, folder: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -29,7 +28,9 @@ from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
 from strop.engines.parallel.offload import HostCopies, activations_on_host, offload, offload_optimizer
+from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -100,11 +101,17 @@ class Engine:
             indices.append(tokens.response_index)
             return function(tokens)
 
-        for part in parts:
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel, replays=self.replays_routing)
-            self._count(tokens, trains=False)
-            results = self.model.run(noted, tokens)
+        def keep(results: Mapping[str, Tensor]) -> None:
             outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+
+        packed = self._packing(data, trains=False)
+        if self.model.pipeline is not None:
+            indices, results = map_micro_batches(self.model, parts, packed, function)
+            for part_results in results:
+                keep(part_results)
+        else:
+            for part in parts:
+                keep(self.model.run(noted, packed(part)))
         if self.parallel.mesh is not None:
             reshard(self.model)
         if self.model.device.type != "cpu":
@@ -134,11 +141,30 @@ class Engine:
         self.map_tokens(data, count)
         return self.parallel.sum(torch.stack(counts).sum(0).cpu())
 
+    def _packing(
+        self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
+    ) -> Callable[[Sequence[int]], Tokens]:
+        """Function that makes a micro-batch of rows, whose pass is counted."""
+
+        def packed(rows: Sequence[int]) -> Tokens:
+            tokens = pack(
+                data,
+                self.model,
+                rows=rows,
+                parallel=self.parallel,
+                router_loss=router_loss,
+                replays=self.replays_routing,
+            )
+            self._count(tokens, trains=trains)
+            return tokens
+
+        return packed
+
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
-        """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
+        """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
-            self.operations += operations / self.parallel.ranks_per_row
+            self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -195,6 +221,7 @@ class TrainEngine(Engine):
             total_steps=total_steps,
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
+            stages=model.pipeline,
         )
         self._offloaded_state: list[HostCopies] = []
 
@@ -226,35 +253,40 @@ class TrainEngine(Engine):
         parts = micro_batches(
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         )
+        packed = self._packing(data, trains=True, router_loss=router_loss)
+        factor = 1.0 if self._loss_scale is None else self._loss_scale.value
+        if self.model.pipeline is not None:
+            total = accumulate_micro_batches(
+                self.model, parts, packed, loss, factor=factor, before_backward=self._sync_gradients
+            )
+            return float(total)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self.parallel.mesh is not None:
-                sync_gradients(
-                    self.model,
-                    is_last=number == len(parts) - 1,
-                    every_pass=self._config.gradient_sync == "each",
-                    keep_parameters=not self._config.reshard_after_forward,
-                )
-            tokens = pack(
-                data,
-                self.model,
-                rows=part,
-                parallel=self.parallel,
-                router_loss=router_loss,
-                replays=self.replays_routing,
-            )
+                self._sync_gradients(number == len(parts) - 1)
+            tokens = packed(part)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
                 value, of_routers = self.model.run(_losses, loss, tokens)
-            self._count(tokens, trains=True)
             whole = value if of_routers is None else value + of_routers
-            scaled: Tensor = whole if self._loss_scale is None else whole * self._loss_scale.value
+            scaled = whole if factor == 1.0 else whole * factor
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
 
+    def _sync_gradients(self, is_last: bool) -> None:
+        """Set whether ranks add up their gradients in the next backward pass, which may be the last one."""
+        sync_gradients(
+            self.model,
+            is_last=is_last,
+            every_pass=self._config.gradient_sync == "each",
+            keep_parameters=not self._config.reshard_after_forward,
+        )
+
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""
+        if self.model.pipeline is not None:
+            self.model.pipeline.add_shared_gradients()
         report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
@@ -289,7 +321,9 @@ class TrainEngine(Engine):
         seen: dict[int, Tensor] = {}  # tied parameters stay tied
         for name, tensor in module.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
-                seen[id(tensor)] = self._on_rank_0(tensor.detach())
+                whole = whole_weight(module, name, tensor, tensor.dtype)
+                is_kept = self.parallel.rank == 0
+                seen[id(tensor)] = whole.cpu().contiguous() if is_kept else whole.new_empty(0)
             state[name] = seen[id(tensor)]
         if self.parallel.rank == 0:
             module.save_pretrained(folder, state_dict=state)
@@ -301,8 +335,3 @@ class TrainEngine(Engine):
         """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""
         self.load_to_device()
         return digest_weights(self.model.module)
-
-    def _on_rank_0(self, tensor: Tensor) -> Tensor:
-        """The whole tensor in host memory; nothing on other ranks."""
-        full = gradients.full(tensor)
-        return full.cpu().contiguous() if self.parallel.rank == 0 else full.new_empty(0)

@@ -21,6 +21,10 @@ class SubprocessEngineConfig(Protocol):
     """Settings of an engine in processes of its own."""
 
     @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+
+    @property
     def takes_media(self) -> bool:
         """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
@@ -57,6 +61,9 @@ class RolloutConfig:
     replicas: PositiveInt = 1
     """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
     devices of one trainer generate, and the others go on where one is lost."""
+    load_balance: bool = True
+    """Rollout processes with nothing to do take over requests of those with much. false: each generates for the prompts
+    that it was given, so that a run on several ranks has the same bits each time (native engine on a CPU)."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -121,6 +128,11 @@ class RolloutConfig:
             getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
         )
         return settings
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return 1 if self.own_processes is None else self.own_processes.num_devices
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:

@@ -104,8 +104,8 @@ class ExpertParallel:
         self._group: dist.ProcessGroup = self._mesh.get_group()
         self._size, self._rank = self._mesh.size(), self._mesh.get_local_rank()
         self._is_on = True
-        self.layers = moe_layers(module)
-        """The layers with experts; none of a dense model."""
+        self.layers = [layer for layer in moe_layers(module) if not next(layer.experts.parameters()).is_meta]
+        """The layers with experts of this rank's stage; none of a dense model."""
         self._num_experts = {id(layer.experts): layer.num_experts for layer in self.layers}
         if self._size > 1:
             for layer in self.layers:

@@ -132,7 +132,8 @@ def joined(
         sp_group=meshes.group_of_rows("sp"),
         tp_mesh=meshes.of_parameters["tp"] if engine.tensor_parallel > 1 else None,
         cp_group=meshes.group_of_rows("cp"),
-        pp_group=meshes.group_of_rows("pp"),
+        row_group=meshes.group_of_both(),
+        pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
         expert_mesh=meshes.of_experts,
     )
 
@@ -140,6 +141,7 @@ def joined(
 def leave_ranks() -> None:
     """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
     _mesh.cache_clear()
+    _stage_groups.cache_clear()
     # Results that DTensor remembers hold meshes, which are equal to those of a later group.
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     if dist.is_initialized():
@@ -149,8 +151,7 @@ def leave_ranks() -> None:
 
 
 class _Meshes:
-    """Meshes over all ranks of a role, each with pipeline stages slowest; axes of one rank are left out where nobody
-    asks for them."""
+    """Meshes over all ranks of a role, each with pipeline stages slowest; axes of one rank are left out."""
 
     def __init__(self, engine: EngineConfig, device_type: str, world_size: int) -> None:
         pp, tp, sp, cp = (
@@ -176,6 +177,15 @@ class _Meshes:
     def group_of_rows(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks along one of the axes of rows; None where that is this rank alone."""
         return self._mesh(self._rows).get_group(axis) if self._rows[axis] > 1 else None
+
+    def group_of_both(self) -> dist.ProcessGroup | None:
+        """The ranks along both axes of tokens; None where one of them is this rank alone."""
+        sizes = dict(self._rows)
+        cp, sp = sizes.pop("cp"), sizes.pop("sp")
+        if 1 in (cp, sp):
+            return None
+        axes = {"pp": sizes["pp"], "dp": sizes["dp"], "row": cp * sp, "tp": sizes["tp"]}
+        return self._mesh(axes).get_group("row")
 
     def _mesh(self, axes: Mapping[str, int], needed: Sequence[str] = ()) -> DeviceMesh:
         sizes = {name: size for name, size in axes.items() if size > 1 or name in needed}
@@ -220,3 +230,19 @@ def _initialize(
 def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """One mesh per shape and process, so that roles share its groups."""
     return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+@cache
+def _stage_groups(
+    num_stages: int, world_size: int, timeout_s: float
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
+    """Two groups of the ranks that run the stages for the same rows."""
+    if num_stages == 1:
+        return None
+    in_stage = world_size // num_stages
+    timeout = datetime.timedelta(seconds=timeout_s)
+    groups = [
+        (dist.new_group(ranks, timeout=timeout), dist.new_group(ranks, timeout=timeout))
+        for ranks in (list(range(first, world_size, in_stage)) for first in range(in_stage))
+    ]
+    return groups[dist.get_rank() % in_stage]

@@ -47,8 +47,11 @@ class Parallel:
     """The ranks that have the other parts of this rank's matrices, in one dimension; None when tp_size is 1."""
     cp_group: dist.ProcessGroup | None = None
     """The ranks that have the other tokens of this rank's sequences; None when cp_size is 1."""
-    pp_group: dist.ProcessGroup | None = None
-    """The ranks that run the other stages for this rank's rows, in their order; None when pp_size is 1."""
+    row_group: dist.ProcessGroup | None = None
+    """The ranks of both groups together, those of a context rank neighbours; None where one of the sizes is 1."""
+    pp_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
+    """The ranks that run the other stages for this rank's rows, in their order, twice: for collectives and activations,
+    and for gradients on their way back; None when pp_size is 1."""
     expert_mesh: DeviceMesh | None = None
     """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
     that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
@@ -61,7 +64,12 @@ class Parallel:
     @property
     def pp_rank(self) -> int:
         """Stage of the model that this rank runs."""
-        return self.rank // (self.world_size // self.pp_size)
+        return self.rank // self.ranks_in_stage
+
+    @property
+    def ranks_in_stage(self) -> int:
+        """Ranks of each stage, which are neighbours."""
+        return self.world_size // self.pp_size
 
     @property
     def dp_rank(self) -> int:

@@ -178,7 +178,7 @@ class TensorParallel:
         whole: dict[int, nn.Parameter] = {}
         for part in module.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):
-                if isinstance(parameter, DTensor):
+                if isinstance(parameter, DTensor) and not parameter.is_meta:  # else it is of another stage
                     if id(parameter) not in whole:
                         whole[id(parameter)] = nn.Parameter(parameter.full_tensor(), requires_grad=False)
                     part._parameters[name] = whole[id(parameter)]
@@ -285,6 +285,11 @@ class TensorShard:
     hidden_index: Tensor
     """[M]"""
     group: dist.ProcessGroup
+
+    @property
+    def num_local(self) -> int:
+        """Tokens of this rank between layers, n."""
+        return self.input_ids.shape[1] // dist.get_world_size(self.group)
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [M, D] that predict the tokens, from those of this rank's tokens [n, D]."""

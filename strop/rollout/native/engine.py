@@ -17,7 +17,7 @@ from strop.protocol.trajectory import media_of
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
-from strop.rollout.types import Ability, OnToken, Sampling, TokenOutput
+from strop.rollout.types import Ability, Memory, OnToken, Sampling, TokenOutput
 from strop.utils.machine_limits import device_bytes, free_bytes
 
 HEALTH_TIMEOUT_S = 60.0
@@ -185,8 +185,8 @@ class NativeEngine:
         total = device_bytes(device)
         return self._batch.held_bytes <= SMALL_SHARE * total and free_bytes(device) >= ROOMY_SHARE * total
 
-    async def wake_up(self) -> None:
-        """Nothing is to be done: the cache grows with the next request."""
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
+        """Nothing is to be done: the weights are the model's, and the cache grows with the next request."""
 
     async def health(self) -> Mapping[str, float]:
         """Generate one token for real, unless paused; numbers about the engine.

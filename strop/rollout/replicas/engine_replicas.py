@@ -104,7 +104,10 @@ class EngineReplicas(EngineGroup):
 
         async def take(replica: Generation) -> None:
             assert replica.target is not None, "as the first"
-            await replica.engine.wake_up()
+            if "frees_weights" in replica.engine.abilities:  # its cache comes when it generates
+                await replica.engine.wake_up(("weights",))
+            else:
+                await replica.engine.wake_up()
             pull_weights(trained, replica.target)  # not in a thread: all ranks of a sharded policy take part
             await replica.engine.set_version(version)
 
@@ -120,6 +123,7 @@ class EngineReplicas(EngineGroup):
         async def compare(replica: Generation) -> None:
             if replica.scores is None:
                 return
+            await replica.engine.wake_up()
             try:
                 async with asyncio.timeout(limit_s):
                     log_probs = await replica.scores(probe.token_ids)

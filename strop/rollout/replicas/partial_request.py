@@ -26,14 +26,22 @@ class PartialRequest:
     """Of the engine that answered last, which read everything before."""
     losses: list[str] = field(default_factory=list)
     """Reasons for which engines lost it, one after another."""
+    num_attempts: int = 0
+    """Times that `rest` was asked for."""
+    _num_told: int = 0
 
     def hear(self, token: int, log_prob: float, version: int) -> None:
         """Enter a token, and tell the caller."""
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
-        if self.on_token is not None:
+        if self.on_token is not None and len(self.token_ids) > self._num_told:
             self.on_token(token, log_prob, version)
+
+    def begin_again(self) -> None:
+        """Forget the tokens so far, which come again; the caller is told of none a second time."""
+        self._num_told = max(self._num_told, len(self.token_ids))
+        self.token_ids, self.log_probs, self.versions = [], [], []
 
     def end(self) -> StopReason | None:
         """Reason of its end where no engine said so; None: more is to come."""
@@ -42,8 +50,10 @@ class PartialRequest:
         return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
 
     def rest(self) -> tuple[str, Sequence[int], Sampling]:
-        """Request for the rest: the id, the prompt with the tokens so far, and the sampling."""
-        if not self.losses:
+        """Request for the rest, of one more attempt: an id of its own, the prompt with the tokens so far, and the
+        sampling."""
+        self.num_attempts += 1
+        if self.num_attempts == 1:
             return self.request_id, self.prompt_ids, self.sampling
         ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
         if media := media_of(self.prompt_ids):
@@ -54,7 +64,7 @@ class PartialRequest:
             max_tokens=self.sampling.max_tokens - used,
             position=self.sampling.position + used,
         )
-        return f"{self.request_id}~{len(self.losses)}", ids, sampling
+        return f"{self.request_id}~{self.num_attempts - 1}", ids, sampling
 
     def output(self, stop_reason: StopReason) -> TokenOutput:
         """Output for the caller."""

@@ -19,6 +19,7 @@ from strop.trainer.checks import (
     router_replay,
 )
 from strop.trainer.fault_tolerance import settings as fault_tolerance_settings
+from strop.trainer.fault_tolerance.node_counts import check_elastic
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -50,7 +51,8 @@ def _check_shaping(config: Config) -> None:
 
 
 def _check_replicas(config: Config) -> None:
-    check_replicas(config.rollout, is_apart="rollout" in config.resources.apart)
+    is_apart = "rollout" in config.resources.apart
+    check_replicas(config.rollout, is_apart=is_apart, is_on_ray=config.resources.runtime == "ray")
 
 
 def _check_budgets(config: Config) -> None:
@@ -127,6 +129,7 @@ _CHECKS = (
     roles.check,
     _check_replicas,
     fault_tolerance_settings.check,
+    check_elastic,
     dynamic_sampling.check,
     _check_sampler,
     _check_epochs,
