@@ -22,6 +22,7 @@ from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
+from strop.engines.parallel.vocabulary import VocabularyShard
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -99,10 +100,7 @@ class CausalLM:
             return Head(nothing.expand(self.head_weight.shape))
         weight: Tensor = self._head.weight
         bias: Tensor | None = self._head.bias
-        vocabulary = None
         if self.tensor_parallel is not None:
-            if not self.is_value_model:
-                vocabulary = self.tensor_parallel.vocabulary(self.vocab_size)
             weight = self.tensor_parallel.local(weight)
             bias = None if bias is None else self.tensor_parallel.local(bias)
         return Head(
@@ -111,8 +109,15 @@ class CausalLM:
             self._banned_ids,
             *self._logit_form,
             product_dtype=self.compute_dtype if is_half else None,
-            vocabulary=vocabulary,
+            vocabulary=self.vocabulary,
         )
+
+    @property
+    def vocabulary(self) -> VocabularyShard | None:
+        """Tokens that this rank has the logits of; None where it has all of them, or a value head."""
+        if self.tensor_parallel is None or self.is_value_model:
+            return None
+        return self.tensor_parallel.vocabulary(self.vocab_size)
 
     @property
     def _banned_ids(self) -> Tensor | None:
@@ -228,7 +233,15 @@ class CausalLM:
         media: Mapping[str, Tensor] | None = None,
         routing: RouterPass | None = None,
     ) -> Tensor:
-        """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
+        """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`.
+
+        Where matrices are cut over several ranks, all of them call this with the same tokens, and have all states.
+        """
+        if self.tensor_parallel is not None:
+            assert media is None, "images are refused where ranks share each sequence"
+            return self.tensor_parallel.hidden(
+                lambda *tokens: self.run(self.backbone, *tokens), input_ids, position_ids, context
+            )
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
             return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)

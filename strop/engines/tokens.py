@@ -150,9 +150,8 @@ class Tokens:
         backbone, shard = self.model.backbone, self.shard
         if shard is None:
             return backbone(
-                self.input_ids, self.position_ids, self.attention, self.media,
-                received=self.received, routing=self.routing,
-            )  # fmt: skip
+                self.input_ids, self.position_ids, self.attention, self.media, self.received, self.routing
+            )
         return backbone(
             shard.input_ids, shard.position_ids, shard.attention, received=self.received, routing=self.routing
         )
@@ -258,7 +257,7 @@ def pack(
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
         routing=None
-        if model.routers is None
+        if model.routers is None or (parallel is not None and not parallel.knows_routing)
         else Routing(
             sent(torch.cat(num_rows), device),
             num_layers=model.routers.num_layers,

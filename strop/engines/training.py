@@ -119,6 +119,25 @@ class Engine:
         order = torch.cat(indices).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
 
+    def _packing(
+        self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
+    ) -> Callable[[Sequence[int]], Tokens]:
+        """Function that makes a micro-batch of rows, whose pass is counted."""
+
+        def packed(rows: Sequence[int]) -> Tokens:
+            tokens = pack(
+                data,
+                self.model,
+                rows=rows,
+                parallel=self.parallel,
+                router_loss=router_loss,
+                replays=self.replays_routing,
+            )
+            self._count(tokens, trains=trains)
+            return tokens
+
+        return packed
+
     def expert_counts(self, data: DataProto) -> Tensor:
         """Tokens [L, E] of all ranks' rows that go to each expert of each layer, in host memory, by a pass without
         gradient; each token counts once per row that it is part of.
@@ -140,25 +159,6 @@ class Engine:
 
         self.map_tokens(data, count)
         return self.parallel.sum(torch.stack(counts).sum(0).cpu())
-
-    def _packing(
-        self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
-    ) -> Callable[[Sequence[int]], Tokens]:
-        """Function that makes a micro-batch of rows, whose pass is counted."""
-
-        def packed(rows: Sequence[int]) -> Tokens:
-            tokens = pack(
-                data,
-                self.model,
-                rows=rows,
-                parallel=self.parallel,
-                router_loss=router_loss,
-                replays=self.replays_routing,
-            )
-            self._count(tokens, trains=trains)
-            return tokens
-
-        return packed
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
@@ -295,7 +295,8 @@ class TrainEngine(Engine):
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
-        """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
+        """Every parameter gathered over the data-parallel ranks; forward passes inside, without gradients, talk to the
+        ranks alone that hold the other parts of each matrix (tensor parallelism)."""
         self.load_to_device()
         is_whole = self.parallel.mesh is None
         with contextlib.nullcontext() if is_whole else full_parameters(self.model):

@@ -154,6 +154,15 @@ class EngineGroup:
         """Every engine takes its memory again."""
         await self._engine.wake_up()
 
+    async def leave(self, failure: str = "") -> None:
+        """End a call of the worker: ranks whose parts of the matrices generate together end it together.
+
+        Args:
+            failure: why this one gives up; "" where it does not.
+        """
+        if isinstance(self._engine, NativeEngine):
+            await self._engine.leave(failure)
+
     async def sleep(self) -> None:
         """Every engine gives its memory back; one that holds little of an accelerator keeps it, and with it the steps
         that were captured over it, which take seconds to capture again."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strop.controller import CallTimeout, WorkerFailed
+from strop.controller import CallTimeout, PlacesNotFree, WorkerFailed
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
 from strop.observability.health import HealthMonitor
@@ -160,7 +160,7 @@ class Trainer:
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
                 if self._has_saved and self.config.resources.nodes < self._whole_config.resources.nodes:
                     self._checkpointer.finish()
-                    check_for_more(self._whole_config, self.config)
+                    check_for_more(self._whole_config, self.config, self.runtime)
             self._checkpointer.finish()
         if step < self.data.num_steps:
             self._say(f"the run ends after step {step}: {self._early_stopping.reason}")
@@ -402,6 +402,8 @@ def train(
                 return trainer.fit()
             except MoreMachines as reason:
                 checkpoint = recovery.take_more(reason)
+            except PlacesNotFree as error:
+                checkpoint = recovery.place_again(error)
             except (WorkerFailed, CallTimeout) as error:
                 if stop.number or not (trainer.is_started or recovery.is_recovering):
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from strop.controller import Runtime
 from strop.controller.ray.runtime import RayRuntime, free_places
 from strop.trainer.environment import variables_of
 from strop.trainer.sections import ResourcesConfig
@@ -40,8 +41,10 @@ def make_runtime(
     )
 
 
-def has_free_places(resources: ResourcesConfig, *, devices: Mapping[str, int]) -> bool:
-    """True where the cluster has free places for these processes, beside all that run."""
+def has_free_places(
+    resources: ResourcesConfig, *, devices: Mapping[str, int], beside: Runtime | None = None
+) -> bool:
+    """True where the cluster has free places for these processes, on machines that a runtime does not use."""
     return free_places(
         ranks=resources.ranks,
         nodes=resources.nodes,
@@ -50,4 +53,5 @@ def has_free_places(resources: ResourcesConfig, *, devices: Mapping[str, int]) -
         apart=resources.apart,
         devices=devices,
         address=resources.address or None,
+        beside=beside.node_ids if isinstance(beside, RayRuntime) else (),
     )

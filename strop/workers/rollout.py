@@ -236,7 +236,12 @@ class RolloutWorker(Worker):
             self._engines.begin()
             self._event_loop.run(self._engines.wake_up())
             self._tally.reset()
-            yield
+            try:
+                yield
+            except Exception as error:
+                self._event_loop.run(self._engines.leave(str(error) or type(error).__name__))
+                raise
+            self._event_loop.run(self._engines.leave())
 
     def _check_media(self, prompts: Iterable[Prompt]) -> None:
         """Refuse images in the data, which a reward model would not see."""

@@ -263,7 +263,6 @@ def test_memory_is_given_back_and_taken_again(engine: SglangEngine) -> None:
         asked = (await engine._process.get("model_info", timeout_s=5))["asked"]
         assert asked.count("/release_memory_occupation") == 2
         assert asked.count("/resume_memory_occupation") == 2
-        assert asked.count("/resume_memory_occupation") == 1
 
     asyncio.run(work())
 

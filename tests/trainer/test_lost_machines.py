@@ -112,7 +112,7 @@ def test_a_run_has_fewer_ranks_while_a_machine_is_lost_and_more_again(
     (tmp_path / "script.py").write_text(SCRIPT)
     words = [tmp_path / "script.py", tmp_path / "run", tmp_path / "run.yaml", 2, 4]
     done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=540, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     with RunFolder.open(tmp_path / "run", read_only=True) as run:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from strop.controller.errors import PlacesNotFree
 from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
 from strop.controller.ray.errors import NotEnoughDevices
 
@@ -155,7 +156,7 @@ class RayResourcePool:
             is_detached: the places outlive this process.
 
         Raises:
-            TimeoutError: others hold what the cluster has.
+            PlacesNotFree: others hold what the cluster has.
             ValueError: the places are to outlive this process, but are held already.
         """
         if self._group is not None and is_detached:
@@ -175,7 +176,7 @@ class RayResourcePool:
         )
         if not group.wait(timeout_s):
             remove_placement_group(group)
-            raise TimeoutError(
+            raise PlacesNotFree(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
                 f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
                 f"add a machine"
@@ -224,9 +225,11 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
         time.sleep(0.1)
 
 
-def has_free_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> bool:
-    """True where nodes of the cluster have free what pools need that are spread alike."""
-    nodes = cluster.nodes()
+def has_free_nodes(
+    cluster: Cluster, pools: Sequence[RayResourcePool], *, beside: Collection[str] = ()
+) -> bool:
+    """True where nodes of the cluster, other than those named, have free what pools need that are spread alike."""
+    nodes = [node for node in cluster.nodes() if node.node_id not in beside]
     return _fit_nodes(_needs(pools), nodes, [node.free for node in nodes]) is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -145,6 +145,11 @@ class PoolsRuntime(Runtime):
         """Address of this process within the cluster."""
         return this_address()
 
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray's names of the nodes that the processes are on."""
+        return tuple(node.node_id for node in self._nodes)
+
     def leave(self) -> None:
         """Let detached processes go on without this controller; more than once does no harm."""
         self._manager.leave()
@@ -243,14 +248,16 @@ def free_places(
     apart: Mapping[str, int],
     devices: Mapping[str, int],
     address: str | None,
+    beside: Collection[str],
 ) -> bool:
-    """True where the cluster has free places for the processes of a runtime with these arguments (`RayRuntime`)."""
+    """True where the cluster has free places for the processes of a runtime with these arguments (`RayRuntime`) on
+    nodes other than those named."""
     pools = _pools(
         ranks=ranks, nodes=nodes, device=device, cpus_per_rank=cpus_per_rank, apart=apart, devices=devices
     )
     cluster = Cluster(address)
     try:
-        return has_free_nodes(cluster, list(pools.values()))
+        return has_free_nodes(cluster, list(pools.values()), beside=beside)
     finally:
         cluster.close()
 

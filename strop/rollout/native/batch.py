@@ -95,6 +95,10 @@ class DecodeBatch:
         states = self._states.num_bytes if self._states else 0
         return self._cache.num_bytes + states + self.prefill.num_bytes
 
+    def use_memory(self, free_bytes: int) -> None:
+        """Grow as if so much memory were free: ranks that compute the same sequences together grow alike."""
+        self._cache.free_bytes = free_bytes
+
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
         for request in self.running:
@@ -305,7 +309,7 @@ class DecodeBatch:
     def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
         rows = self._rows[slots.start : slots.stop]
-        sampled, at = next_tokens(logits, rows)
+        sampled, at = next_tokens(logits, rows, self._model.vocabulary)
         if sampled.device.type == "cpu":
             tokens, log_probs = sampled.tolist(), at.tolist()
         else:  # the device is waited for once; ids are exact in float64

@@ -7,6 +7,8 @@ the data do not depend on it, and a checkpoint is read by any number of ranks, s
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,10 @@ from strop.trainer.worker_groups import rollout_devices, start_runtime
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
+
+
+SETTLE_S = 30.0
+"""Time in which processes that ended give their places back, and a cluster hears of a machine that is gone."""
 
 
 class MoreMachines(Exception):
@@ -32,36 +38,42 @@ def start_elastic_runtime(config: Config, *, log_dir: Path | None, say: Reporter
         say: takes a line where it is fewer.
 
     Raises:
-        ValueError: as `start_runtime`, with the smallest number.
+        ValueError: as `start_runtime`.
     """
     numbers = possible_nodes(config)
     if numbers == [config.resources.nodes]:
         return config, start_runtime(config, log_dir=log_dir)
-    from strop.controller import NotEnoughDevices  # ray: seconds
-
-    for nodes in numbers:
-        smaller = with_nodes(config, nodes)
-        try:
-            runtime = start_runtime(smaller, log_dir=log_dir)
-        except NotEnoughDevices:
-            if nodes == numbers[-1]:
-                raise
-            continue
-        if nodes < config.resources.nodes:
-            say(
-                f"{nodes} of {config.resources.nodes} machines: {smaller.resources.ranks} ranks; the run takes more at "
-                f"a checkpoint once there are"
-            )
-        return smaller, runtime
-    raise AssertionError("a run has at least one machine")
+    nodes = _free_nodes(config, numbers)
+    smaller = with_nodes(config, nodes)
+    if nodes < config.resources.nodes:
+        say(
+            f"{nodes} of {config.resources.nodes} machines: {smaller.resources.ranks} ranks; the run takes more at a "
+            f"checkpoint once there are"
+        )
+    return smaller, start_runtime(smaller, log_dir=log_dir)
 
 
-def check_for_more(config: Config, current: Config) -> None:
+def _free_nodes(config: Config, numbers: Sequence[int]) -> int:
+    """The most of these numbers of machines that are free, after some time for all of them; else the smallest."""
+    from strop.trainer.ray_runtime import has_free_places  # ray: seconds
+
+    end = time.monotonic() + SETTLE_S
+    while True:
+        for nodes in numbers:
+            if has_free_places(with_nodes(config, nodes).resources, devices=rollout_devices(config)):
+                break
+        if nodes == numbers[0] or time.monotonic() > end:
+            return nodes
+        time.sleep(1.0)
+
+
+def check_for_more(config: Config, current: Config, runtime: Runtime) -> None:
     """Compare the cluster with what a run uses.
 
     Args:
         config: as of the run.
         current: on the machines that it uses.
+        runtime: on them.
 
     Raises:
         MoreMachines: there are places for more.
@@ -83,5 +95,5 @@ def check_for_more(config: Config, current: Config) -> None:
                 if size > current.resources.apart[role]
             },
         )
-        if has_free_places(more, devices=rollout_devices(config)):
+        if has_free_places(more, devices=rollout_devices(config), beside=runtime):
             raise MoreMachines(f"{nodes} machines are there, and the run uses {now}")
