@@ -72,9 +72,9 @@ class CausalLM:
 
     @property
     def routers(self) -> Routers | None:
-        """The routers of its experts; None for a dense model, or one whose layers are compiled or not of a known
-        form."""
-        return None if self._is_compiled else self._routers
+        """The routers of its experts; None for a dense model, or one whose layers are compiled, on several ranks or not
+        of a known form."""
+        return None if self._is_compiled or self.pipeline is not None else self._routers
 
     @property
     def is_sharded(self) -> bool:

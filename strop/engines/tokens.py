@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +37,9 @@ from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
 
+Part = SequenceShard | TensorShard | ContextTensorShard
+"""A rank's part of a micro-batch that several ranks share."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
@@ -57,7 +60,7 @@ class Tokens:
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
-    shard: SequenceShard | TensorShard | ContextTensorShard | None = None
+    shard: Part | None = None
     """This rank's part, where ranks share each sequence."""
     received: Tensor | None = None
     """Hidden states [n, D] of this rank's tokens, of the stage before this one."""
@@ -295,18 +298,28 @@ def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
         )
     if not divided:
         return tokens
-    return dataclasses.replace(tokens, shard=_part(tokens, parallel), routing=_routing(tokens, parallel))
+    if tokens.routing is None:
+        return dataclasses.replace(tokens, shard=_part(tokens, parallel))
+    # The place of each token goes the way of its id.
+    n, device = tokens.num_tokens, tokens.input_ids.device
+    numbered = torch.cat([tokens.input_ids, torch.arange(1, n + 1, device=device)[None]])
+    part = _part(dataclasses.replace(tokens, input_ids=numbered), parallel)
+    places = part.input_ids[1] - 1  # -1: padding
+    if parallel.tp_mesh is not None:  # has all tokens of its group
+        places = token_share(places, parallel.tp_mesh.get_group(), fill=-1)
+    return dataclasses.replace(
+        tokens, shard=_with_first_row_of_ids(part), routing=tokens.routing.of_rank(places)
+    )
 
 
-def _routing(tokens: Tokens, parallel: Parallel) -> Routing | None:
-    """Routing of this rank's part of a micro-batch."""
-    group = parallel.sp_group if parallel.tp_mesh is None else parallel.tp_mesh.get_group()
-    if tokens.routing is None or group is None:
-        return tokens.routing
-    return tokens.routing.of_rank(partial(token_share, group=group))
+def _with_first_row_of_ids(part: Part) -> Part:
+    if isinstance(part, ContextTensorShard):
+        between = dataclasses.replace(part.between, input_ids=part.between.input_ids[:1])
+        return dataclasses.replace(part, between=between)
+    return dataclasses.replace(part, input_ids=part.input_ids[:1])
 
 
-def _part(tokens: Tokens, parallel: Parallel) -> SequenceShard | TensorShard | ContextTensorShard:
+def _part(tokens: Tokens, parallel: Parallel) -> Part:
     """This rank's part of a micro-batch that several ranks share."""
     cut = tokens.model.tensor_parallel
     key_heads = None if cut is None else cut.key_heads

@@ -133,7 +133,9 @@ def test_probabilities_of_a_router_with_sigmoids(tiny_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "axes", [{}, {"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2}, {"ep_size": 2, "tp_size": 2}], ids=str
+    "axes",
+    [{}, {"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2}, {"cp_size": 2}, {"ep_size": 2, "tp_size": 2}],
+    ids=str,
 )
 def test_two_ranks_have_the_gradient_of_one_process(tiny_folder: Folder, axes: dict[str, int]) -> None:
     folder = str(tiny_folder("qwen3_moe"))

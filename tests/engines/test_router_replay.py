@@ -163,7 +163,11 @@ def gradients_on_ranks(ranks: Ranks, setting: Setting, rows: DataProto) -> dict[
     return gradients(ranks.join(**setting.axes), setting, rows)
 
 
-@pytest.mark.parametrize("axes", [{"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2, "ep_size": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [{"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2, "ep_size": 2}, {"cp_size": 2, "ep_size": 2}],
+    ids=str,
+)
 def test_ranks_and_micro_batches_replay_what_one_process_does(
     tiny_folder: Folder, axes: dict[str, int]
 ) -> None:

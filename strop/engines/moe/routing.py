@@ -108,11 +108,15 @@ class Routing:
         self._counts: dict[int, Tensor] = {}
         self._terms: list[Tensor] = []
 
-    def of_rank(self, share: Callable[[Tensor], Tensor]) -> Routing:
-        """The same for a rank that has some of the tokens: their part of a tensor [n, ...]."""
-        experts = None if self._experts is None else share(self._experts)
-        rows = share(self._num_rows)
-        return Routing(rows, num_layers=self._num_layers, experts=experts, loss=self._loss)
+    def of_rank(self, places: Tensor) -> Routing:
+        """The same for a rank that has some of the tokens: those in these places [m] of the row, -1 for padding."""
+        is_token, at = places >= 0, places.clamp(min=0)
+        experts = self._experts
+        if experts is not None:
+            experts = experts[at].masked_fill(~is_token[:, None], -1)
+        return Routing(
+            self._num_rows[at] * is_token, num_layers=self._num_layers, experts=experts, loss=self._loss
+        )
 
     @property
     def is_known(self) -> bool:

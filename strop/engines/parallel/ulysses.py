@@ -229,12 +229,11 @@ def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
     return max(1, math.ceil(num_tokens / num_ranks))
 
 
-def token_share(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part [n, ...] of values [N, ...] of all tokens of a row; the last parts end in zeros."""
+def token_share(row: Tensor, group: dist.ProcessGroup, *, fill: int) -> Tensor:
+    """This rank's part [n] of a row [N] of numbers of all tokens; the last parts end in `fill`."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    n = tokens_per_rank(len(values), size)
-    padded = F.pad(values, (0, 0) * (values.dim() - 1) + (0, n * size - len(values)))
-    return padded[rank * n : (rank + 1) * n]
+    n = tokens_per_rank(len(row), size)
+    return F.pad(row, (0, n * size - len(row)), value=fill)[rank * n : (rank + 1) * n]
 
 
 def shard_micro_batch(
