@@ -26,7 +26,6 @@ def check(config: Config) -> None:
         "actor.engine.compile": (engine.compile, False),
         "actor.engine.tensor_parallel": (engine.tensor_parallel, 1),
         "actor.engine.pipeline_parallel": (engine.pipeline_parallel, 1),
-        "actor.engine.context_parallel": (engine.context_parallel, 1),
     }
     for key, (value, only) in needed.items():
         if value != only:
