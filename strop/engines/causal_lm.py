@@ -216,10 +216,14 @@ class CausalLM:
     @property
     def _is_computed_here(self) -> bool:
         """Layers are not computed again, or by a compiler, outside of a forward pass."""
+        return not self.is_sharded and not self._is_compiled and not self.is_recomputed
+
+    @property
+    def is_recomputed(self) -> bool:
+        """The backward pass computes the layers again (model.gradient_checkpointing)."""
         later = hasattr(type(self.module), "is_activation_checkpointing")
         name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
-        is_again = self._is_compiled or getattr(self.module, name)
-        return not self.is_sharded and not is_again
+        return bool(getattr(self.module, name))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""

@@ -37,7 +37,7 @@ from strop.engines.checkpoint_reader import (
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.sharded_saving import load_parts, parts_of
 from strop.utils.atomic_io import fsync_path, sync_folder, write_durable
-from strop.utils.background import in_background
+from strop.utils.background import in_background as run_in_background
 
 _SHOWN_NAMES = 3
 
@@ -73,7 +73,43 @@ def save_sharded_async(
         name: (offsets, part.detach().to("cpu", copy=True))
         for name, (offsets, part) in _parts_of(tensors, parallel).items()
     }
-    return in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
+    return run_in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
+
+
+def save_parts(
+    folder: Path,
+    parts: Parts,
+    forms: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+    *,
+    parallel: Parallel,
+    in_background: bool = False,
+) -> Future[None] | None:
+    """As `save_sharded`, of parts that the caller has cut: together those of all ranks hold each number once.
+
+    Args:
+        folder, numbers, parallel: as of `save_sharded`.
+        parts: that this rank writes, in host memory, which nobody changes any more.
+        forms: every tensor of the checkpoint, in type and shape; on the meta device.
+        in_background: return at once.
+
+    Returns:
+        What is being written, or None when it is written.
+    """
+    state = _state(forms, numbers, parallel)
+    if in_background:
+        return run_in_background(
+            lambda: _write(folder, parts, state, parallel), name=f"save {folder.name}"
+        )
+    _write(folder, parts, state, parallel)
+    return None
+
+
+def open_sharded(folder: Path, forms: Mapping[str, Tensor], *, leave: Collection[str] = ()) -> SavedTensors:
+    """A checkpoint, to read boxes of its tensors; arguments and errors as of `load_sharded` and `save_parts`."""
+    saved = SavedTensors(folder)
+    _compare(saved, forms, leave)
+    return saved
 
 
 def load_sharded(

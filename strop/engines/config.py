@@ -176,8 +176,22 @@ class OptimizerConfig:
             )
 
 
+@section("engine.megatron")
+class MegatronConfig:
+    virtual_pipeline_parallel: PositiveInt = 1
+    """Parts of the model that each pipeline stage has, which micro-batches pass in turn (interleaved 1F1B): shorter
+    bubbles, more traffic."""
+    distributed_optimizer: bool = True
+    """Each data-parallel rank holds and updates its share of the optimizer state; false: all hold all of it."""
+    transformer_config: dict[str, Any] = field(default_factory=dict)
+    """Further fields of megatron-core's TransformerConfig, such as {moe_permute_fusion: true}."""
+
+
 @section("engine")
 class EngineConfig:
+    kind: Literal["torch", "megatron"] = "torch"
+    """Implementation of the model and its training: torch, the model of transformers with FSDP2; megatron, the layers,
+    pipeline and optimizer of megatron-core (install strop[megatron]), for some families of text models."""
     max_tokens_per_device: PositiveInt = 16384
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
     sequence_parallel: PositiveInt = 1
@@ -185,6 +199,12 @@ class EngineConfig:
     tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix: heads, hidden units and rows of the vocabulary, and between them the tokens of a
     sequence. It divides the number of ranks and all of these but the vocabulary."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages."""
+    expert_parallel: PositiveInt = 1
+    """Ranks over experts."""
+    context_parallel: PositiveInt = 1
+    """Ranks over context."""
     shard_size: Annotated[NonNegativeInt, "0 is all ranks"] = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""
@@ -200,3 +220,5 @@ class EngineConfig:
     """Keep activations in host memory between the forward and the backward pass."""
     compile: bool = False
     """Compile the decoder layers with torch.compile; attention excepted. The first steps take longer."""
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
+    """Settings of kind=megatron."""

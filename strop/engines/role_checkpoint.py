@@ -16,21 +16,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
-from strop.engines.lora.adapters import has_adapter
-from strop.engines.training import TrainEngine
-from strop.engines.weights import named_weights, weights_metadata
+from strop.engines.checkpoint import load_sharded
+from strop.engines.kinds import TrainableEngine
+from strop.engines.role_tensors import OPTIMIZER, role_tensors
 
 CONFIG_FOLDER = "config"
 """Folder of a role with what its weights alone do not say."""
-MODEL, OPTIMIZER = "model/", "optim/"
-"""Beginnings of names of saved tensors."""
 
 
-def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False) -> Future[None] | None:
+def save_role(
+    folder: Path, engine: TrainableEngine, *, in_background: bool = False
+) -> Future[None] | None:
     """Write this rank's part of a role; every rank calls this.
 
     Args:
@@ -44,17 +41,12 @@ def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False)
     Raises:
         OSError: the disk refused.
     """
-    moments, numbers = engine.optimizer.state()
-    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
     if engine.parallel.rank == 0:
         _save_config(engine.model, folder / CONFIG_FOLDER)
-    if in_background:
-        return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel)
-    save_sharded(folder, tensors, numbers, parallel=engine.parallel)
-    return None
+    return engine.save_state(folder, in_background=in_background)
 
 
-def load_role(folder: Path, engine: TrainEngine) -> None:
+def load_role(folder: Path, engine: TrainableEngine) -> None:
     """Continue where `save_role` was called, on any number of ranks; every rank calls this.
 
     Args:
@@ -64,19 +56,10 @@ def load_role(folder: Path, engine: TrainEngine) -> None:
     Raises:
         ValueError: the checkpoint is of another model or optimizer, or damaged.
     """
-    moments, _ = engine.optimizer.state()
-    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-    numbers = load_sharded(folder, tensors)
-    try:
-        engine.optimizer.load_state(moments, numbers)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
-            f"{error}); use an earlier checkpoint"
-        ) from error
+    engine.load_state(folder)
 
 
-def load_optimizer(folder: Path, engine: TrainEngine) -> None:
+def load_optimizer(folder: Path, engine: TrainableEngine) -> None:
     """The optimizer's state of a role, for a new run: its moments, but its schedule from the beginning.
 
     Args:
@@ -86,9 +69,7 @@ def load_optimizer(folder: Path, engine: TrainEngine) -> None:
     Raises:
         ValueError: as `load_role`.
     """
-    moments, numbers = engine.optimizer.state()
-    load_sharded(folder, {OPTIMIZER + name: tensor for name, tensor in moments.items()}, leave=[MODEL])
-    engine.optimizer.load_state(moments, numbers)
+    engine.load_state(folder, leaves_weights=True)
 
 
 def load_weights(folder: Path, model: CausalLM) -> None:
@@ -98,14 +79,6 @@ def load_weights(folder: Path, model: CausalLM) -> None:
         ValueError: as `load_role`.
     """
     load_sharded(folder, role_tensors(model), leave=[OPTIMIZER])
-
-
-def role_tensors(model: CausalLM) -> dict[str, Tensor]:
-    """The live tensors that a checkpoint of this model holds: all weights, or what is trained beside a frozen base."""
-    if has_adapter(model):
-        return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors = named_weights(model.module)
-    return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
 
 
 def _save_config(model: CausalLM, folder: Path) -> None:

@@ -15,22 +15,43 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment, Span
-from strop.engines.causal_lm import CausalLM
-from strop.engines.head import ChosenTokens
+from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
+from strop.engines.head import ChosenTokens, Head
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.parallel.tensor import TensorShard, tensor_shard
+from strop.engines.parallel.tensor import TensorParallel, TensorShard, tensor_shard
 from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
+
+
+class PackedModel(Protocol):
+    """A model, or this rank's part of one, as packed tokens ask it."""
+
+    device: torch.device
+    media: Vision | None
+    tensor_parallel: TensorParallel | None
+
+    @property
+    def head(self) -> Head:
+        """The head, on this rank's part of the vocabulary."""
+
+    def backbone(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        media: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Final hidden states of packed tokens, as of `CausalLM.backbone`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +61,7 @@ class Tokens:
     To be asked while the function that was given it runs, not later. The model runs once, when it is first asked.
     """
 
-    model: CausalLM
+    model: PackedModel
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
     attention: PackedAttention
@@ -123,7 +144,7 @@ TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 
 def pack(
     data: DataProto,
-    model: CausalLM,
+    model: PackedModel,
     *,
     rows: Sequence[int] | None = None,
     parallel: Parallel | None = None,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from torch import Tensor
 
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
+from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
+from strop.engines.lora.adapters import merged_weights
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
 from strop.engines.parallel.offload import HostCopies, activations_on_host, offload, offload_optimizer
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.role_tensors import MODEL, OPTIMIZER, role_tensors
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -109,6 +113,11 @@ class Engine:
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
             self.operations += operations / self.parallel.ranks_per_row
+
+    def streamed_weights(self) -> Iterator[tuple[str, Tensor]] | None:
+        """Every weight with its adapter added, in the order of the weight map; None where the model has none, and its
+        own weights are as they are."""
+        return merged_weights(self.model)
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -255,6 +264,36 @@ class TrainEngine(Engine):
         """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""
         self.load_to_device()
         return digest_weights(self.model.module)
+
+    def save_state(self, folder: Path, *, in_background: bool = False) -> Future[None] | None:
+        """Write this rank's part of a checkpoint (role_checkpoint.py); what is being written, or None when it is."""
+        moments, numbers = self.optimizer.state()
+        tensors = role_tensors(self.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        if in_background:
+            return save_sharded_async(folder, tensors, numbers, parallel=self.parallel)
+        save_sharded(folder, tensors, numbers, parallel=self.parallel)
+        return None
+
+    def load_state(self, folder: Path, *, leaves_weights: bool = False) -> None:
+        """Continue from a checkpoint; with `leaves_weights` from the moments of its optimizer alone, with the schedule
+        from the beginning.
+
+        Raises:
+            ValueError: the checkpoint is of another model or optimizer, or damaged.
+        """
+        moments, numbers = self.optimizer.state()
+        tensors = {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        if leaves_weights:
+            load_sharded(folder, tensors, leave=[MODEL])
+        else:
+            numbers = load_sharded(folder, role_tensors(self.model) | tensors)
+        try:
+            self.optimizer.load_state(moments, numbers)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
+                f"{error}); use an earlier checkpoint"
+            ) from error
 
     def _on_rank_0(self, tensor: Tensor) -> Tensor:
         """The whole tensor in host memory; nothing on other ranks."""

@@ -23,7 +23,8 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import alone
-from strop.engines.role_checkpoint import load_role, load_weights, role_tensors, save_role
+from strop.engines.role_checkpoint import load_role, load_weights, save_role
+from strop.engines.role_tensors import role_tensors
 from strop.engines.training import TrainEngine
 
 Folders = Callable[[str], Path]

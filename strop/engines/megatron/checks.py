@@ -1,0 +1,119 @@
+"""Models and settings that the Megatron engine does not have, refused before anything is loaded.
+
+megatron-core itself is not imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from strop.engines.config import EngineConfig, OptimizerConfig
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Model types whose layers and weights are known."""
+
+
+def check_installed(section: str = "engine") -> None:
+    """Raise a ValueError where megatron-core is not installed; `section` is what the sentence calls the settings."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise ValueError(
+            f"{section}.kind is megatron, which needs the package megatron-core: pip install 'strop[megatron]', or use "
+            f"{section}.kind=torch"
+        )
+
+
+def check_settings(engine: EngineConfig, optim: OptimizerConfig | None = None, *, section: str = "") -> None:
+    """Refuse settings of the torch engine that megatron-core has nothing for, or its own ones for another engine.
+
+    Args:
+        engine: settings of the role.
+        optim: of its optimizer; None where it is not trained.
+        section: role whose settings they are, for the sentence.
+
+    Raises:
+        ValueError: the sentence says which.
+    """
+    prefix = f"{section}." if section else ""
+    if engine.kind != "megatron":
+        return
+    for key, value, needed in (
+        ("engine.sequence_parallel", engine.sequence_parallel, 1),
+        ("engine.shard_size", engine.shard_size, 0),
+        ("engine.reshard_after_forward", engine.reshard_after_forward, True),
+        ("engine.gradient_sync", engine.gradient_sync, "last"),
+        ("engine.offload_activations", engine.offload_activations, False),
+        ("engine.compile", engine.compile, False),
+        ("optim.name", "adamw" if optim is None else optim.name, "adamw"),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"{prefix}{key} is {value}, which {prefix}engine.kind=megatron does not have: set it to {needed}, or "
+                f"use {prefix}engine.kind=torch"
+            )
+    if engine.offload == "all":
+        raise ValueError(
+            f"{prefix}engine.offload is all, which {prefix}engine.kind=megatron does not have: use none or optimizer"
+        )
+    if engine.megatron.virtual_pipeline_parallel > 1 and engine.pipeline_parallel == 1:
+        raise ValueError(
+            f"{prefix}engine.megatron.virtual_pipeline_parallel is {engine.megatron.virtual_pipeline_parallel}, but "
+            f"there is one pipeline stage: set {prefix}engine.pipeline_parallel above 1, or it to 1"
+        )
+
+
+def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:
+    """Refuse a model whose layers are not carried, or do not divide over the ranks.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        engine: settings of the role.
+        section: what the sentence calls them, such as critic.engine.
+
+    Raises:
+        ValueError: another family, biases or activations that are not carried, or sizes that do not divide.
+    """
+    text = config.get_text_config()
+    if text is not config or text.model_type not in FAMILIES:
+        raise ValueError(
+            f"{section}.kind is megatron, which carries the model types {', '.join(FAMILIES)}, and the model is of type "
+            f"{config.model_type}: use {section}.kind=torch"
+        )
+    is_biased = text.model_type == "llama" and (text.attention_bias or text.mlp_bias)
+    is_biased |= text.model_type.startswith("qwen3") and text.attention_bias
+    for name, is_other in (
+        ("biases of its projections", is_biased),
+        (f"the activation {text.hidden_act}", text.hidden_act not in ("silu", "swish")),
+        ("partly rotated heads", float(getattr(text, "partial_rotary_factor", None) or 1.0) != 1.0),
+    ):
+        if is_other:
+            raise ValueError(
+                f"{section}.kind is megatron, and the model has {name}, which its layers here do not: use "
+                f"{section}.kind=torch"
+            )
+    _check_sizes(text, engine, section)
+
+
+def _check_sizes(text: Any, engine: EngineConfig, section: str) -> None:
+    megatron, experts = engine.megatron, int(getattr(text, "num_experts", 0) or 0)
+    stages = engine.pipeline_parallel * megatron.virtual_pipeline_parallel
+    where = f"{section}.pipeline_parallel"
+    if megatron.virtual_pipeline_parallel > 1:
+        where += f" times {section}.megatron.virtual_pipeline_parallel"
+    heads = engine.tensor_parallel * engine.context_parallel
+    of_heads = f"{section}.tensor_parallel"
+    if engine.context_parallel > 1:
+        of_heads += f" times {section}.context_parallel"
+    for key, size, what, count in (
+        (of_heads, heads, "attention heads", int(text.num_attention_heads)),
+        (of_heads, heads, "key-value heads", int(text.num_key_value_heads)),
+        (f"{section}.tensor_parallel", engine.tensor_parallel, "hidden units", int(text.intermediate_size)),
+        (where, stages, "layers", int(text.num_hidden_layers)),
+        (f"{section}.expert_parallel", engine.expert_parallel, "experts", experts),
+    ):
+        if size > 1 and (count == 0 or count % size):
+            raise ValueError(
+                f"{key} is {size}, but the {count} {what} of the model do not divide over so many with "
+                f"{section}.kind=megatron: use a divisor of {count}" if count else
+                f"{key} is {size}, but the model has no {what}: set it to 1"
+            )

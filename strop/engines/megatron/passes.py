@@ -1,0 +1,118 @@
+"""Forward and backward passes of packed micro-batches through the stages of a model, by megatron-core's schedules.
+
+Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. All
+micro-batches have their own number of tokens. A function of the tokens is called on the last stage alone, where hidden
+states end; what it returned is sent to the others.
+
+Concurrency: all ranks run as many micro-batches, also empty ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from strop.engines.attention import AttentionContext
+from strop.engines.head import Head
+from strop.engines.megatron.model import MegatronModel
+from strop.engines.parallel.tensor import tensor_shard
+from strop.engines.tokens import Tokens
+
+T = TypeVar("T")
+_EMPTY = torch.zeros((), dtype=torch.int)
+
+
+class _LastStage:
+    """The model as tokens ask it, when their hidden states have been computed."""
+
+    def __init__(self, model: MegatronModel, hidden: Tensor) -> None:
+        self.device, self.media, self.head = model.device, None, model.head
+        self.tensor_parallel = None
+        self._hidden = hidden
+
+    def backbone(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext, media: None = None) -> Tensor:
+        """Hidden states [n, D] of this rank's tokens."""
+        return self._hidden
+
+    head: Head
+
+
+def run(
+    model: MegatronModel,
+    chunks: Sequence[torch.nn.Module],
+    micro_batches: Sequence[Tokens],
+    finish: Callable[[Tokens], tuple[Tensor | None, T]],
+    *,
+    trains: bool,
+) -> list[T]:
+    """Pass micro-batches through the model.
+
+    Args:
+        model: parts of this rank.
+        chunks: its stages, as they are called.
+        micro_batches: of this rank; as many on every one.
+        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and a result that
+            can be sent.
+        trains: run the backward pass.
+
+    Returns:
+        The results, on every rank.
+    """
+    shared = [_shared_out(tokens) for tokens in micro_batches]
+
+    def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
+        tokens = next(queue)
+        part = tokens if tokens.shard is None else tokens.shard
+        hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
+
+        def loss(output: Tensor) -> tuple[Tensor, Tensor, T]:
+            asked = dataclasses.replace(tokens, model=_LastStage(model, output[:, 0]))
+            value, result = finish(asked)
+            return output.new_zeros(()) if value is None else value, _EMPTY.clone(), result
+
+        return hidden, loss
+
+    results: list[T] = get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=[iter(shared) for _ in chunks],
+        model=list(chunks),
+        num_microbatches=len(shared),
+        seq_length=1,  # of micro-batches of one length
+        micro_batch_size=1,
+        forward_only=not trains,
+    )
+    return from_last_stage(results)
+
+
+def _shared_out(tokens: Tokens) -> Tokens:
+    """The tokens with this rank's part of them, where tensor-parallel ranks share them."""
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return tokens
+    shard = tensor_shard(
+        input_ids=tokens.input_ids,
+        position_ids=tokens.position_ids,
+        attention=tokens.attention,
+        hidden_index=tokens.hidden_index,
+        targets=tokens.targets,
+        group=parallel_state.get_tensor_model_parallel_group(),
+        key_heads=None,
+    )
+    return dataclasses.replace(tokens, shard=shard)
+
+
+def from_last_stage(results: list[T]) -> list[T]:
+    """The results of the last stage, on all."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if dist.get_world_size(group) == 1:
+        return results
+    sent: list[Any] = [results]
+    dist.broadcast_object_list(sent, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    received: list[T] = sent[0]
+    return received
