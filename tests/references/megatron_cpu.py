@@ -62,6 +62,7 @@ def use_cpu() -> None:
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.synchronize = lambda *args, **kwargs: None
     cuda.empty_cache = lambda: None
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign, assignment]
     _CudaToCpu().__enter__()
     _name_types_as_on_cuda()
     _use_generator_of_cpu()

@@ -13,6 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -90,6 +96,7 @@ class MegatronModel:
             position_embedding_type="none",
             vp_stage=vp_stage,
         )
+        _mark_cut_matrices(stage)
         stage.padding_token = self._whole.module.get_input_embeddings().padding_idx  # type: ignore[operator]
         return stage.to(self.device)  # type: ignore[no-any-return]
 
@@ -148,6 +155,15 @@ class MegatronModel:
                     f"numbers of {weight.name} of this {type(self._whole.module).__name__}: use engine.kind=torch for "
                     f"this model"
                 )
+
+
+def _mark_cut_matrices(stage: Stage) -> None:
+    """Say of each matrix that other ranks have other parts of it, as megatron-core does when it draws values."""
+    for part in stage.modules():
+        dim = 1 if isinstance(part, RowParallelLinear) else 0
+        is_cut = isinstance(part, (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding))
+        if is_cut and part.weight is not None:
+            set_tensor_model_parallel_attributes(part.weight, True, dim, 1)
 
 
 def _config(whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.device) -> TransformerConfig:

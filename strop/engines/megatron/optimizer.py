@@ -180,7 +180,7 @@ class MegatronAdamW:
         parameters = {id(entry.parameter): entry.parameter for entry in self._mapped}
         for part in self._inner.chained_optimizers:
             if isinstance(part, DistributedOptimizer):
-                for parameter in part.model_param_gbuf_map:
+                for parameter in (parameter for buffer in part.buffers for parameter in buffer.params):
                     yield id(parameter), _share(part, parameter)
                 continue
             for group in part.param_groups:
