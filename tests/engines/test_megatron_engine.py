@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from references.engine_steps import PAIRS, Result, Setting, one_process
+from references.language_models import save_tiny
 from references.rank_processes import Ranks, end_ranks, run_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.skipif(
 Folder = Callable[[str], Path]
 FLOAT64 = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
+ROUTED = {"atol": 1e-6, "rtol": 1e-6}
+"""Routers of both engines take their softmax in float32 whatever the model has."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,3 +118,38 @@ def test_data_parallel(tiny_folder: Folder, distributed: bool) -> None:
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_pipeline_parallel(tiny_folder: Folder, kind: str) -> None:
     compare(tiny_folder(kind), Mesh(pp=2), FLOAT64)
+
+
+@pytest.fixture(scope="module")
+def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two parts of it for each of two stages."""
+    folder = tmp_path_factory.mktemp("four_layers")
+    save_tiny("qwen3", folder, num_hidden_layers=4, layer_types=None)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("max_tokens", [40, 1000])  # micro-batches that are no multiple of the stages
+def test_interleaved_stages(four_layers: Path, max_tokens: int) -> None:
+    compare(four_layers, Mesh(pp=2, vpp=2, max_tokens=max_tokens), FLOAT64)
+
+
+@pytest.mark.dist
+def test_expert_parallel(tiny_folder: Folder) -> None:
+    compare(tiny_folder("qwen3_moe"), Mesh(dp=2, ep=2), ROUTED)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("qwen3", Mesh(tp=2, pp=2, checkpointing=True)),
+        ("qwen3", Mesh(tp=2, dp=2, distributed=True, dtype="float32")),
+        ("llama", Mesh(pp=2, dp=2, distributed=True, dtype="float32")),
+        ("qwen3_moe", Mesh(tp=2, dp=2, ep=2)),
+        ("qwen3_moe", Mesh(pp=2, dp=2, ep=2)),
+    ],
+)
+def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
+    exact = FLOAT64 if mesh.ep == 1 else ROUTED
+    compare(tiny_folder(kind), mesh, exact if mesh.dtype == "float64" else FLOAT32)

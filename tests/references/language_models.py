@@ -201,17 +201,19 @@ FAMILIES = (
 """More architectures that it must run, each with something that the others do not have, compared in float32."""
 
 
-def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
+def save_tiny(kind: str, folder: Path, *, seed: int = 0, **changes: Any) -> None:
     """Write a random model whose distributions are far from uniform and differ from token to token.
 
-    A kind that ends in `_score` is the same architecture as a sequence classifier with one label.
+    A kind that ends in `_score` is the same architecture as a sequence classifier with one label. `changes` are
+    settings of its configuration.
     """
     generator = torch.Generator().manual_seed(seed)
     base = kind.removesuffix("_score")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noise is added to what a class draws itself
         if kind == base:
-            model = transformers.AutoModelForCausalLM.from_config(config(kind))
+            shape = type(config(kind)).from_dict({**config(kind).to_dict(), **changes}) if changes else config(kind)
+            model = transformers.AutoModelForCausalLM.from_config(shape)
         else:
             shape = config(base)
             shape.num_labels = 1
