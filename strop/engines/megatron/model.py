@@ -200,9 +200,9 @@ def _config(whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.dev
         "context_parallel_size": plan.context,
         "expert_model_parallel_size": plan.expert,
         "expert_tensor_parallel_size": 1,
-        "variable_seq_lengths": True,
+        "variable_seq_lengths": plan.virtual_pipeline == 1,  # see passes.py
         "moe_token_dispatcher_type": "alltoall",  # also without experts: no other has rows of any length
-        "batch_p2p_comm": device.type != "cpu",
+        "batch_p2p_comm": device.type != "cpu" and plan.virtual_pipeline == 1,
         "perform_initialization": False,  # every value is loaded
         "use_cpu_initialization": device.type == "cpu",
         # Kernels of apex and Transformer Engine, which are not needed here.

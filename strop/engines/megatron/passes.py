@@ -1,7 +1,8 @@
 """Forward and backward passes of packed micro-batches through the stages of a model, by megatron-core's schedules.
 
-Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. All
-micro-batches have their own number of tokens. A function of the tokens is called on the last stage alone, where hidden
+Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. Micro-
+batches have their own number of tokens; for interleaved stages, which send lengths in both directions at once and take
+one for the other where there are two, padding makes them equal. A function of the tokens is called on the last stage alone, where hidden
 states end; what it returned is sent to the others.
 
 Concurrency: all ranks run as many micro-batches, also empty ones.
@@ -65,7 +66,11 @@ def run(
     Returns:
         The results, on every rank.
     """
-    shared = [_shared_out(tokens) for tokens in micro_batches]
+    is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
+    tp_size = model.config.tensor_model_parallel_size
+    longest = max(tokens.num_tokens for tokens in micro_batches)
+    length = -(-longest // tp_size) * tp_size if is_interleaved else 1
+    shared = [_shared_out(tokens, length if is_interleaved else 0, tp_size) for tokens in micro_batches]
 
     def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
         tokens = next(queue)
@@ -84,16 +89,17 @@ def run(
         data_iterator=[iter(shared) for _ in chunks],
         model=list(chunks),
         num_microbatches=len(shared),
-        seq_length=1,  # of micro-batches of one length
+        seq_length=length,  # not read where each has its own
         micro_batch_size=1,
         forward_only=not trains,
     )
     return from_last_stage(results)
 
 
-def _shared_out(tokens: Tokens) -> Tokens:
-    """The tokens with this rank's part of them, where tensor-parallel ranks share them."""
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+def _shared_out(tokens: Tokens, length: int, tp_size: int) -> Tokens:
+    """The tokens with padding behind them, up to this length and a multiple of the tensor-parallel ranks, between which
+    they are shared."""
+    if tp_size == 1 and tokens.num_tokens >= length:
         return tokens
     shard = tensor_shard(
         input_ids=tokens.input_ids,
@@ -103,6 +109,7 @@ def _shared_out(tokens: Tokens) -> Tokens:
         targets=tokens.targets,
         group=parallel_state.get_tensor_model_parallel_group(),
         key_heads=None,
+        length=length,
     )
     return dataclasses.replace(tokens, shard=shard)
 
