@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ def run_case(ranks: Ranks, case: Case) -> Outcome:
     """Two steps on this rank's rows; rank 0 of 1 runs alone."""
     parallel = None
     if ranks.world_size > 1:
-        parallel = ranks.join(shard_size=case.engine.shard_size)
+        parallel = ranks.join(**dataclasses.asdict(case.engine))
     return train(engine_of(case, parallel), case, ranks.rank)
 
 

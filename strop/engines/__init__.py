@@ -7,7 +7,7 @@ checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
 config.py             Configuration of a model and of the engine that trains it
 cpu_products.py       Products of layers in float32, by oneDNN on processors where torch's first choice is slow at
                       them
-float64.py            Norms and experts in the precision of the model (model.dtype=float64)
+float64.py            Norms, routers and experts in the precision of the model (model.dtype=float64)
 fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
 grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)
 gradients.py          The global norm of gradients that are whole or sharded over ranks, clipping, and the search for
@@ -39,6 +39,7 @@ liger/                Fused kernels of liger-kernel for norms, gated activations
 linear_attention/     Layers with a recurrent state (linear attention, SSM) on packed tokens
 lora/                 LoRA
 model_support/        Which models packed computation carries
+moe/                  Layers with experts
 multimodal/           Images and videos
 optimizers/           AdamW, Muon, and AdamW with 8-bit moments
 parallel/             One model over several ranks, or partly on the host

@@ -199,6 +199,9 @@ class Segment:
     """First token of the segment that it continues."""
     prefix_length: int = 0
     """Tokens of the segment that it continues; 0 for a sequence of its own."""
+    num_before: int = 0
+    """Tokens in front of the first one that lie in the row right before it and are seen too: the run begins in the
+    middle of a sequence, or of what continues a prompt."""
     blocks: tuple[Span, ...] = ()
     """Runs of its tokens, counted from its first one, that see each other whatever their order: images of models that
     read these in both directions (Gemma 3)."""
@@ -206,14 +209,25 @@ class Segment:
     @property
     def num_keys(self) -> int:
         """Tokens that its last token sees."""
-        return self.prefix_length + self.length
+        return self.prefix_length + self.num_before + self.length
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of the tokens of a row of N on a rank that has the queries of some, and keys and values of all; in host
+    memory."""
+
+    queries: Tensor
+    """[N] int64: place among the rank's own tokens, which lie in the order of its segments; 0 of other tokens."""
+    keys: Tensor
+    """[N] int64: place among the keys and values."""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Index tensors of one attention call: b segments, q query and k key positions each."""
 
-    query_index: Tensor  # [b * q], into the packed row; padding repeats token 0
+    query_index: Tensor  # [b * q], into the queries; padding repeats query 0
     key_index: Tensor | None  # [b * k]; None: the keys are the queries' own tokens
     shape: tuple[int, int, int]  # b, q, k
     mask: Tensor | None  # [b, 1, q, k] bool; None: plain causal
@@ -225,12 +239,24 @@ class Bucket:
 class PackedAttention:
     """Causal attention within each segment and to the segment it continues."""
 
-    def __init__(self, segments: Sequence[Segment], *, device: torch.device) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], *, device: torch.device, places: Places | None = None
+    ) -> None:
+        """Plan for segments that cover all queries.
+
+        Args:
+            segments: in places of the row.
+            device: of queries, keys and values.
+            places: of tokens among the queries and among the keys; None: both are the row itself.
+        """
         self.segments = tuple(segments)
         self._device = device
+        self._places = places
         self._masks: dict[tuple[int | None, int | None], list[Tensor]] = {}
-        if not runs_on(device):
-            _ = self._buckets  # made now: packing is not a part of the passes
+
+    def prepare(self) -> None:
+        """Make the index tensors of the calls now, which else happens in the first layer."""
+        _ = self._varlen if runs_on(self._device) else self._buckets
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -239,10 +265,10 @@ class PackedAttention:
 
     @cached_property
     def _buckets(self) -> tuple[list[Bucket], Tensor]:
-        """The calls, and where each token is in their joined outputs [N]."""
+        """The calls, and where each query is in their joined outputs [N]."""
         buckets, tokens, slots, base = [], [], [], 0
         for group in _group_by_length(self.segments):
-            bucket, token_of_slot, valid = _make_bucket(group, self._device)
+            bucket, token_of_slot, valid = _make_bucket(group, self._device, self._places)
             buckets.append(bucket)
             at_slot = torch.nonzero(valid.flatten())[:, 0]
             tokens.append(token_of_slot[at_slot])
@@ -253,10 +279,11 @@ class PackedAttention:
 
     @cached_property
     def _varlen(self) -> VarlenPlan | None:
-        return varlen_plan(self.segments, self._device)
+        return varlen_plan(self.segments, self._device, self._places)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
+        """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]; with places there
+        are fewer queries than keys."""
         half = half_of(query, value, form)
         if half is not None and (plan := self._varlen) is not None:
             return plan.attend(query.to(half), key.to(half), value.to(half), form)
@@ -285,7 +312,7 @@ class PackedAttention:
         return self.joined(outputs).view(-1, heads, value_dim)
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
-        """Values of the tokens, [N, D], from those of the queries of each bucket, [b * q, D]."""
+        """Values of the queries, [N, D], from those of each bucket, [b * q, D]."""
         return gather(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._buckets[1])
 
     def _mask(self, form: AttentionForm, number: int) -> Tensor:
@@ -358,21 +385,21 @@ def gather(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def _group_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments of similar shape together; those with a prefix apart from those without.
+    """Segments of similar shape together; those with keys before the first query apart from those without.
 
     Ordered by the power of 4/3 that their length reaches, then by their keys, so that neighbours are alike in
     both; a group takes the next one while its padded score matrix stays within the bound.
     """
     ordered = sorted(
         (s for s in segments if s.length > 0),
-        key=lambda s: (s.prefix_length > 0, int(math.log(s.length, 4 / 3)), s.num_keys, s.length),
+        key=lambda s: (_has_keys_before(s), int(math.log(s.length, 4 / 3)), s.num_keys, s.length),
         reverse=True,
     )
     groups: list[list[Segment]] = []
     q = k = used = 0  # of the last group: longest query, most keys, entries needed
     for segment in ordered:
         area = segment.length * segment.num_keys
-        if groups and (groups[-1][0].prefix_length > 0) == (segment.prefix_length > 0):
+        if groups and _has_keys_before(groups[-1][0]) == _has_keys_before(segment):
             wide, deep = max(q, segment.length), max(k, segment.num_keys)
             padded = (len(groups[-1]) + 1) * wide * deep
             if padded <= BUCKET_PADDING * (used + area) + SMALL_BUCKET:
@@ -384,28 +411,39 @@ def _group_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     return groups
 
 
-def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Tensor, Tensor]:
-    """The bucket of these segments; in host memory the token of each query slot [b * q], and which [b, q] hold one."""
-    table = torch.tensor([(s.start, s.length, s.prefix_start, s.prefix_length) for s in group])
-    starts, lengths, prefix_starts, prefix = table[:, :, None].unbind(1)  # [b, 1] each
-    q, k = int(lengths.max()), int((prefix + lengths).max())
+def _has_keys_before(segment: Segment) -> bool:
+    return segment.num_keys > segment.length
+
+
+def _make_bucket(
+    group: list[Segment], device: torch.device, places: Places | None
+) -> tuple[Bucket, Tensor, Tensor]:
+    """The bucket of these segments; in host memory the query of each slot [b * q], and which [b, q] hold one."""
+    table = torch.tensor(
+        [(s.start, s.length, s.prefix_start, s.prefix_length, s.prefix_length + s.num_before) for s in group]
+    )
+    starts, lengths, prefix_starts, of_prefix, before = table[:, :, None].unbind(1)  # [b, 1] each
+    q, k = int(lengths.max()), int((before + lengths).max())
     at_query = torch.arange(q)[None]
     valid = at_query < lengths
     query_index = torch.where(valid, starts + at_query, 0).flatten()
     key_index = mask = None
     blocks = _block_numbers(group, q)
-    if int(prefix.max()) > 0:
+    if int(before.max()) > 0 or places is not None:
         at_key = torch.arange(k)[None]
-        key_index = torch.where(at_key < prefix, prefix_starts + at_key, starts + at_key - prefix)
-        key_index = torch.where(at_key < prefix + lengths, key_index, 0).flatten().to(device)
-    if key_index is not None or blocks is not None:
-        mask = _causal_mask(prefix, lengths, (q, k), blocks).to(device)
+        key_index = torch.where(at_key < of_prefix, prefix_starts + at_key, starts + at_key - before)
+        key_index = torch.where(at_key < before + lengths, key_index, 0).flatten()
+    if int(before.max()) > 0 or blocks is not None:
+        mask = _causal_mask(before, lengths, (q, k), blocks).to(device)
+    if places is not None:
+        query_index = places.queries[query_index].masked_fill(~valid.flatten(), 0)
+        key_index = None if key_index is None else places.keys[key_index]
     bucket = Bucket(
         query_index=query_index.to(device),
-        key_index=key_index,
+        key_index=None if key_index is None else key_index.to(device),
         shape=(len(group), q, k),
         mask=mask,
-        prefix=prefix,
+        prefix=before,
         lengths=lengths,
         blocks=blocks,
     )

@@ -17,6 +17,8 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.multimodal.vl_model import Vision
+from strop.engines.parallel.experts import ExpertParallel
+from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
 
 HALF = (torch.bfloat16, torch.float16)
@@ -43,6 +45,10 @@ class CausalLM:
         see, gather and cast all parameters that are used in it."""
         self.tensor_parallel: TensorParallel | None = None
         """While every matrix is cut over several ranks: what cut them."""
+        self.pipeline: Pipeline | None = None
+        """While layers are divided over several ranks: what divided them."""
+        self.expert_parallel: ExpertParallel | None = None
+        """While the experts have ranks of their own: what divided them."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
@@ -78,6 +84,9 @@ class CausalLM:
     def head(self) -> Head:
         """The head as a function. While parameters are sharded, only inside `run`."""
         is_half = self.compute_dtype in HALF and self.device.type != "cpu"
+        if self.pipeline is not None and not self.pipeline.has_head:  # of no tokens it says nothing
+            nothing = torch.zeros(1, self.hidden_size, dtype=self.compute_dtype, device=self.device)
+            return Head(nothing.expand(self.head_weight.shape))
         weight: Tensor = self._head.weight
         bias: Tensor | None = self._head.bias
         vocabulary = None
@@ -94,6 +103,11 @@ class CausalLM:
             product_dtype=self.compute_dtype if is_half else None,
             vocabulary=vocabulary,
         )
+
+    @property
+    def key_heads(self) -> slice | None:
+        """Key heads, of all, that the queries of this rank attend with; None where it has those alone."""
+        return None if self.tensor_parallel is None else self.tensor_parallel.key_heads
 
     @property
     def _banned_ids(self) -> Tensor | None:
@@ -117,6 +131,11 @@ class CausalLM:
     def vocab_size(self) -> int:
         """Rows of the language-model head; a tokenizer may use fewer."""
         return int(self.head_weight.shape[0])
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state."""
+        return int(self.config.get_text_config().hidden_size)
 
     @property
     def max_positions(self) -> int | None:
@@ -156,6 +175,7 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
+        received: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
 
@@ -164,14 +184,17 @@ class CausalLM:
             position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
             media: of the tokens, in their order (`strop.engines.multimodal.vl_model.Vision.arguments`).
+            received: hidden states [N, D] of the stage before this one, in place of embeddings; results are then, as on
+                the first of several stages, those of this stage.
         """
         if self.recurrence is not None:
             context = self.recurrence.packed(context)
         if self._is_compiled:
             context = _Uncompiled(context)
         with self.precision():
+            start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
-                input_ids=input_ids,
+                **start,
                 position_ids=position_ids,
                 use_cache=False,
                 strop_context=context,

@@ -42,32 +42,49 @@ from strop.utils.background import in_background as run_in_background
 _SHOWN_NAMES = 3
 
 
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""Type and shape of a tensor."""
+
+
 def save_sharded(
-    folder: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, parallel: Parallel
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+    *,
+    parallel: Parallel,
+    forms: Mapping[str, Form] | None = None,
 ) -> None:
-    """Write this rank's part of a checkpoint; every rank calls this with the same names.
+    """Write this rank's part of a checkpoint; every rank of a stage calls this with the same names.
 
     Args:
         folder: made where absent; all ranks see the same one.
         tensors: DTensors of any sharding, or plain tensors that are the same on every rank. Their bits are kept.
         numbers: plain JSON values, the same on every rank.
         parallel: this rank and the number of ranks.
+        forms: of the tensors of all stages; None: there is one.
 
     Raises:
         ValueError, TypeError: something that the format cannot hold.
         OSError, SafetensorError: the disk refused.
     """
-    _write(folder, _parts_of(tensors, parallel), _state(tensors, numbers, parallel), parallel)
+    _write(
+        folder, _parts_of(tensors, parallel), _state(forms or forms_of(tensors), numbers, parallel), parallel
+    )
 
 
 def save_sharded_async(
-    folder: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, parallel: Parallel
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+    *,
+    parallel: Parallel,
+    forms: Mapping[str, Form] | None = None,
 ) -> Future[None]:
     """As `save_sharded`, but returns once the tensors are copied to host memory; a thread writes the copy.
 
     The copy costs host memory of the size of this rank's parts until they are written.
     """
-    state = _state(tensors, numbers, parallel)
+    state = _state(forms or forms_of(tensors), numbers, parallel)
     # Not `.cpu()`: on a CPU that is the live tensor itself.
     copies = {
         name: (offsets, part.detach().to("cpu", copy=True))
@@ -79,7 +96,7 @@ def save_sharded_async(
 def save_parts(
     folder: Path,
     parts: Parts,
-    forms: Mapping[str, Tensor],
+    forms: Mapping[str, Form],
     numbers: Mapping[str, Any],
     *,
     parallel: Parallel,
@@ -90,7 +107,7 @@ def save_parts(
     Args:
         folder, numbers, parallel: as of `save_sharded`.
         parts: that this rank writes, in host memory, which nobody changes any more.
-        forms: every tensor of the checkpoint, in type and shape; on the meta device.
+        forms: of every tensor of the checkpoint.
         in_background: return at once.
 
     Returns:
@@ -98,14 +115,12 @@ def save_parts(
     """
     state = _state(forms, numbers, parallel)
     if in_background:
-        return run_in_background(
-            lambda: _write(folder, parts, state, parallel), name=f"save {folder.name}"
-        )
+        return run_in_background(lambda: _write(folder, parts, state, parallel), name=f"save {folder.name}")
     _write(folder, parts, state, parallel)
     return None
 
 
-def open_sharded(folder: Path, forms: Mapping[str, Tensor], *, leave: Collection[str] = ()) -> SavedTensors:
+def open_sharded(folder: Path, forms: Mapping[str, Form], *, leave: Collection[str] = ()) -> SavedTensors:
     """A checkpoint, to read boxes of its tensors; arguments and errors as of `load_sharded` and `save_parts`."""
     saved = SavedTensors(folder)
     _compare(saved, forms, leave)
@@ -128,7 +143,7 @@ def load_sharded(
         ValueError: names, shapes or types differ from the saved ones, or the folder is damaged.
     """
     saved = SavedTensors(folder)
-    _compare(saved, tensors, leave)
+    _compare(saved, forms_of(tensors), leave)
     with torch.no_grad():
         if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
             load_parts(saved, tensors)
@@ -146,21 +161,25 @@ def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
     return {name: ((0,) * tensor.dim(), tensor) for name, tensor in tensors.items() if tensor.numel()}
 
 
-def _state(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], parallel: Parallel) -> str:
+def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
+    """Types and shapes, of sharded tensors those of the whole ones."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def _state(forms: Mapping[str, Form], numbers: Mapping[str, Any], parallel: Parallel) -> str:
     """Content of the state file; what the format cannot hold fails here, before there is any file."""
-    for tensor in tensors.values():
-        if tensor.dtype not in DTYPE_NAMES:
+    for dtype, _ in forms.values():
+        if dtype not in DTYPE_NAMES:
             names = ", ".join(map(_short, DTYPE_NAMES))
-            raise ValueError(f"tensors of type {tensor.dtype} cannot be saved; convert to one of {names}")
-    forms = {
-        name: {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
-        for name, tensor in tensors.items()
+            raise ValueError(f"tensors of type {dtype} cannot be saved; convert to one of {names}")
+    named = {
+        name: {"dtype": DTYPE_NAMES[dtype], "shape": list(shape)} for name, (dtype, shape) in forms.items()
     }
     content = {
         "format": FORMAT,
         "world_size": parallel.world_size,
         "numbers": dict(numbers),
-        "tensors": forms,
+        "tensors": named,
     }
     return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -181,15 +200,14 @@ def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
     sync_folder(folder)
 
 
-def _compare(saved: SavedTensors, tensors: Mapping[str, Tensor], leave: Collection[str]) -> None:
+def _compare(saved: SavedTensors, forms: Mapping[str, Form], leave: Collection[str]) -> None:
     """Raise a ValueError that names what differs."""
-    missing = [name for name in tensors if name not in saved.tensors]
-    extra = [name for name in saved.tensors if name not in tensors and not name.startswith(tuple(leave))]
+    missing = [name for name in forms if name not in saved.tensors]
+    extra = [name for name in saved.tensors if name not in forms and not name.startswith(tuple(leave))]
     other = [
-        f"{name} ({_form(entry.dtype, entry.shape)} saved, {_form(tensor.dtype, tensor.shape)} here)"
-        for name, tensor in tensors.items()
-        if (entry := saved.tensors.get(name)) is not None
-        and (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape)
+        f"{name} ({_form(entry.dtype, entry.shape)} saved, {_form(*form)} here)"
+        for name, form in forms.items()
+        if (entry := saved.tensors.get(name)) is not None and (entry.dtype, entry.shape) != form
     ]
     problems = []
     for names, label in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):

@@ -98,12 +98,13 @@ class SavedTensors:
         whole = torch.empty(shape, dtype=saved.dtype)
         for offsets, sizes in saved.parts.items():
             firsts = [max(a, b) for a, b in zip(start, offsets, strict=True)]
-            ends = [
-                min(a + n, b + m) for a, n, b, m in zip(start, shape, offsets, sizes, strict=True)
-            ]
+            ends = [min(a + n, b + m) for a, n, b, m in zip(start, shape, offsets, sizes, strict=True)]
             if all(first < end for first, end in zip(firsts, ends, strict=True)):
                 here, there = (
-                    tuple(slice(first - at, end - at) for first, end, at in zip(firsts, ends, origin, strict=True))
+                    tuple(
+                        slice(first - at, end - at)
+                        for first, end, at in zip(firsts, ends, origin, strict=True)
+                    )
                     for origin in (start, offsets)
                 )
                 whole[here] = self.part(name, offsets)[there]

@@ -178,9 +178,6 @@ class OptimizerConfig:
 
 @section("engine.megatron")
 class MegatronConfig:
-    virtual_pipeline_parallel: PositiveInt = 1
-    """Parts of the model that each pipeline stage has, which micro-batches pass in turn (interleaved 1F1B): shorter
-    bubbles, more traffic."""
     distributed_optimizer: bool = True
     """Each data-parallel rank holds and updates its share of the optimizer state; false: all hold all of it."""
     transformer_config: dict[str, Any] = field(default_factory=dict)
@@ -199,12 +196,18 @@ class EngineConfig:
     tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix: heads, hidden units and rows of the vocabulary, and between them the tokens of a
     sequence. It divides the number of ranks and all of these but the vocabulary."""
-    pipeline_parallel: PositiveInt = 1
-    """Stages."""
-    expert_parallel: PositiveInt = 1
-    """Ranks over experts."""
     context_parallel: PositiveInt = 1
-    """Ranks over context."""
+    """Ranks that share the tokens of each sequence and gather keys and values of all: for any number of heads. Together
+    with sequence_parallel or tensor_parallel each of them is that many ranks."""
+    pipeline_parallel: PositiveInt = 1
+    """Ranks that the layers are divided over; micro-batches pass through them one after the other."""
+    pipeline_chunks: PositiveInt = 1
+    """Runs of layers that each of these ranks has (interleaved stages): they wait less, and send more."""
+    pipeline_layers: tuple[int, ...] = ()
+    """Layers of each stage, in order, such as [5, 6, 6, 5]; empty: as evenly as they can be."""
+    expert_parallel: PositiveInt = 1
+    """Ranks that the experts of each layer are divided over; tokens travel to those of theirs. Of the ranks that rows
+    and sequences are divided over: it takes no further ones."""
     shard_size: Annotated[NonNegativeInt, "0 is all ranks"] = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""

@@ -8,7 +8,8 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,26 @@ from torch.distributed.tensor import DTensor
 
 _CHUNK = 1 << 16
 """Numbers that are squared and added at one time on a CPU: half a MiB in float64, which stays in its cache."""
+
+
+class Stages(Protocol):
+    """Ranks that have the other parameters of the model (`parallel.pipeline.Pipeline`)."""
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """This rank and the others."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """That they talk on."""
+        ...
+
+    @property
+    def counted_elsewhere(self) -> Collection[str]:
+        """Parameters of this rank that another one counts."""
+        ...
+
 
 _Sharding = tuple[DeviceMesh, tuple[int, ...]]
 """A mesh and those of its dimensions over which a tensor is cut into shards."""
@@ -42,21 +63,25 @@ def meeting_device(tensor: Tensor) -> torch.device | str:
 
 
 @torch.no_grad()
-def total_norm(gradients: Mapping[str, Tensor]) -> float:
-    """L2 norm of all gradients as one vector, over all shards.
+def total_norm(gradients: Mapping[str, Tensor], stages: Stages | None = None) -> float:
+    """L2 norm of all gradients as one vector, over all shards and all stages.
 
     Squares are added in float64, so that the value hardly depends on how many ranks hold the gradients: float32
     sums on a CPU lose three digits on a large matrix.
     """
     shards: dict[_Sharding | None, list[Tensor]] = {}
-    for gradient in gradients.values():
-        shards.setdefault(_sharding(gradient), []).append(local(gradient))
-    return math.sqrt(
-        sum(
-            _reduced([sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
-            for sharding, tensors in shards.items()
-        )
+    for name, gradient in gradients.items():
+        if stages is None or name not in stages.counted_elsewhere:
+            shards.setdefault(_sharding(gradient), []).append(local(gradient))
+    total = sum(
+        _reduced([sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
+        for sharding, tensors in shards.items()
     )
+    if stages is not None:
+        sums = torch.tensor(total, dtype=torch.float64, device=stages.device)
+        dist.all_reduce(sums, group=stages.group)
+        total = float(sums)
+    return math.sqrt(total)
 
 
 @torch.no_grad()
@@ -67,8 +92,8 @@ def scale(gradients: Mapping[str, Tensor], factor: float) -> None:
 
 
 @torch.no_grad()
-def non_finite(gradients: Mapping[str, Tensor]) -> list[str]:
-    """Names of the gradients with a NaN or an infinity on any rank, in order."""
+def non_finite(gradients: Mapping[str, Tensor], stages: Stages | None = None) -> list[str]:
+    """Names of the gradients with a NaN or an infinity on any rank, in order; of one stage after the other."""
     names: dict[_Sharding | None, list[str]] = {}
     for name, gradient in gradients.items():
         names.setdefault(_sharding(gradient), []).append(name)
@@ -77,7 +102,12 @@ def non_finite(gradients: Mapping[str, Tensor]) -> list[str]:
         flags = [0.0 if bool(torch.isfinite(local(gradients[name])).all()) else 1.0 for name in group]
         flags = _reduced(flags, sharding, dist.ReduceOp.MAX)
         bad.update(name for name, flag in zip(group, flags, strict=True) if flag)
-    return [name for name in gradients if name in bad]
+    here = [name for name in gradients if name in bad]
+    if stages is None:
+        return here
+    of_stages: list[list[str]] = [[] for _ in range(dist.get_world_size(stages.group))]
+    dist.all_gather_object(of_stages, here, group=stages.group)
+    return list(dict.fromkeys(name for names in of_stages for name in names))
 
 
 def _sharding(tensor: Tensor) -> _Sharding | None:

@@ -52,6 +52,7 @@ class Optimizer:
         total_steps: int | None,
         embeddings: Collection[str] = (),
         loss_scale: LossScale | None = None,
+        stages: gradients.Stages | None = None,
     ) -> None:
         """Take the parameters that require a gradient, whole or as shards.
 
@@ -62,6 +63,7 @@ class Optimizer:
             embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
             loss_scale: factor of the losses whose gradients come here, in float16; None: they are as they are.
+            stages: ranks that have the other parameters of the model; None: all of them are here.
 
         Raises:
             ValueError: Muon without `embeddings`, or a package that is not installed.
@@ -70,7 +72,7 @@ class Optimizer:
         self.total_steps = total_steps
         self.num_steps = 0
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
-        self._loss_scale = loss_scale
+        self._loss_scale, self._stages = loss_scale, stages
         self._named = {name: p for name, p in parameters if p.requires_grad}
         self._parts = _make(self._named, config, embeddings)
 
@@ -84,7 +86,7 @@ class Optimizer:
             grads[name] = parameter.grad
         if self._loss_scale is not None:
             gradients.scale(grads, 1 / self._loss_scale.value)
-        grad_norm = gradients.total_norm(grads)
+        grad_norm = gradients.total_norm(grads, self._stages)
         if self._loss_scale is not None:
             self._loss_scale.update(is_finite=math.isfinite(grad_norm))
         skipped = ""
@@ -95,7 +97,7 @@ class Optimizer:
             self._move(lr)
             self.num_steps += 1
         else:
-            bad = gradients.non_finite(grads) or ["the sum of squares"]
+            bad = gradients.non_finite(grads, self._stages) or ["the sum of squares"]
             where = bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
             skipped = f"gradient norm is {grad_norm} (non-finite in {where})"
             if self._loss_scale is not None:

@@ -83,7 +83,7 @@ def micro_batches(
     Raises:
         ValueError: an empty prompt or response, or a single row does not fit.
     """
-    num_devices = parallel.sp_size
+    num_devices = parallel.sp_size * parallel.cp_size
     per_device, max_tokens = max_tokens, max_tokens * num_devices
     pieces: list[list[int]] = []
     sizes: list[int] = []

@@ -19,15 +19,13 @@ from typing import Any
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import load_sharded
 from strop.engines.kinds import TrainableEngine
-from strop.engines.role_tensors import OPTIMIZER, role_tensors
+from strop.engines.role_tensors import OPTIMIZER, of_other_stages, present, role_tensors
 
 CONFIG_FOLDER = "config"
 """Folder of a role with what its weights alone do not say."""
 
 
-def save_role(
-    folder: Path, engine: TrainableEngine, *, in_background: bool = False
-) -> Future[None] | None:
+def save_role(folder: Path, engine: TrainableEngine, *, in_background: bool = False) -> Future[None] | None:
     """Write this rank's part of a role; every rank calls this.
 
     Args:
@@ -78,7 +76,8 @@ def load_weights(folder: Path, model: CausalLM) -> None:
     Raises:
         ValueError: as `load_role`.
     """
-    load_sharded(folder, role_tensors(model), leave=[OPTIMIZER])
+    leave = [OPTIMIZER, *of_other_stages(model, ())]
+    load_sharded(folder, present(role_tensors(model)), leave=leave)
 
 
 def _save_config(model: CausalLM, folder: Path) -> None:

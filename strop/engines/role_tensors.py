@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
@@ -18,3 +20,24 @@ def role_tensors(model: CausalLM) -> dict[str, Tensor]:
         return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
     tensors = named_weights(model.module)
     return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
+
+
+def present(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of this stage."""
+    return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
+
+
+def of_other_stages(model: CausalLM, moments: Iterable[str]) -> list[str]:
+    """Names in a checkpoint of what other stages have; `moments` are names of this one's."""
+    if model.pipeline is None:
+        return []
+    others = [name for name, tensor in role_tensors(model).items() if tensor.is_meta]
+    kinds = sorted({name.partition("/")[0] for name in moments})
+    return others + [f"{OPTIMIZER}{kind}/{weight_of(name)}" for kind in kinds for name in others]
+
+
+def weight_of(name: str) -> str:
+    """Name of the weight that a saved tensor belongs to."""
+    if name.startswith(MODEL):
+        return name.removeprefix(MODEL)
+    return name.removeprefix(OPTIMIZER).partition("/")[2]

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
+from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_sharded_async
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
@@ -31,8 +30,10 @@ from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
 from strop.engines.parallel.offload import HostCopies, activations_on_host, offload, offload_optimizer
+from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
-from strop.engines.role_tensors import MODEL, OPTIMIZER, role_tensors
+from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
+from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -96,11 +97,17 @@ class Engine:
             indices.append(tokens.response_index)
             return function(tokens)
 
-        for part in parts:
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
-            self._count(tokens, trains=False)
-            results = self.model.run(noted, tokens)
+        def keep(results: Mapping[str, Tensor]) -> None:
             outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+
+        packed = self._packing(data, trains=False)
+        if self.model.pipeline is not None:
+            indices, results = map_micro_batches(self.model, parts, packed, function)
+            for part_results in results:
+                keep(part_results)
+        else:
+            for part in parts:
+                keep(self.model.run(noted, packed(part)))
         if self.parallel.mesh is not None:
             reshard(self.model)
         if self.model.device.type != "cpu":
@@ -108,11 +115,21 @@ class Engine:
         order = torch.cat(indices).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
 
+    def _packing(self, data: DataProto, *, trains: bool) -> Callable[[Sequence[int]], Tokens]:
+        """How rows become a micro-batch, whose pass is counted."""
+
+        def packed(rows: Sequence[int]) -> Tokens:
+            tokens = pack(data, self.model, rows=rows, parallel=self.parallel)
+            self._count(tokens, trains=trains)
+            return tokens
+
+        return packed
+
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
-        """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
+        """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
-            self.operations += operations / self.parallel.ranks_per_row
+            self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
 
     def streamed_weights(self) -> Iterator[tuple[str, Tensor]] | None:
         """Every weight with its adapter added, in the order of the weight map; None where the model has none, and its
@@ -174,6 +191,7 @@ class TrainEngine(Engine):
             total_steps=total_steps,
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
+            stages=model.pipeline,
         )
         self._offloaded_state: list[HostCopies] = []
 
@@ -197,27 +215,39 @@ class TrainEngine(Engine):
         parts = micro_batches(
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         )
+        packed = self._packing(data, trains=True)
+        factor = 1.0 if self._loss_scale is None else self._loss_scale.value
+        if self.model.pipeline is not None:
+            total = accumulate_micro_batches(
+                self.model, parts, packed, loss, factor=factor, before_backward=self._sync_gradients
+            )
+            return float(total)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self.parallel.mesh is not None:
-                sync_gradients(
-                    self.model,
-                    is_last=number == len(parts) - 1,
-                    every_pass=self._config.gradient_sync == "each",
-                    keep_parameters=not self._config.reshard_after_forward,
-                )
-            tokens = pack(data, self.model, rows=part, parallel=self.parallel)
+                self._sync_gradients(number == len(parts) - 1)
+            tokens = packed(part)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
                 value = self.model.run(loss, tokens)
-            self._count(tokens, trains=True)
-            scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
+            scaled = value if factor == 1.0 else value * factor
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
 
+    def _sync_gradients(self, is_last: bool) -> None:
+        """Set whether ranks add up their gradients in the next backward pass, which may be the last one."""
+        sync_gradients(
+            self.model,
+            is_last=is_last,
+            every_pass=self._config.gradient_sync == "each",
+            keep_parameters=not self._config.reshard_after_forward,
+        )
+
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""
+        if self.model.pipeline is not None:
+            self.model.pipeline.add_shared_gradients()
         report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
@@ -252,7 +282,9 @@ class TrainEngine(Engine):
         seen: dict[int, Tensor] = {}  # tied parameters stay tied
         for name, tensor in module.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
-                seen[id(tensor)] = self._on_rank_0(tensor.detach())
+                whole = whole_weight(module, name, tensor, tensor.dtype)
+                is_kept = self.parallel.rank == 0
+                seen[id(tensor)] = whole.cpu().contiguous() if is_kept else whole.new_empty(0)
             state[name] = seen[id(tensor)]
         if self.parallel.rank == 0:
             module.save_pretrained(folder, state_dict=state)
@@ -269,9 +301,13 @@ class TrainEngine(Engine):
         """Write this rank's part of a checkpoint (role_checkpoint.py); what is being written, or None when it is."""
         moments, numbers = self.optimizer.state()
         tensors = role_tensors(self.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        forms = None
+        if (pipeline := self.model.pipeline) is not None:
+            tensors = {name: tensor for name, tensor in tensors.items() if pipeline.is_mine(weight_of(name))}
+            forms = pipeline.of_all_stages(forms_of(tensors))
         if in_background:
-            return save_sharded_async(folder, tensors, numbers, parallel=self.parallel)
-        save_sharded(folder, tensors, numbers, parallel=self.parallel)
+            return save_sharded_async(folder, tensors, numbers, parallel=self.parallel, forms=forms)
+        save_sharded(folder, tensors, numbers, parallel=self.parallel, forms=forms)
         return None
 
     def load_state(self, folder: Path, *, leaves_weights: bool = False) -> None:
@@ -283,10 +319,11 @@ class TrainEngine(Engine):
         """
         moments, numbers = self.optimizer.state()
         tensors = {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        leave = of_other_stages(self.model, moments)
         if leaves_weights:
-            load_sharded(folder, tensors, leave=[MODEL])
+            load_sharded(folder, tensors, leave=[MODEL, *leave])
         else:
-            numbers = load_sharded(folder, role_tensors(self.model) | tensors)
+            numbers = load_sharded(folder, present(role_tensors(self.model) | tensors), leave=leave)
         try:
             self.optimizer.load_state(moments, numbers)
         except (KeyError, TypeError, AttributeError) as error:
@@ -294,8 +331,3 @@ class TrainEngine(Engine):
                 f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
                 f"{error}); use an earlier checkpoint"
             ) from error
-
-    def _on_rank_0(self, tensor: Tensor) -> Tensor:
-        """The whole tensor in host memory; nothing on other ranks."""
-        full = gradients.full(tensor)
-        return full.cpu().contiguous() if self.parallel.rank == 0 else full.new_empty(0)

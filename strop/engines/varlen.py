@@ -21,7 +21,7 @@ from torch import Tensor
 from strop.utils.device import sent
 
 if TYPE_CHECKING:
-    from strop.engines.attention import AttentionForm, Segment
+    from strop.engines.attention import AttentionForm, Places, Segment
 
 HALF = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -44,7 +44,7 @@ class VarlenPlan:
     max_queries: int
     max_keys: int
     key_index: Tensor | None
-    """[sum of keys] int64, into the row; None: the keys are the queries' own tokens."""
+    """[sum of keys] int64, into keys and values; None: the keys are the queries' own tokens."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm, kernel: Kernel | None = None
@@ -74,23 +74,31 @@ class VarlenPlan:
         return out
 
 
-def varlen_plan(segments: Sequence[Segment], device: torch.device) -> VarlenPlan | None:
-    """The plan of segments that lie end to end; None where they do not, or where tokens see later ones."""
+def varlen_plan(
+    segments: Sequence[Segment], device: torch.device, places: Places | None = None
+) -> VarlenPlan | None:
+    """The plan of segments whose queries lie end to end; None where they do not, or where tokens see later ones.
+
+    Args:
+        segments, device, places: as of PackedAttention.
+    """
     present = [segment for segment in segments if segment.length > 0]
     ends, key_ends = [0], [0]
     for segment in present:
-        if segment.start != ends[-1] or segment.blocks:
+        start = segment.start if places is None else int(places.queries[segment.start])
+        if start != ends[-1] or segment.blocks:
             return None
-        ends.append(segment.start + segment.length)
+        ends.append(start + segment.length)
         key_ends.append(key_ends[-1] + segment.num_keys)
     index = None
-    if any(segment.prefix_length for segment in present):
+    if places is not None or any(segment.num_keys > segment.length for segment in present):
         runs = []
         for segment in present:
             if segment.prefix_length:
                 runs.append(torch.arange(segment.prefix_start, segment.prefix_start + segment.prefix_length))
-            runs.append(torch.arange(segment.start, segment.start + segment.length))
-        index = sent(torch.cat(runs), device)
+            runs.append(torch.arange(segment.start - segment.num_before, segment.start + segment.length))
+        keys = torch.cat(runs)
+        index = sent(keys if places is None else places.keys[keys], device)
     both = sent(torch.tensor([ends, key_ends], dtype=torch.int32), device)
     return VarlenPlan(
         query_ends=both[0],

@@ -20,15 +20,15 @@ from strop.engines.causal_lm import max_positions
 from strop.engines.learning_rates import too_large
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
-from strop.engines.parallel.tensor import check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.axes import check_axes
+from strop.engines.parallel.model_axes import check_model_axes
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
-from strop.trainer.checks.parallel import check_ranks, check_shares_no_images, check_tensor_parallel_settings
+from strop.trainer.checks.parallel import check_parallel_settings, check_shares_no_images
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -76,8 +76,8 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._settings: S = self._section(config)
         settings = self._settings
         check_trackers(config.trainer.trackers)
-        check_ranks(self.name, settings.engine, config.resources.ranks)
-        check_tensor_parallel_settings(
+        check_axes(settings.engine, config.resources.ranks, section=f"{self.name}.engine")
+        check_parallel_settings(
             self.name,
             settings.engine,
             settings.optim,
@@ -86,9 +86,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         )
         self._check_model()
         engine, shape = settings.engine, load_model_config(config.model)
-        ranks, section = config.resources.ranks, f"{self.name}.engine"
-        check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=section)
-        check_tensor_parallel(shape, engine.tensor_parallel, section=section)
+        check_model_axes(shape, engine, config.resources.ranks, section=f"{self.name}.engine")
         if rate := too_large(self.name, settings.optim, has_adapter=config.model.lora.enabled):
             say(f"WARNING: {rate.text}: {rate.advice}")
         self._tokenizer = load_tokenizer(config.model)

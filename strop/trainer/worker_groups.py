@@ -26,8 +26,7 @@ from strop.controller import (
 )
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import check_language_model, load_model_config
-from strop.engines.parallel.tensor import check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.engine_group import check_engine
@@ -241,11 +240,9 @@ def check_models(config: Config) -> None:
     if "reward_model" in config.roles:
         check_reward_model(ModelConfig(path=config.reward_model.path))
     for name, engine in config.used_engines.items():
-        if engine.sequence_parallel > 1 or engine.tensor_parallel > 1:
+        if divides_model(engine):
             shape = _shape(config, name, paths.get(name) or config.model.path)
-            ranks = _num_ranks(config, name)
-            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
-            check_tensor_parallel(shape, engine.tensor_parallel, section=f"{name}.engine")
+            check_model_axes(shape, engine, _num_ranks(config, name), section=f"{name}.engine")
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -415,5 +412,7 @@ def _num_ranks(config: Config, name: str) -> int:
 
 def role_mesh(config: Config, name: str, engine: EngineConfig | None) -> Mesh:
     """The parallel axes of a role; one without this engine has data-parallel ranks alone."""
-    tp, sp = (1, 1) if engine is None else (engine.tensor_parallel, engine.sequence_parallel)
-    return Mesh(dp=_num_ranks(config, name) // (tp * sp), tp=tp, sp=sp)
+    engine = engine or EngineConfig()
+    tp, sp = engine.tensor_parallel, engine.sequence_parallel
+    cp, pp = engine.context_parallel, engine.pipeline_parallel
+    return Mesh(dp=_num_ranks(config, name) // (tp * sp * cp * pp), tp=tp, sp=sp, cp=cp, pp=pp)

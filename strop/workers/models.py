@@ -40,22 +40,24 @@ class ModelWorker(Worker):
             ValueError: the axes of the group's mesh are not those of the engine.
         """
         placement, mesh = self.placement, self.placement.mesh
-        sizes = (engine.tensor_parallel, engine.sequence_parallel, 1, 1)
-        if (mesh.tp, mesh.sp, mesh.pp, mesh.cp) != sizes:
+        sizes = {
+            "tp": engine.tensor_parallel,
+            "sp": engine.sequence_parallel,
+            "cp": engine.context_parallel,
+            "pp": engine.pipeline_parallel,
+        }
+        if (mesh.tp, mesh.sp, mesh.cp, mesh.pp) != tuple(sizes.values()):
+            axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise ValueError(
-                f"role {placement.role!r} has the mesh {mesh}, but its engine has the axes dp, tp and sp alone, with "
-                f"engine.tensor_parallel={engine.tensor_parallel} and engine.sequence_parallel="
-                f"{engine.sequence_parallel}: use Mesh(dp=..., tp={engine.tensor_parallel}, "
-                f"sp={engine.sequence_parallel})"
+                f"role {placement.role!r} has the mesh {mesh}, but the settings of its engine (tensor_parallel, "
+                f"sequence_parallel, context_parallel, pipeline_parallel) say Mesh(dp=..., {axes})"
             )
         return join_ranks(
             rank=placement.rank,
             world_size=mesh.world_size,
             rendezvous=placement.rendezvous,
             device=device,
-            sp_size=engine.sequence_parallel,
-            tp_size=engine.tensor_parallel,
-            shard_size=engine.shard_size,
+            engine=engine,
         )
 
     def token_columns(self, data: DataProto, function: TokenFunction) -> DataProto:

@@ -77,7 +77,7 @@ VERL: dict[str, str] = {
         "use_prefix_grouper use_torch_compile kl_loss_coef kl_loss_type ppo_epochs shuffle data_loader_seed rollout_n "
         f"checkpoint.strict use_fused_kernels use_remove_padding grad_clip ulysses_sequence_parallel_size {_ENTROPY} "
         "router_replay.mode router_replay.record_file router_replay.replay_file qat.enable qat.mode qat.group_size "
-        f"megatron.tensor_model_parallel_size _target_ {_CHECKPOINT} {_PROFILER}"
+        f"megatron.tensor_model_parallel_size megatron.context_parallel_size _target_ {_CHECKPOINT} {_PROFILER}"
     ),
     f"{_A}.optim": f"{_OPTIM} {_MEGATRON_OPTIM} _target_",
     f"{_A}.fsdp_config": _FSDP,

@@ -240,6 +240,8 @@ DOTTED = "--actor.model_name_or_path m --data.max_len 3072 --rollout.max_new_tok
          {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": 1e-3, "algorithm.kl_loss_type": "low_var_kl"}),
         ("--algo.advantage.is_correction_level seq", {"algorithm.correction.weights": None}),
         ("--ds.tensor_parallel_size 2", {"actor.engine.tensor_parallel": 2}),
+        ("--ds.ring_attn_size 2",
+         {"actor.engine.context_parallel": 2, "actor.engine.sequence_parallel": None}),
         ("--actor.loss_agg_mode seq-mean-token-mean", {"algorithm.loss_agg_mode": "seq-mean-token-mean"}),
     ],
 )  # fmt: skip

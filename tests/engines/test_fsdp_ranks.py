@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from references.rank_processes import RankFailed, Ranks, run_ranks
+from strop.engines.config import EngineConfig
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
 
@@ -27,8 +29,8 @@ def test_one_process_is_alone_and_talks_to_nobody() -> None:
 
 def facts(ranks: Ranks) -> dict[str, object]:
     first = ranks.join(shard_size=2)
-    second = ranks.join(sp_size=2)
-    third = ranks.join(sp_size=2)
+    second = ranks.join(sequence_parallel=2)
+    third = ranks.join(sequence_parallel=2)
     second.barrier("the test")
     assert first.mesh is not None
     assert second.mesh is not None
@@ -68,17 +70,17 @@ def test_four_ranks_in_pairs() -> None:
     [
         ({"rank": 2, "world_size": 2}, "rank is 2, but there are 2 ranks, counted from 0"),
         (
-            {"rank": 0, "world_size": 6, "sp_size": 4},
-            "engine.sequence_parallel is 4, which does not divide the 6 ranks of the role; choose one of 1, 2, 3, 6",
+            {"rank": 0, "world_size": 6, "engine": EngineConfig(sequence_parallel=4)},
+            "engine.sequence_parallel is 4, which does not divide the 6 ranks of the role: choose one of 1, 2, 3, 6",
         ),
         (
-            {"rank": 0, "world_size": 4, "shard_size": 3},
+            {"rank": 0, "world_size": 4, "engine": EngineConfig(shard_size=3)},
             "engine.shard_size is 3, which does not divide the 4",
         ),
         ({"rank": 0, "world_size": 2}, "rank 0 of 2 was not told where the ranks meet"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], sentence: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         join_ranks(**{**GIVEN, **sizes})  # type: ignore[arg-type]
 

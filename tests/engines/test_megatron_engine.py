@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from references.engine_steps import PAIRS, Result, Setting, one_process
-from references.language_models import save_tiny
+from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -40,7 +38,7 @@ class Mesh:
 
     tp: int = 1
     pp: int = 1
-    vpp: int = 1
+    chunks: int = 1
     ep: int = 1
     cp: int = 1
     dp: int = 1
@@ -48,7 +46,6 @@ class Mesh:
     max_tokens: int = 40
     dtype: str = "float64"
     checkpointing: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -61,11 +58,9 @@ def step(ranks: Ranks, folder: str, mesh: Mesh) -> Result:
 
     use_cpu()
     from references.engine_steps import run_engine_step
-    from references.megatron_ranks import megatron_engine, megatron_parallel
+    from references.megatron_ranks import megatron_engine
 
-    parallel = megatron_parallel(ranks, mesh)
-    engine = megatron_engine(parallel, folder, mesh)
-    return run_engine_step(engine, PAIRS)
+    return run_engine_step(megatron_engine(ranks, folder, mesh), PAIRS)
 
 
 def compare(folder: Path, mesh: Mesh, close: dict[str, float]) -> None:
@@ -87,7 +82,9 @@ def compare(folder: Path, mesh: Mesh, close: dict[str, float]) -> None:
             torch.testing.assert_close(ours, whole[mine], **close)
         assert result.weights.keys() == expected.weights.keys()
         for name, weight in expected.weights.items():
-            torch.testing.assert_close(result.weights[name], weight, **close, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                result.weights[name], weight, **close, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
@@ -124,14 +121,16 @@ def test_pipeline_parallel(tiny_folder: Folder, kind: str) -> None:
 def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with two parts of it for each of two stages."""
     folder = tmp_path_factory.mktemp("four_layers")
-    save_tiny("qwen3", folder, num_hidden_layers=4, layer_types=None)
+    shape = config("qwen3")
+    shape.num_hidden_layers, shape.layer_types = 4, ["full_attention"] * 4
+    save_model(shape, folder)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("max_tokens", [40, 1000])  # micro-batches that are no multiple of the stages
 def test_interleaved_stages(four_layers: Path, max_tokens: int) -> None:
-    compare(four_layers, Mesh(pp=2, vpp=2, max_tokens=max_tokens), FLOAT64)
+    compare(four_layers, Mesh(pp=2, chunks=2, max_tokens=max_tokens), FLOAT64)
 
 
 @pytest.mark.dist

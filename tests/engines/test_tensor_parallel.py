@@ -105,7 +105,7 @@ def said(parallel: Parallel, setting: Setting) -> dict[str, Tensor]:
 
 
 def said_on_ranks(ranks: Ranks, setting: Setting) -> dict[str, Tensor]:
-    return said(ranks.join(tp_size=setting.tp_size), setting)
+    return said(ranks.join(tensor_parallel=setting.tp_size), setting)
 
 
 def test_each_rank_says_of_the_whole_vocabulary_what_one_process_does(tiny_folder: Folder) -> None:
@@ -125,9 +125,9 @@ def test_each_rank_says_of_the_whole_vocabulary_what_one_process_does(tiny_folde
     [
         (transformers.GPT2Config(), 2, "transformers does not say how the matrices of gpt2 are cut"),
         (
-            transformers.Qwen3MoeConfig(),
+            transformers.OlmoeConfig(),
             2,
-            "are cut as moe_tp_experts, packed_colwise, which strop does not do",
+            "are cut as colwise_gather_output, rowwise_split_input, which strop does not do",
         ),
         (
             transformers.LlamaConfig(hidden_size=48, num_attention_heads=6),
@@ -150,7 +150,7 @@ def test_models_that_cannot_be_cut_are_refused(config: Any, tp_size: int, senten
 def held(ranks: Ranks, folder: str) -> dict[str, Any]:
     """In a rank: shapes of what it holds, and digests."""
     with exact_norms():
-        engine = engine_of(ranks.join(tp_size=2), Setting(folder=folder, tp_size=2))
+        engine = engine_of(ranks.join(tensor_parallel=2), Setting(folder=folder, tp_size=2))
         shapes = {
             name: tuple(parameter.to_local().shape) if isinstance(parameter, DTensor) else None
             for name, parameter in engine.model.named_parameters()

@@ -165,7 +165,7 @@ def attended(shapes: list[tuple[int, int, int]]) -> Iterator[None]:
 
 def layer_shapes(ranks: Ranks, folder: str) -> tuple[list[tuple[int, int, int]], list[int]]:
     """In a rank: shapes in the attention, and tokens in the feed-forward parts."""
-    engine = engine_of(ranks.join(sp_size=2), Setting(folder=folder, sp_size=2))
+    engine = engine_of(ranks.join(sequence_parallel=2), Setting(folder=folder, sp_size=2))
     tokens: list[int] = []
     for layer in engine.model.layers:
         layer.get_submodule("mlp").register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape[1]))

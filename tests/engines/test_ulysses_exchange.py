@@ -105,7 +105,7 @@ def shard_of(micro_batch: Tokens, group: dist.ProcessGroup | None) -> SequenceSh
 
 def attention_pieces(ranks: Ranks, cases: Sequence[Case]) -> list[list[Tensor]]:
     """In a rank: for each case this rank's piece of the output and of the gradients of query, key and value."""
-    group = ranks.join(sp_size=ranks.world_size).sp_group
+    group = ranks.join(sequence_parallel=ranks.world_size).sp_group
     results = []
     for case in cases:
         micro_batch = micro_batch_of(case)
@@ -234,7 +234,7 @@ def test_attention_over_two_ranks_of_any_rows(cases: list[Case]) -> None:
 def head_pieces(ranks: Ranks, prompts: Lengths) -> tuple[Tensor, ...]:
     """In a rank: what is predicted from, the gathered result, and the gradients of hidden states and weight."""
     micro_batch = pack(rows_of(prompts), TEXT_MODEL)
-    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sequence_parallel=ranks.world_size).sp_group)
     hidden, weight, bias, loss_weight = head_tensors(micro_batch)
     local = piece(hidden, ranks.rank, ranks.world_size).requires_grad_()
     weight.requires_grad_()
@@ -281,7 +281,7 @@ def test_each_rank_computes_its_share_of_the_head(prompts: Lengths, size: int) -
 
 def shard_sizes(ranks: Ranks, prompts: Lengths) -> tuple[int, ...]:
     micro_batch = pack(rows_of(prompts), TEXT_MODEL)
-    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sequence_parallel=ranks.world_size).sp_group)
     hidden = shard.predicting(torch.zeros(shard.input_ids.shape[1], 1))
     return shard.input_ids.shape[1], len(shard.targets), len(hidden)
 
@@ -294,7 +294,7 @@ def test_no_rank_has_more_than_its_share_of_tokens_or_predictions() -> None:
 def wrong_heads(ranks: Ranks) -> str:
     case = Case(prompts=EVEN, heads=3, key_heads=3)
     micro_batch = micro_batch_of(case)
-    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sequence_parallel=ranks.world_size).sp_group)
     query, key, value, _ = (
         piece(t, ranks.rank, ranks.world_size) for t in tensors_of(case, micro_batch.num_tokens)
     )

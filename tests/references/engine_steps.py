@@ -58,6 +58,11 @@ class Setting:
     """Train a value model instead of a policy."""
     sp_size: int = 1
     tp_size: int = 1
+    cp_size: int = 1
+    pp_size: int = 1
+    chunks: int = 1
+    layers: tuple[int, ...] = ()
+    ep_size: int = 1
     max_tokens: int = 1000
     """Per device; a row of twice as many fits on two devices."""
     checkpointing: bool = False
@@ -66,7 +71,32 @@ class Setting:
 
     @property
     def ranks_per_row(self) -> int:
-        return self.sp_size * self.tp_size
+        return self.sp_size * self.tp_size * self.cp_size
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            max_tokens_per_device=self.max_tokens,
+            sequence_parallel=self.sp_size,
+            tensor_parallel=self.tp_size,
+            context_parallel=self.cp_size,
+            pipeline_parallel=self.pp_size,
+            pipeline_chunks=self.chunks,
+            pipeline_layers=self.layers,
+            expert_parallel=self.ep_size,
+            gradient_sync=self.sync,  # type: ignore[arg-type]
+        )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """As `Ranks.join` takes them."""
+        return {
+            "sequence_parallel": self.sp_size,
+            "tensor_parallel": self.tp_size,
+            "context_parallel": self.cp_size,
+            "pipeline_parallel": self.pp_size,
+            "expert_parallel": self.ep_size,
+        }
 
 
 @dataclass(frozen=True)
@@ -100,6 +130,8 @@ def run_engine_step(engine: Any, pairs: Sequence[Pair], *, values: bool = False)
     weights = {}
     for name, parameter in engine.streamed_weights() or engine.model.named_parameters():
         weight = parameter.detach()
+        if weight.is_meta:  # of another stage
+            continue
         weights[name] = (weight.full_tensor() if isinstance(weight, DTensor) else weight).clone()
     return Result(share, before, loss, report.grad_norm, weights, after)
 
@@ -110,15 +142,9 @@ def engine_of(parallel: Parallel, setting: Setting) -> TrainEngine:
         ModelConfig(path=setting.folder, dtype=setting.dtype, gradient_checkpointing=setting.checkpointing),
         parallel=parallel,
     )
-    engine_config = EngineConfig(
-        max_tokens_per_device=setting.max_tokens,
-        sequence_parallel=setting.sp_size,
-        tensor_parallel=setting.tp_size,
-        gradient_sync=setting.sync,
-    )
     # A large eps: an update does not hang on the rounding of gradients that are almost 0.
     optim = OptimizerConfig(lr=0.05, eps=1e-2, max_grad_norm=3.0)
-    return TrainEngine(model, engine_config, optim, total_steps=None, parallel=parallel)
+    return TrainEngine(model, setting.engine, optim, total_steps=None, parallel=parallel)
 
 
 def _places(pairs: Sequence[Pair]) -> list[Tensor]:
@@ -151,7 +177,7 @@ def _accumulate(engine: Any, values: bool, rows: Any, place: Tensor) -> float:
 
 def rank_step(ranks: Ranks, setting: Setting, pairs: Sequence[Pair]) -> Result:
     """In a rank."""
-    return run_step(ranks.join(sp_size=setting.sp_size, tp_size=setting.tp_size), setting, pairs)
+    return run_step(ranks.join(**setting.axes), setting, pairs)
 
 
 def check(
@@ -159,23 +185,23 @@ def check(
 ) -> None:
     """Every rank of every group that shares its rows has their results and the weights of one process."""
     results = run_ranks(rank_step, size, setting, pairs)
-    heads = results[:: setting.ranks_per_row]
+    heads = results[: size // setting.pp_size : setting.ranks_per_row]
     assert sorted(i for head in heads for i in head.rows) == list(range(len(pairs)))
     assert sum(head.loss for head in heads) == pytest.approx(
         expected.loss, abs=close["atol"], rel=close["rtol"]
     )
     places = _places(pairs)
     for rank, result in enumerate(results):
-        head = heads[rank // setting.ranks_per_row]
+        head = heads[rank // setting.ranks_per_row % len(heads)]
         assert (result.rows, result.loss) == (head.rows, head.loss)
         assert result.grad_norm == pytest.approx(expected.grad_norm, abs=close["atol"], rel=close["rtol"])
         mine = torch.cat([places[i] for i in result.rows]) if result.rows else torch.zeros(0).long()
         for ours, whole in zip(result.before + result.after, expected.before + expected.after, strict=True):
             torch.testing.assert_close(ours, whole[mine], **close)
-        for name, weight in expected.weights.items():
-            torch.testing.assert_close(
-                result.weights[name], weight, msg=lambda m, n=name: f"{n}: {m}", **close
-            )
+        for name, weight in result.weights.items():
+            expected_weight = expected.weights[name]
+            torch.testing.assert_close(weight, expected_weight, msg=lambda m, n=name: f"{n}: {m}", **close)
+    assert {name for result in results for name in result.weights} == set(expected.weights)
 
 
 def one_process(setting: Setting, pairs: Sequence[Pair] = PAIRS) -> Result:

@@ -201,23 +201,27 @@ FAMILIES = (
 """More architectures that it must run, each with something that the others do not have, compared in float32."""
 
 
-def save_tiny(kind: str, folder: Path, *, seed: int = 0, **changes: Any) -> None:
+def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
     """Write a random model whose distributions are far from uniform and differ from token to token.
 
-    A kind that ends in `_score` is the same architecture as a sequence classifier with one label. `changes` are
-    settings of its configuration.
+    A kind that ends in `_score` is the same architecture as a sequence classifier with one label.
     """
-    generator = torch.Generator().manual_seed(seed)
     base = kind.removesuffix("_score")
+    shape = config(base)
+    if kind != base:
+        shape.num_labels = 1
+    save_model(shape, folder, seed=seed, is_classifier=kind != base)
+
+
+def save_model(shape: Any, folder: Path, *, seed: int = 0, is_classifier: bool = False) -> None:
+    """Write a random model of a configuration, with weights as of `save_tiny`."""
+    generator = torch.Generator().manual_seed(seed)
+    auto = transformers.AutoModelForCausalLM
+    if is_classifier:
+        auto = transformers.AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # noise is added to what a class draws itself
-        if kind == base:
-            shape = type(config(kind)).from_dict({**config(kind).to_dict(), **changes}) if changes else config(kind)
-            model = transformers.AutoModelForCausalLM.from_config(shape)
-        else:
-            shape = config(base)
-            shape.num_labels = 1
-            model = transformers.AutoModelForSequenceClassification.from_config(shape)
+        model = auto.from_config(shape)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.empty_like(parameter).normal_(generator=generator)

@@ -145,6 +145,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", {}),
     "phi3": ("phi3", {"sliding_window": 5}),
     "phi3_longrope": ("phi3", {"original_max_position_embeddings": 50, "rope_parameters": _LONGROPE}),
+    "qwen3_moe_pair": ("qwen3_moe", {**_HEAD, **_EXPERTS, "num_experts": 2, "num_experts_per_tok": 1}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3_next_hybrid": (
         "qwen3_next",

@@ -7,7 +7,8 @@
 
     first, second = run_ranks(gradient, 2, 10)           # the results in the order of the ranks
 
-Processes are spawned once and serve later calls, because importing torch takes seconds; each has one thread.
+Processes are started once and serve later calls, from a server that has imported torch, which takes seconds; each has
+one thread.
 After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
 survives the test run: the processes end with the one that started them.
 """
@@ -33,7 +34,8 @@ from typing import Any
 
 from strop.controller.store_server import RendezvousServer
 
-_SPAWN = multiprocessing.get_context("spawn")
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "transformers"])  # imported once for all ranks
 _START_TIMEOUT_S = 240.0
 """Limit of a process's start: torch and transformers are imported, on a machine that may be busy."""
 
@@ -51,10 +53,10 @@ class Ranks:
     rendezvous: Any
     """A strop.controller.store_server.Rendezvous."""
 
-    def join(
-        self, *, sp_size: int = 1, tp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0
-    ) -> Any:
-        """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
+    def join(self, *, timeout_s: float = 60.0, **engine: Any) -> Any:
+        """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh, with these
+        settings of an engine."""
+        from strop.engines.config import EngineConfig
         from strop.engines.parallel.process_group import join_ranks
 
         return join_ranks(
@@ -62,9 +64,7 @@ class Ranks:
             world_size=self.world_size,
             rendezvous=self.rendezvous,
             device="cpu",
-            sp_size=sp_size,
-            tp_size=tp_size,
-            shard_size=shard_size,
+            engine=EngineConfig(**engine),
             timeout_s=timeout_s,
         )
 
@@ -108,8 +108,8 @@ class _Child:
     """One process that calls functions."""
 
     def __init__(self) -> None:
-        self.connection, theirs = _SPAWN.Pipe()
-        self.process: BaseProcess = _SPAWN.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        self.connection, theirs = _CONTEXT.Pipe()
+        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self._ready = False
@@ -165,10 +165,10 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(used))]
 
 
-def _serve(connection: Connection, parent: int) -> None:
+def _serve(connection: Connection) -> None:
     """Life of a process: calls, until the one that started it is gone."""
     faulthandler.enable()  # a rank that crashes says where
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     import torch
     import transformers
 

@@ -160,6 +160,10 @@ def test_images_and_a_model_of_text_are_refused_before_anything_runs(
             "actor.engine.sequence_parallel is 2, but prompts have images",
         ),
         (
+            ["actor.engine.context_parallel=2"],
+            "actor.engine.context_parallel is 2, but prompts have images",
+        ),
+        (
             ["algorithm.adv_estimator=gae"],
             "prompts have images, which a critic does not take: .*=gae needs one",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_meshes_follow_ranks_apart_and_sequence_parallelism() -> None:
         "actor": Mesh(dp=2, tp=4),
         "rollout": Mesh(dp=8),
     }
+    rows = roles("resources.runtime=ray", "resources.ranks=8", "actor.engine.context_parallel=4")
+    assert rows["actor"].mesh == Mesh(dp=2, cp=4)
     assert specs["rollout"].args[-1].share_with is None
     assert roles()["rollout"].args[-1].share_with == "actor"
 
@@ -99,6 +102,10 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             "actor.engine.sequence_parallel is 2, which does not divide the 3 ranks",
         ),
         (
+            ["resources.runtime=ray", "resources.ranks=3", "actor.engine.context_parallel=2"],
+            "actor.engine.context_parallel is 2, which does not divide the 3 ranks of the role: choose one of 1, 3",
+        ),
+        (
             ["resources.runtime=ray", "resources.ranks=3", "actor.engine.tensor_parallel=2"],
             "actor.engine.tensor_parallel is 2, which does not divide the 3 ranks",
         ),
@@ -109,7 +116,7 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
                 "actor.engine.tensor_parallel=2",
                 "actor.engine.shard_size=4",
             ],
-            "actor.engine.shard_size is 4, which does not divide the 4 ranks of the actor (over 2, tensor_parallel)",
+            "actor.engine.shard_size is 4, which does not divide the 4 ranks of the role, of which the other axes leav",
         ),
         (
             [
@@ -172,6 +179,23 @@ def test_heads_that_ranks_cannot_share_are_refused_before_any_process_starts(
     check_models(
         project.config("resources.runtime=ray", "resources.ranks=8", "critic.engine.sequence_parallel=8")
     )
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "reference"])
+def test_positions_that_ranks_cannot_know_are_refused_before_any_process_starts(
+    project: Project, role: str
+) -> None:
+    config = project.config(
+        "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "resources.runtime=ray",
+        "resources.ranks=3", f"{role}.engine.context_parallel=3",
+    )  # fmt: skip
+    check_models(config)  # the 2 heads need not divide
+    grows = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    growing = dataclasses.replace(config, model=dataclasses.replace(config.model, override_config=grows))
+    with pytest.raises(
+        ValueError, match=rf"^{role}.engine.context_parallel is 3, but .* of type 'dynamic' depends"
+    ):
+        check_models(growing)
 
 
 @pytest.mark.parametrize(

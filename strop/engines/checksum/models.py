@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from strop.engines.checksum.tensors import WORD_BYTES, finish, word_sum
 from strop.engines.gradients import full, local, meeting_device
+from strop.engines.parallel.pipeline import pipeline_of
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 
 
@@ -29,9 +30,13 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     """
     tensors = named_weights(module, with_adapter=True)
     metadata = weights_metadata(module, with_adapter=True)
+    pipeline = pipeline_of(module)
     totals: dict[str, Tensor] = {}
     shared: dict[dist.ProcessGroup, list[str]] = {}
     for weight in metadata:
+        if pipeline is not None and not pipeline.is_mine(weight.name):
+            totals[weight.name] = torch.zeros((), dtype=torch.int64, device=pipeline.device)
+            continue
         tensor = tensors[weight.name].detach()
         check_present(weight.name, tensor)
         shard = _row_shard(tensor)
@@ -45,6 +50,10 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
         added = torch.stack([totals[name] for name in names]).to(meeting_device(tensors[names[0]]))
         dist.all_reduce(added, group=group)
         totals.update(zip(names, added.unbind(), strict=True))
+    if pipeline is not None:  # each stage has added up its own
+        of_all = torch.stack([totals[weight.name].to(pipeline.device) for weight in metadata])
+        dist.all_reduce(of_all, group=pipeline.group)
+        totals = {weight.name: total for weight, total in zip(metadata, of_all.unbind(), strict=True)}
     numbers = _to_ints([totals[weight.name] for weight in metadata])
     return {
         weight.name: finish(number, weight.num_bytes)

@@ -44,6 +44,7 @@ def check_settings(engine: EngineConfig, optim: OptimizerConfig | None = None, *
         ("engine.gradient_sync", engine.gradient_sync, "last"),
         ("engine.offload_activations", engine.offload_activations, False),
         ("engine.compile", engine.compile, False),
+        ("engine.pipeline_layers", list(engine.pipeline_layers), []),
         ("optim.name", "adamw" if optim is None else optim.name, "adamw"),
     ):
         if value != needed:
@@ -55,10 +56,10 @@ def check_settings(engine: EngineConfig, optim: OptimizerConfig | None = None, *
         raise ValueError(
             f"{prefix}engine.offload is all, which {prefix}engine.kind=megatron does not have: use none or optimizer"
         )
-    if engine.megatron.virtual_pipeline_parallel > 1 and engine.pipeline_parallel == 1:
+    if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
         raise ValueError(
-            f"{prefix}engine.megatron.virtual_pipeline_parallel is {engine.megatron.virtual_pipeline_parallel}, but "
-            f"there is one pipeline stage: set {prefix}engine.pipeline_parallel above 1, or it to 1"
+            f"{prefix}engine.pipeline_chunks is {engine.pipeline_chunks} and {prefix}engine.context_parallel is "
+            f"{engine.context_parallel}, which {prefix}engine.kind=megatron does not have together: set one of them to 1"
         )
 
 
@@ -95,25 +96,27 @@ def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -
 
 
 def _check_sizes(text: Any, engine: EngineConfig, section: str) -> None:
-    megatron, experts = engine.megatron, int(getattr(text, "num_experts", 0) or 0)
-    stages = engine.pipeline_parallel * megatron.virtual_pipeline_parallel
-    where = f"{section}.pipeline_parallel"
-    if megatron.virtual_pipeline_parallel > 1:
-        where += f" times {section}.megatron.virtual_pipeline_parallel"
-    heads = engine.tensor_parallel * engine.context_parallel
-    of_heads = f"{section}.tensor_parallel"
-    if engine.context_parallel > 1:
-        of_heads += f" times {section}.context_parallel"
+    experts = int(getattr(text, "num_experts", 0) or 0)
+    tp, ep = engine.tensor_parallel, engine.expert_parallel
+    if experts and tp > 1 and ep < tp:
+        raise ValueError(
+            f"{section}.tensor_parallel is {tp}, whose ranks share the tokens of experts, so that megatron-core wants "
+            f"the experts over at least as many: set {section}.expert_parallel to {tp} or a multiple"
+        )
+    stages = f"{section}.pipeline_parallel"
+    if engine.pipeline_chunks > 1:
+        stages += f" times {section}.pipeline_chunks"
     for key, size, what, count in (
-        (of_heads, heads, "attention heads", int(text.num_attention_heads)),
-        (of_heads, heads, "key-value heads", int(text.num_key_value_heads)),
-        (f"{section}.tensor_parallel", engine.tensor_parallel, "hidden units", int(text.intermediate_size)),
-        (where, stages, "layers", int(text.num_hidden_layers)),
-        (f"{section}.expert_parallel", engine.expert_parallel, "experts", experts),
+        (f"{section}.tensor_parallel", tp, "attention heads", int(text.num_attention_heads)),
+        (f"{section}.tensor_parallel", tp, "key-value heads", int(text.num_key_value_heads)),
+        (f"{section}.tensor_parallel", tp, "hidden units", int(text.intermediate_size)),
+        (stages, engine.pipeline_parallel * engine.pipeline_chunks, "layers", int(text.num_hidden_layers)),
+        (f"{section}.expert_parallel", ep, "experts", experts),
     ):
-        if size > 1 and (count == 0 or count % size):
+        if size > 1 and count % size:
             raise ValueError(
                 f"{key} is {size}, but the {count} {what} of the model do not divide over so many with "
-                f"{section}.kind=megatron: use a divisor of {count}" if count else
-                f"{key} is {size}, but the model has no {what}: set it to 1"
+                f"{section}.kind=megatron: use a divisor of {count}"
             )
+        if size > 1 and not count:
+            raise ValueError(f"{key} is {size}, but the model has no {what}: set it to 1")

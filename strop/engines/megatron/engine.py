@@ -21,7 +21,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import open_sharded, save_parts
-from strop.engines.checkpoint_reader import SavedTensors
+from strop.engines.checkpoint_reader import Form, SavedTensors
 from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -68,12 +68,11 @@ class MegatronEngine:
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
-        plan = join_groups(config, self.parallel)
-        self._plan = plan
+        join_groups(config, self.parallel)
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self._parts = MegatronModel(model, config, plan, self.parallel.device)
+        self._parts = MegatronModel(model, config, self.parallel)
         self._offloaded: list[HostCopies] = []
 
     @torch.no_grad()
@@ -110,7 +109,10 @@ class MegatronEngine:
         weight map; all ranks use up the iterator."""
         self.load_to_device()
         return whole_weights(
-            self._parts.metadata, self._parts.mapped, lambda entry: entry.parameter.detach(), self._parts.device
+            self._parts.metadata,
+            self._parts.mapped,
+            lambda entry: entry.parameter.detach(),
+            self._parts.device,
         )
 
     def _device_memory(self) -> Iterator[Tensor]:
@@ -126,14 +128,17 @@ class MegatronEngine:
             rows=rows,
             max_positions=self.model.max_positions,
         ) or [[]]
-        if self._plan.virtual_pipeline > 1:  # each stage passes them in groups of as many as there are stages
-            numbers = numbers + [[]] * (-len(numbers) % self._plan.pipeline)
-        return [pack(data, self._parts, rows=part) for part in numbers]
+        is_interleaved = self._config.pipeline_chunks > 1
+        if is_interleaved:  # each stage passes them in groups of as many as there are stages
+            numbers = numbers + [[]] * (-len(numbers) % self._config.pipeline_parallel)
+        # Interleaved ones get their padding, and are shared out, when all of them are there (passes.py).
+        shared = None if is_interleaved else self.parallel
+        return [pack(data, self._parts, rows=part, parallel=shared) for part in numbers]
 
     def _count(self, micro: Sequence[Tokens], *, trains: bool) -> None:
         if self._work is not None and self.operations is not None:
             count = self._work.training if trains else self._work.forward
-            self.operations += sum(map(count, micro)) / self.parallel.ranks_per_row
+            self.operations += sum(map(count, micro)) / (self.parallel.ranks_per_row * self.parallel.pp_size)
 
     @torch.no_grad()
     def _take_weights(self) -> None:
@@ -256,7 +261,7 @@ class MegatronTrainEngine(MegatronEngine):
         state = {name: whole.cpu() for name, whole in self._kept_weights() if is_first}
         if is_first:
             for weight in self._parts.metadata:
-                state |= {alias: state[weight.name] for alias in weight.aliases}
+                state |= dict.fromkeys(weight.aliases, state[weight.name])
             module: Any = self.model.module
             module.save_pretrained(folder, state_dict=state)
             self.model.check_saved(folder)
@@ -275,10 +280,14 @@ class MegatronTrainEngine(MegatronEngine):
         self._load_optimizer_to_device()
         parts = {}
         for prefix, kind in self._kinds().items():
-            parts |= parts_to_save(self._parts.mapped, lambda entry, k=kind: self._optimizer.whole(entry, k), prefix)
+            parts |= parts_to_save(
+                self._parts.mapped, lambda entry, k=kind: self._optimizer.whole(entry, k), prefix
+            )
         steps = torch.tensor(self._optimizer.adam_steps, dtype=torch.float32)
         if self.parallel.rank == 0:
-            parts |= {f"{OPTIMIZER}step/{weight.name}": ((), steps.clone()) for weight in self._parts.metadata}
+            parts |= {
+                f"{OPTIMIZER}step/{weight.name}": ((), steps.clone()) for weight in self._parts.metadata
+            }
         numbers = {"num_steps": self._optimizer.num_steps}
         return save_parts(
             folder, parts, self._forms(), numbers, parallel=self.parallel, in_background=in_background
@@ -290,7 +299,9 @@ class MegatronTrainEngine(MegatronEngine):
         self.load_to_device()
         self._load_optimizer_to_device()
         names = {
-            name: form for name, form in self._forms().items() if not (leaves_weights and name.startswith(MODEL))
+            name: form
+            for name, form in self._forms().items()
+            if not (leaves_weights and name.startswith(MODEL))
         }
         saved = open_sharded(folder, names, leave=[MODEL] if leaves_weights else [])
         for prefix, kind in self._kinds().items():
@@ -303,17 +314,18 @@ class MegatronTrainEngine(MegatronEngine):
 
     def _load_kind(self, saved: SavedTensors, prefix: str, kind: str) -> None:
         for entry in self._parts.mapped:
-            whole = filled(entry, lambda piece: saved.box(prefix + piece.name, piece.start, piece.shape), self._dtype)
+            whole = filled(
+                entry, lambda piece: saved.box(prefix + piece.name, piece.start, piece.shape), self._dtype
+            )
             self._optimizer.put(entry, kind, whole)
 
     def _kinds(self) -> Mapping[str, str]:
         """Beginnings of names of saved tensors, and the kinds of the optimizer that they are."""
         return {MODEL: WEIGHT} | {f"{OPTIMIZER}{kind}/": kind for kind in MOMENTS}
 
-    def _forms(self) -> dict[str, Tensor]:
+    def _forms(self) -> dict[str, Form]:
         return forms(self._parts.metadata, self._kinds()) | {
-            f"{OPTIMIZER}step/{weight.name}": torch.empty((), dtype=torch.float32, device="meta")
-            for weight in self._parts.metadata
+            f"{OPTIMIZER}step/{weight.name}": (torch.float32, ()) for weight in self._parts.metadata
         }
 
     def _kept_weights(self) -> Iterator[tuple[str, Tensor]]:

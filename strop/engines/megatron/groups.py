@@ -22,31 +22,36 @@ _SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Sizes of the parallel axes of a model."""
+class _Sizes:
+    """Of the axes that a process's groups were made for."""
 
-    tensor: int = 1
-    pipeline: int = 1
-    virtual_pipeline: int = 1
-    """Parts of the model that each pipeline stage has."""
-    context: int = 1
-    expert: int = 1
+    tensor_parallel: int
+    pipeline_parallel: int
+    pipeline_chunks: int
+    context_parallel: int
+    expert_parallel: int
 
 
 class _Joined:
-    """The plan that this process's groups were made for, and the group of all ranks that they belong to."""
+    """Sizes of this process's groups, and the group of all ranks that they belong to."""
 
-    plan: Plan | None = None
+    sizes: _Sizes | None = None
     world: object = None
 
 
-def join_groups(config: EngineConfig, parallel: Parallel) -> Plan:
-    """Make the groups of a role's plan, or use those of an earlier role in this process; a collective.
+def join_groups(config: EngineConfig, parallel: Parallel) -> None:
+    """Make the groups of a role's axes, or use those of an earlier role in this process; a collective.
 
     Raises:
-        ValueError: a role of another plan has made them.
+        ValueError: a role with other axes has made them.
     """
-    plan = plan_of(config)
+    sizes = _Sizes(
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        pipeline_chunks=config.pipeline_chunks,
+        context_parallel=config.context_parallel,
+        expert_parallel=config.expert_parallel,
+    )
     if not dist.is_initialized():  # a process on its own, which has no group
         backend = collective_backend(parallel.device.type)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -54,32 +59,19 @@ def join_groups(config: EngineConfig, parallel: Parallel) -> Plan:
         parallel_state.destroy_model_parallel()  # of ranks that have been left
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=plan.tensor,
-            pipeline_model_parallel_size=plan.pipeline,
-            virtual_pipeline_model_parallel_size=plan.virtual_pipeline if plan.virtual_pipeline > 1 else None,
-            context_parallel_size=plan.context,
-            expert_model_parallel_size=plan.expert,
+            tensor_model_parallel_size=sizes.tensor_parallel,
+            pipeline_model_parallel_size=sizes.pipeline_parallel,
+            virtual_pipeline_model_parallel_size=sizes.pipeline_chunks if sizes.pipeline_chunks > 1 else None,
+            context_parallel_size=sizes.context_parallel,
+            expert_model_parallel_size=sizes.expert_parallel,
             expert_tensor_parallel_size=1,  # an expert is whole on its rank
             order=_ORDER,
             create_gloo_process_groups=False,
         )
         tensor_parallel.model_parallel_cuda_manual_seed(_SEED)
-        _Joined.plan, _Joined.world = plan, dist.group.WORLD
-    if _Joined.plan != plan:
+        _Joined.sizes, _Joined.world = sizes, dist.group.WORLD
+    if _Joined.sizes != sizes:
         raise ValueError(
-            f"a role of this process divides its model with megatron-core as {_Joined.plan}, and another as {plan}: "
-            f"give the roles of one process the same engine.tensor_parallel, pipeline_parallel, context_parallel, "
-            f"expert_parallel and engine.megatron, or place them apart (resources.apart)"
+            f"a role of this process divides its model with megatron-core as {_Joined.sizes}, and another as {sizes}: "
+            f"give engine.kind=megatron the same sizes in all roles, or place them apart (resources.apart)"
         )
-    return plan
-
-
-def plan_of(config: EngineConfig) -> Plan:
-    """Sizes of the axes as the settings have them."""
-    return Plan(
-        tensor=config.tensor_parallel,
-        pipeline=config.pipeline_parallel,
-        virtual_pipeline=config.megatron.virtual_pipeline_parallel,
-        context=config.context_parallel,
-        expert=config.expert_parallel,
-    )

@@ -111,7 +111,11 @@ class CoreAttention(nn.Module):
         row = attention_bias
         cos, sin = row.cos[:, None], row.sin[:, None]
         output = row.attention.attend(
-            self._layer, _rotated(query[:, 0], cos, sin), _rotated(key[:, 0], cos, sin), value[:, 0], self._form
+            self._layer,
+            _rotated(query[:, 0], cos, sin),
+            _rotated(key[:, 0], cos, sin),
+            value[:, 0],
+            self._form,
         )
         return output.flatten(1)[:, None]
 

@@ -30,9 +30,9 @@ from strop.engines.config import EngineConfig
 from strop.engines.head import Head
 from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.experts import repair_experts
-from strop.engines.megatron.groups import Plan
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.engines.weights import weights_metadata
 
@@ -42,17 +42,16 @@ class MegatronModel:
 
     media: None = None
     """Text alone."""
-    tensor_parallel: None = None
-    """Of the torch engine."""
+    key_heads: None = None
+    """Each rank has the key heads of its queries."""
 
-    def __init__(self, whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.device) -> None:
+    def __init__(self, whole: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
         """Build the part of the model, without values.
 
         Args:
             whole: the model as transformers has it.
-            engine: settings of the role.
-            plan: sizes of the parallel axes.
-            device: of this rank.
+            engine: settings of the role, whose groups this process has joined.
+            parallel: this rank.
 
         Raises:
             ValueError: a model that is not carried, or settings that megatron-core does not have.
@@ -60,20 +59,21 @@ class MegatronModel:
         text = whole.config.get_text_config()
         check_model(whole.config, engine)
         self._whole = whole
-        self.device = device
+        self.device = parallel.device
         self.metadata = weights_metadata(whole.module)
         """Hugging Face names and shapes of all weights of the model."""
-        self.config = _config(whole, engine, plan, device)
-        self.stages = [self._stage(number, plan) for number in range(plan.virtual_pipeline)]
-        """In the order in which tokens pass them; one, without virtual pipeline stages."""
+        self.config = _config(whole, engine, self.device)
+        self.stages = [self._stage(number) for number in range(engine.pipeline_chunks)]
+        """In the order in which tokens pass them; one, where stages are not interleaved."""
         self.vocab_size = int(text.vocab_size)
         self.mapped: list[Mapped] = mapped_parameters(self.stages, self.config, self.vocab_size)
         self._check_map()
-        self._rotary: Any = whole.module.model.rotary_emb.to(device)  # type: ignore[union-attr, operator]
+        self._rotary: Any = whole.module.model.rotary_emb.to(self.device)  # type: ignore[union-attr, operator]
         self._banned: Tensor | None = None
 
-    def _stage(self, number: int, plan: Plan) -> Stage:
-        config, vp_stage = self.config, number if plan.virtual_pipeline > 1 else None
+    def _stage(self, number: int) -> Stage:
+        config = self.config
+        vp_stage = None if config.virtual_pipeline_model_parallel_size is None else number
         text = self._whole.config.get_text_config()
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * config.num_layers
         window = getattr(text, "sliding_window", None)
@@ -84,7 +84,9 @@ class MegatronModel:
         layers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
         by_formula = text._attn_implementation == FORMULA_NAME
         specs = layer_specs(config, layers=layers, windows=windows, by_formula=by_formula)
-        padded = -(-int(text.vocab_size) // plan.tensor) * plan.tensor
+        padded = (
+            -(-int(text.vocab_size) // config.tensor_model_parallel_size) * config.tensor_model_parallel_size
+        )
         stage = Stage(
             config,
             specs,
@@ -127,7 +129,9 @@ class MegatronModel:
 
     def row(self, position_ids: Tensor, attention: AttentionContext) -> PackedRow:
         """What the layers need of a packed row with positions [1, N]."""
-        cos, sin = self._rotary(torch.empty(0, dtype=self.config.params_dtype, device=self.device), position_ids)
+        cos, sin = self._rotary(
+            torch.empty(0, dtype=self.config.params_dtype, device=self.device), position_ids
+        )
         return PackedRow(attention=attention, cos=cos[0], sin=sin[0])
 
     @property
@@ -144,7 +148,9 @@ class MegatronModel:
         copies = dist.get_world_size() // (
             self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size
         )
-        expert_copies = copies * self.config.tensor_model_parallel_size // self.config.expert_model_parallel_size
+        expert_copies = (
+            copies * self.config.tensor_model_parallel_size // self.config.expert_model_parallel_size
+        )
         totals = torch.tensor(list(counts.values()), device=self.device)
         dist.all_reduce(totals)
         for weight, total in zip(self.metadata, totals.tolist(), strict=True):
@@ -166,10 +172,12 @@ def _mark_cut_matrices(stage: Stage) -> None:
             set_tensor_model_parallel_attributes(part.weight, True, dim, 1)
 
 
-def _config(whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.device) -> TransformerConfig:
-    """The model's shape and the plan in the words of megatron-core."""
+def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> TransformerConfig:
+    """The model's shape and the parallel axes in the words of megatron-core."""
     text = whole.config.get_text_config()
-    names = {weight.name.rpartition("layers.")[2].partition(".")[2] for weight in weights_metadata(whole.module)}
+    names = {
+        weight.name.rpartition("layers.")[2].partition(".")[2] for weight in weights_metadata(whole.module)
+    }
     is_half = whole.compute_dtype in HALF
     dtype = whole.compute_dtype if is_half else whole.head_weight.dtype
     heads = int(text.num_attention_heads)
@@ -193,16 +201,18 @@ def _config(whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.dev
         "pipeline_dtype": dtype,
         "bf16": is_half,
         "calculate_per_token_loss": True,  # losses are sums: nothing is divided by ranks or micro-batches
-        "tensor_model_parallel_size": plan.tensor,
-        "sequence_parallel": plan.tensor > 1,
-        "pipeline_model_parallel_size": plan.pipeline,
-        "virtual_pipeline_model_parallel_size": plan.virtual_pipeline if plan.virtual_pipeline > 1 else None,
-        "context_parallel_size": plan.context,
-        "expert_model_parallel_size": plan.expert,
+        "tensor_model_parallel_size": engine.tensor_parallel,
+        "sequence_parallel": engine.tensor_parallel > 1,
+        "pipeline_model_parallel_size": engine.pipeline_parallel,
+        "virtual_pipeline_model_parallel_size": engine.pipeline_chunks
+        if engine.pipeline_chunks > 1
+        else None,
+        "context_parallel_size": engine.context_parallel,
+        "expert_model_parallel_size": engine.expert_parallel,
         "expert_tensor_parallel_size": 1,
-        "variable_seq_lengths": plan.virtual_pipeline == 1,  # see passes.py
+        "variable_seq_lengths": engine.pipeline_chunks == 1,  # see passes.py
         "moe_token_dispatcher_type": "alltoall",  # also without experts: no other has rows of any length
-        "batch_p2p_comm": device.type != "cpu" and plan.virtual_pipeline == 1,
+        "batch_p2p_comm": device.type != "cpu" and engine.pipeline_chunks == 1,
         "perform_initialization": False,  # every value is loaded
         "use_cpu_initialization": device.type == "cpu",
         # Kernels of apex and Transformer Engine, which are not needed here.
@@ -215,7 +225,11 @@ def _config(whole: CausalLM, engine: EngineConfig, plan: Plan, device: torch.dev
         **_expert_settings(text),
     }
     if whole.is_recomputed:
-        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        settings |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     if "num_moe_experts" in settings:
         repair_experts()
     overrides = engine.megatron.transformer_config

@@ -140,7 +140,9 @@ class MegatronAdamW:
         joined = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if held.main is not None:
             joined[held.start : held.start + held.main.numel()] = self._part(held, kind)
-        dist.all_reduce(joined.view(torch.int32), group=held.group)  # bits: one rank's beside zeros of the others
+        dist.all_reduce(
+            joined.view(torch.int32), group=held.group
+        )  # bits: one rank's beside zeros of the others
         return joined.view(parameter.shape)
 
     def put(self, entry: Mapped, kind: str, whole: Tensor) -> None:

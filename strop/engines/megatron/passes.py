@@ -34,11 +34,12 @@ class _LastStage:
     """The model as tokens ask it, when their hidden states have been computed."""
 
     def __init__(self, model: MegatronModel, hidden: Tensor) -> None:
-        self.device, self.media, self.head = model.device, None, model.head
-        self.tensor_parallel = None
+        self.device, self.media, self.key_heads, self.head = model.device, None, None, model.head
         self._hidden = hidden
 
-    def backbone(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext, media: None = None) -> Tensor:
+    def backbone(
+        self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext, media: None = None
+    ) -> Tensor:
         """Hidden states [n, D] of this rank's tokens."""
         return self._hidden
 
@@ -67,10 +68,11 @@ def run(
         The results, on every rank.
     """
     is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
-    tp_size = model.config.tensor_model_parallel_size
-    longest = max(tokens.num_tokens for tokens in micro_batches)
-    length = -(-longest // tp_size) * tp_size if is_interleaved else 1
-    shared = [_shared_out(tokens, length if is_interleaved else 0, tp_size) for tokens in micro_batches]
+    length, shared = 1, micro_batches
+    if is_interleaved:
+        length = max(tokens.num_tokens for tokens in micro_batches)
+        length += -length % model.config.tensor_model_parallel_size
+        shared = [_padded(tokens, length) for tokens in micro_batches]
 
     def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
         tokens = next(queue)
@@ -96,11 +98,8 @@ def run(
     return from_last_stage(results)
 
 
-def _shared_out(tokens: Tokens, length: int, tp_size: int) -> Tokens:
-    """The tokens with padding behind them, up to this length and a multiple of the tensor-parallel ranks, between which
-    they are shared."""
-    if tp_size == 1 and tokens.num_tokens >= length:
-        return tokens
+def _padded(tokens: Tokens, length: int) -> Tokens:
+    """The tokens with padding behind them up to this length, shared out over tensor-parallel ranks."""
     shard = tensor_shard(
         input_ids=tokens.input_ids,
         position_ids=tokens.position_ids,

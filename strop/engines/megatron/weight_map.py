@@ -92,8 +92,10 @@ def check_complete(mapped: list[Mapped], shapes: Mapping[str, tuple[int, ...]]) 
     for entry in mapped:
         for piece in entry.pieces:
             shape = shapes.get(piece.name)
-            if shape is None or len(shape) != len(piece.start) or any(
-                side.stop > size for side, size in zip(piece.box, shape, strict=True)
+            if (
+                shape is None
+                or len(shape) != len(piece.start)
+                or any(side.stop > size for side, size in zip(piece.box, shape, strict=True))
             ):
                 raise ValueError(
                     f"the parameters of megatron-core hold {piece.name} from {list(piece.start)} in sizes "

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from strop.engines.checkpoint_reader import Parts
+from strop.engines.checkpoint_reader import Form, Parts
 from strop.engines.megatron.weight_map import Mapped, Piece
 from strop.engines.weights import WeightsMetadata
 
@@ -61,13 +61,9 @@ def filled(entry: Mapped, source: Callable[[Piece], Tensor], dtype: torch.dtype)
     return whole
 
 
-def forms(metadata: WeightsMetadata, prefixes: Iterable[str]) -> dict[str, Tensor]:
+def forms(metadata: WeightsMetadata, prefixes: Iterable[str]) -> dict[str, Form]:
     """Types and shapes of saved tensors: of each weight one for each beginning of their names."""
-    return {
-        prefix + weight.name: torch.empty(weight.shape, dtype=weight.dtype, device="meta")
-        for prefix in prefixes
-        for weight in metadata
-    }
+    return {prefix + weight.name: (weight.dtype, weight.shape) for prefix in prefixes for weight in metadata}
 
 
 def _by_name(mapped: Sequence[Mapped]) -> dict[str, list[tuple[Mapped, Piece]]]:

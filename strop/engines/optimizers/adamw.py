@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from strop.engines import gradients
@@ -57,10 +58,11 @@ def adamw_parts(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> 
 
 
 def adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices with weight decay, the others without; shards apart, which one fused call cannot mix with the rest."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    """Matrices with weight decay, the others without; shards apart for each mesh, which one fused call cannot mix."""
+    groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for parameter in parameters:
-        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((parameter.dim() >= 2, mesh), []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if is_matrix else 0.0}
         for (is_matrix, _), members in groups.items()

@@ -4,6 +4,9 @@ Each decoder layer is a unit that is gathered before its forward pass and freed 
 and head form the root's unit. Gradients are added up over ranks, never averaged: a loss is a sum of weighted
 terms of tokens (algorithms/aggregation.py), so the sum over ranks is the gradient of the whole batch.
 
+The experts of a layer are a unit inside of the layer's where they have ranks of their own (expert or tensor
+parallelism, experts.py).
+
 Concurrency: sharding, forward and backward passes and `full_parameters` are collectives: every rank calls them
 in the same order. Inside `full_parameters` forward passes talk to nobody.
 """
@@ -11,6 +14,7 @@ in the same order. Inside `full_parameters` forward passes talk to nobody.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -26,9 +30,11 @@ from torch.distributed.fsdp import (
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.parallel.experts import ExpertParallel
+from strop.engines.parallel.model_axes import check_model_axes
+from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.parallel.tensor import TensorParallel, check_tensor_parallel
-from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.engines.parallel.tensor import TensorParallel
 
 T = TypeVar("T")
 
@@ -51,24 +57,29 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
     Parameters become DTensors under the same names.
 
     Raises:
-        ValueError: the model is sharded already, its layers are in an unknown place, or its sequences cannot be
-            divided over parallel.sp_size ranks.
+        ValueError: the model is sharded already, its layers are in an unknown place, or it cannot be divided as the
+            ranks are.
     """
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
-    if parallel.sp_size > 1:
-        check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    check_model_axes(model.config, config, parallel.world_size, module=model.module)
+    if parallel.pp_groups is not None:
+        model.pipeline = Pipeline(model.module, parallel, config)
+    if parallel.expert_mesh is not None:
+        model.expert_parallel = ExpertParallel(model.module, parallel.expert_mesh)
     if parallel.tp_mesh is not None:
-        check_tensor_parallel(model.config, parallel.tp_size)
         model.tensor_parallel = TensorParallel(model.module, parallel.tp_mesh)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
     if model.compute_dtype in HALF:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
     if config.offload == "all":
         placement = CPUOffloadPolicy(pin_memory=parallel.device.type != "cpu")
+    if model.expert_parallel is not None:
+        _shard_experts(model.expert_parallel, config, precision, placement)
     root = _Root(model.module)
+    of_others = {parameter for _, parameter in model.named_parameters() if parameter.is_meta}
     for part, reshard_after_forward in [
-        *((layer, config.reshard_after_forward) for layer in model.layers),
+        *((layer, config.reshard_after_forward) for layer in _own_layers(model)),
         (root, False),  # its backward pass comes first, so it would be gathered again at once
     ]:
         fully_shard(
@@ -77,14 +88,41 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
             reshard_after_forward=reshard_after_forward,
             mp_policy=precision,
             offload_policy=placement,
+            ignored_params=of_others,
         )
     model.root = root
+    if model.pipeline is not None:
+        model.pipeline.find_shared(model.module)
     for unit in sharded_units(model):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
     model.device = parallel.device
     model.run(lambda: None)  # the first pass through the root tells the units which one it is
     reshard(model)
+
+
+def _own_layers(model: CausalLM) -> list[nn.Module]:
+    """Layers that this rank has, in order."""
+    pipeline = model.pipeline
+    if pipeline is None:
+        return model.layers
+    return [layer for chunk in range(pipeline.num_chunks) for layer in pipeline.own_layers(chunk)]
+
+
+def _shard_experts(
+    experts: ExpertParallel, config: EngineConfig, precision: MixedPrecisionPolicy, placement: OffloadPolicy
+) -> None:
+    """Shard the experts of each layer over the ranks that hold the same ones."""
+    for layer in experts.layers:
+        fully_shard(
+            layer.experts,
+            mesh=experts.shard_mesh,
+            reshard_after_forward=config.reshard_after_forward,
+            shard_placement_fn=experts.placement,
+            # weights of experts stay exact
+            mp_policy=dataclasses.replace(precision, cast_forward_inputs=False),
+            offload_policy=placement,
+        )
 
 
 def sharded_units(model: CausalLM) -> list[FSDPModule]:
@@ -124,7 +162,7 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
     for unit in units:
         unit.unshard()
     try:
-        with _hooks_lifted(units), _whole_matrices(model):
+        with _hooks_lifted(units), _whole_experts(model), _whole_matrices(model), _whole_stages(model):
             yield
     finally:
         reshard(model)
@@ -135,6 +173,22 @@ def _whole_matrices(model: CausalLM) -> contextlib.AbstractContextManager[None]:
     if model.tensor_parallel is None:
         return contextlib.nullcontext()
     return model.tensor_parallel.whole_parameters(model.module)
+
+
+def _whole_stages(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """The parameters that other stages hold, gathered; inside `full_parameters`."""
+    if model.pipeline is None:
+        return contextlib.nullcontext()
+    return model.pipeline.whole_parameters(
+        model.module, model.compute_dtype if model.compute_dtype in HALF else None
+    )
+
+
+def _whole_experts(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """The experts of all ranks, gathered; inside `full_parameters`."""
+    if model.expert_parallel is None:
+        return contextlib.nullcontext()
+    return model.expert_parallel.whole_parameters()
 
 
 @contextlib.contextmanager

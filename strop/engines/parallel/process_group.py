@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from strop.controller.rendezvous import Rendezvous
+from strop.engines.config import EngineConfig
+from strop.engines.parallel.axes import check_axes
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.utils.device import collective_backend, device_name, num_devices
 
@@ -39,7 +43,7 @@ class Ranks(Parallel):
         padded[: len(share)] = share
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
-        firsts = range(0, self.world_size, self.ranks_per_row)
+        firsts = range(0, self.world_size // self.pp_size, self.ranks_per_row)
         return [parts[rank][: int(sizes[rank])] for rank in firsts]
 
     def barrier(self, label: str) -> None:
@@ -59,9 +63,7 @@ def join_ranks(
     world_size: int,
     rendezvous: Rendezvous | None,
     device: str,
-    sp_size: int = 1,
-    tp_size: int = 1,
-    shard_size: int = 0,
+    engine: EngineConfig | None = None,
     timeout_s: float = 600.0,
 ) -> Parallel:
     """Join the other processes of a role; all of them call this.
@@ -72,22 +74,22 @@ def join_ranks(
         rank, world_size: this process and the number of processes.
         rendezvous: where they find each other; None where there is one process.
         device: `auto` or a device name, with or without a number.
-        sp_size: ranks that share each sequence.
-        tp_size: ranks over which each matrix is cut; 1 where sp_size is not.
-        shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
-            copies on several shard groups (hybrid sharding).
+        engine: says how the ranks divide rows, sequences and the model; None: rows alone.
         timeout_s: limit of every wait for other ranks.
 
     Raises:
         ValueError: sizes that do not divide each other, or a process that is already another rank.
     """
-    _check_sizes(rank, world_size, sp_size, tp_size, shard_size)
+    engine = engine or EngineConfig()
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank}, but there are {world_size} ranks, counted from 0")
+    check_axes(engine, world_size)
     rank_device = _device_of_rank(device, rank)
     if world_size == 1:
         return alone(rank_device)
     return joined(
-        rank=rank, world_size=world_size, rendezvous=rendezvous, device=rank_device, sp_size=sp_size,
-        tp_size=tp_size, shard_size=shard_size, timeout_s=timeout_s,
+        rank=rank, world_size=world_size, rendezvous=rendezvous, device=rank_device, engine=engine,
+        timeout_s=timeout_s,
     )  # fmt: skip
 
 
@@ -97,9 +99,7 @@ def joined(
     world_size: int,
     rendezvous: Rendezvous | None,
     device: torch.device,
-    sp_size: int,
-    tp_size: int = 1,
-    shard_size: int,
+    engine: EngineConfig,
     timeout_s: float,
 ) -> Ranks:
     """As `join_ranks`, on this device and with at least two ranks."""
@@ -110,50 +110,80 @@ def joined(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
             f"{rank} of {world_size}; roles in one process need the same ranks"
         )
-    num_shards = shard_size or world_size // tp_size
-    sizes = {"replicate": world_size // tp_size // num_shards, "shard": num_shards, "tp": tp_size}
-    axes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
-    mesh = _mesh(device.type, tuple(axes.values()), tuple(axes))
-    sp_group, tp_mesh = None, None
-    if sp_size > 1:
-        sp_group = _mesh(device.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
-    if tp_size > 1:
-        tp_mesh = mesh["tp"]
-        mesh = mesh[tuple(name for name in axes if name != "tp")]
+    meshes = _Meshes(engine, device.type, world_size)
     return Ranks(
-        rank=rank, world_size=world_size, device=device, sp_size=sp_size, tp_size=tp_size, mesh=mesh,
-        sp_group=sp_group, tp_mesh=tp_mesh,
-    )  # fmt: skip
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        tp_size=engine.tensor_parallel,
+        sp_size=engine.sequence_parallel,
+        cp_size=engine.context_parallel,
+        pp_size=engine.pipeline_parallel,
+        ep_size=engine.expert_parallel,
+        mesh=meshes.of_parameters["replicate", "shard"]
+        if meshes.num_copies > 1
+        else meshes.of_parameters["shard"],
+        sp_group=meshes.group_of_rows("sp"),
+        tp_mesh=meshes.of_parameters["tp"] if engine.tensor_parallel > 1 else None,
+        cp_group=meshes.group_of_rows("cp"),
+        row_group=meshes.group_of_both(),
+        pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
+        expert_mesh=meshes.of_experts,
+    )
 
 
 def leave_ranks() -> None:
     """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
     _mesh.cache_clear()
+    _stage_groups.cache_clear()
+    # Results that DTensor remembers hold meshes, which are equal to those of a later group.
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     if dist.is_initialized():
         dist.destroy_process_group()
     while _STORES:
         _STORES.pop().close()
 
 
-def _check_sizes(rank: int, world_size: int, sp_size: int, tp_size: int, shard_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank is {rank}, but there are {world_size} ranks, counted from 0")
-    if sp_size > 1 and tp_size > 1:
-        raise ValueError(
-            f"engine.sequence_parallel is {sp_size} and engine.tensor_parallel is {tp_size} in this role, which "
-            f"both share the tokens of a sequence out: set one of them to 1"
+class _Meshes:
+    """Meshes over all ranks of a role, each with pipeline stages slowest; axes of one rank are left out."""
+
+    def __init__(self, engine: EngineConfig, device_type: str, world_size: int) -> None:
+        pp, tp, sp, cp = (
+            engine.pipeline_parallel,
+            engine.tensor_parallel,
+            engine.sequence_parallel,
+            engine.context_parallel,
         )
-    per_matrix = world_size // tp_size if tp_size else 0
-    for name, size, ranks in (
-        ("sequence_parallel", sp_size, world_size),
-        ("tensor_parallel", tp_size, world_size),
-        ("shard_size", shard_size or per_matrix, per_matrix),
-    ):
-        if size < 1 or ranks % size:
-            raise ValueError(
-                f"engine.{name} is {size}, which does not divide the {ranks} ranks of the role; choose one "
-                f"of {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}"
-            )
+        of_stage = world_size // pp
+        num_shards = engine.shard_size or of_stage // tp
+        self.num_copies = of_stage // tp // num_shards
+        self._device_type = device_type
+        self._rows = {"pp": pp, "dp": of_stage // (tp * sp * cp), "cp": cp, "sp": sp, "tp": tp}
+        self.of_parameters = self._mesh(
+            {"pp": pp, "replicate": self.num_copies, "shard": num_shards, "tp": tp}, needed=("shard",)
+        )
+        self.of_experts: DeviceMesh | None = None
+        ep = engine.expert_parallel
+        if ep > 1 or tp > 1:
+            axes = {"pp": pp, "expert_shard": of_stage // ep, "ep": ep}
+            self.of_experts = self._mesh(axes, needed=("expert_shard", "ep"))["expert_shard", "ep"]
+
+    def group_of_rows(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks along one of the axes of rows; None where that is this rank alone."""
+        return self._mesh(self._rows).get_group(axis) if self._rows[axis] > 1 else None
+
+    def group_of_both(self) -> dist.ProcessGroup | None:
+        """The ranks along both axes of tokens; None where one of them is this rank alone."""
+        sizes = dict(self._rows)
+        cp, sp = sizes.pop("cp"), sizes.pop("sp")
+        if 1 in (cp, sp):
+            return None
+        axes = {"pp": sizes["pp"], "dp": sizes["dp"], "row": cp * sp, "tp": sizes["tp"]}
+        return self._mesh(axes).get_group("row")
+
+    def _mesh(self, axes: Mapping[str, int], needed: Sequence[str] = ()) -> DeviceMesh:
+        sizes = {name: size for name, size in axes.items() if size > 1 or name in needed}
+        return _mesh(self._device_type, tuple(sizes.values()), tuple(sizes))
 
 
 def _device_of_rank(device: str, rank: int) -> torch.device:
@@ -194,3 +224,19 @@ def _initialize(
 def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """One mesh per shape and process, so that roles share its groups."""
     return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+@cache
+def _stage_groups(
+    num_stages: int, world_size: int, timeout_s: float
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
+    """Two groups of the ranks that run the stages for the same rows."""
+    if num_stages == 1:
+        return None
+    in_stage = world_size // num_stages
+    timeout = datetime.timedelta(seconds=timeout_s)
+    groups = [
+        (dist.new_group(ranks, timeout=timeout), dist.new_group(ranks, timeout=timeout))
+        for ranks in (list(range(first, world_size, in_stage)) for first in range(in_stage))
+    ]
+    return groups[dist.get_rank() % in_stage]

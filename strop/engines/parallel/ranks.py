@@ -1,7 +1,8 @@
 """The processes that hold one model together, and what they tell each other.
 
-A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks that compute the same
-rows together (sequence or tensor parallelism) are neighbours: rank = dp_rank * ranks_per_row + place among them.
+A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks count with tensor
+parallelism fastest, then sequence, context and data parallelism, and pipeline stages slowest, as in a group's Mesh
+(controller/mesh.py): those of a stage that compute the same rows together are neighbours.
 
 Concurrency: every function that talks to other ranks is a collective, called by all of them in the same order
 from one thread. A wait ends with an error after the group's timeout.
@@ -32,27 +33,53 @@ class Parallel:
     """Ranks that share each sequence."""
     tp_size: int = 1
     """Ranks over which each matrix of the model is cut."""
+    cp_size: int = 1
+    """Ranks that share each sequence and exchange keys and values."""
+    pp_size: int = 1
+    """Stages of the model."""
+    ep_size: int = 1
+    """Ranks over which the experts of each layer are divided."""
     mesh: DeviceMesh | None = None
     """Mesh that parameters are sharded over: [shard] or [replicate, shard]; None in one process, without shards."""
     sp_group: dist.ProcessGroup | None = None
     """The ranks that share this rank's sequences; None when sp_size is 1."""
     tp_mesh: DeviceMesh | None = None
     """The ranks that have the other parts of this rank's matrices, in one dimension; None when tp_size is 1."""
+    cp_group: dist.ProcessGroup | None = None
+    """The ranks that have the other tokens of this rank's sequences; None when cp_size is 1."""
+    row_group: dist.ProcessGroup | None = None
+    """The ranks of both groups together, those of a context rank neighbours; None where one of the sizes is 1."""
+    pp_groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
+    """The ranks that run the other stages for this rank's rows, in their order, twice: for collectives and activations,
+    and for gradients on their way back; None when pp_size is 1."""
+    expert_mesh: DeviceMesh | None = None
+    """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
+    that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
 
     @property
     def ranks_per_row(self) -> int:
-        """Ranks that compute the same rows together."""
-        return self.sp_size * self.tp_size
+        """Ranks of a stage that compute the same rows together."""
+        return self.tp_size * self.sp_size * self.cp_size
+
+    @property
+    def pp_rank(self) -> int:
+        """Stage of the model that this rank runs."""
+        return self.rank // self.ranks_in_stage
+
+    @property
+    def ranks_in_stage(self) -> int:
+        """Ranks of each stage, which are neighbours."""
+        return self.world_size // self.pp_size
 
     @property
     def dp_rank(self) -> int:
         """Index of the share of the rows that this rank has."""
-        return self.rank // self.ranks_per_row
+        return self.rank // self.ranks_per_row % self.dp_size
 
     @property
     def dp_size(self) -> int:
         """Number of shares of the rows."""
-        return self.world_size // self.ranks_per_row
+        return self.world_size // (self.ranks_per_row * self.pp_size)
 
     def max(self, value: int) -> int:
         """The largest value of all ranks."""

@@ -28,7 +28,7 @@ from strop.engines.parallel.ranks import Parallel
 
 
 def parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
-    """Shards that this rank writes; every rank is called with the same names.
+    """Shards that this rank writes; every rank of a stage is called with the same names.
 
     Raises:
         ValueError: a tensor is a sum over ranks that was not taken yet.
@@ -91,7 +91,7 @@ def _written_here(tensors: Mapping[str, Tensor], parallel: Parallel) -> set[str]
 def _holder(tensor: Tensor, parallel: Parallel) -> tuple[int, int]:
     """(place of this rank among those that hold the same part, their number); place -1 for a rank without a part."""
     if not isinstance(tensor, DTensor):
-        return parallel.rank, parallel.world_size
+        return parallel.rank % parallel.ranks_in_stage, parallel.ranks_in_stage
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     index, num_holders = 0, 1
     for axis, placement in enumerate(tensor.placements):

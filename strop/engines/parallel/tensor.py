@@ -7,7 +7,8 @@ rank holds N / T neighbouring tokens of a packed row, so that activations are di
     tokens of a rank  --all-gather-->  all tokens, heads of a rank  --reduce-scatter-->  tokens of a rank, added up
 
 Which matrix is cut by columns and which by rows says the model's plan in transformers (`base_model_tp_plan`); a plan
-with other parts than these two is refused by name.
+with other parts than these two is refused by name. Experts are not cut: between regions a rank routes its own tokens,
+and the experts are sharded, or divided, over all ranks (experts.py).
 
 Gradients: the exchange before a region adds up what the ranks' parts of it say about a token, and the one behind it
 hands each rank the gradient of all tokens. A parameter that every rank holds whole (norms) has seen the tokens, or the
@@ -26,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +40,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.moe.layers import has_standard_experts
 from strop.engines.parallel.ulysses import gather_shares, tokens_per_rank
 from strop.engines.parallel.vocabulary import VocabularyShard
 
@@ -46,6 +48,8 @@ COLUMNS, ROWS = "colwise", "rowwise"
 _KEYS_AND_VALUES = ("k_proj", "v_proj")
 _HARMLESS = ("replicated_with_grad_allreduce", "replicate")
 """Parts of a plan that hold whole parameters, as all others do that a plan does not name."""
+_OF_EXPERTS = re.compile(r"\.experts(\.|$)")
+"""In the name of a part of a plan: it cuts experts, which stay whole here."""
 
 
 def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine") -> None:
@@ -64,7 +68,7 @@ def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine")
         return
     text = config.get_text_config()
     key = f"{section}.tensor_parallel"
-    plan = getattr(text, "base_model_tp_plan", None)
+    plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
         raise ValueError(
             f"{key} is {tp_size}, but transformers does not say how the matrices of {text.model_type} are cut; use "
@@ -75,6 +79,7 @@ def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine")
             f"{key} is {tp_size}, but layers of {text.model_type} carry a state from token to token, and would see the "
             f"tokens of one rank alone; use {key}=1"
         )
+    plan = {name: style for name, style in plan.items() if not _OF_EXPERTS.search(name)}
     unknown = sorted({style for style in plan.values() if style not in (COLUMNS, ROWS, *_HARMLESS)})
     if unknown:
         raise ValueError(
@@ -82,10 +87,10 @@ def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine")
             f"not do; use {key}=1"
         )
     heads, key_heads = _num_heads(text)
-    counts = {
-        "attention heads": heads,
-        "hidden units of the feed-forward network": int(getattr(text, "intermediate_size", None) or 0),
-    }
+    counts = {"attention heads": heads}
+    if any(style == ROWS and "attn" not in name for name, style in plan.items()):
+        units = int(getattr(text, "intermediate_size", None) or 0)
+        counts["hidden units of the feed-forward network"] = units
     if tp_size % key_heads:  # fewer of them than ranks, and each has those that its queries need
         counts["key-value heads"] = key_heads
     for name, count in counts.items():
@@ -141,8 +146,9 @@ class TensorParallel:
         self._embedding.register_forward_pre_hook(self._look_up)
         self._embedding.register_forward_hook(self._scatter_embedding)
         styles |= {part: COLUMNS for part in (self._embedding, head) if part is not None}
-        self._cut_parameters(module, styles)
-        for part in module.modules():
+        parts = [part for part in module.modules() if not has_standard_experts(part)]
+        self._cut_parameters(parts, styles)
+        for part in parts:
             if part is not head and any(True for _ in part.parameters(recurse=False)):
                 part.register_forward_pre_hook(partial(self._show_local, styles.get(part)))
                 part.register_forward_hook(self._hide_local, always_call=True)
@@ -172,7 +178,7 @@ class TensorParallel:
         whole: dict[int, nn.Parameter] = {}
         for part in module.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):
-                if isinstance(parameter, DTensor):
+                if isinstance(parameter, DTensor) and not parameter.is_meta:  # else it is of another stage
                     if id(parameter) not in whole:
                         whole[id(parameter)] = nn.Parameter(parameter.full_tensor(), requires_grad=False)
                     part._parameters[name] = whole[id(parameter)]
@@ -182,9 +188,9 @@ class TensorParallel:
         finally:
             self._is_on = True
 
-    def _cut_parameters(self, module: nn.Module, styles: Mapping[nn.Module, str]) -> None:
+    def _cut_parameters(self, parts: Sequence[nn.Module], styles: Mapping[nn.Module, str]) -> None:
         cut: dict[int, nn.Parameter] = {}  # tied parameters stay tied
-        for part in module.modules():
+        for part in parts:
             for name, parameter in list(part.named_parameters(recurse=False)):
                 if id(parameter) not in cut:
                     cut[id(parameter)] = self._cut(parameter, _placement(styles.get(part), name))
@@ -220,11 +226,15 @@ class TensorParallel:
         return args, {**kwargs, "hidden_states": self._gathered(kwargs["hidden_states"])}
 
     def _gathered(self, hidden: Tensor) -> Tensor:
-        return gather_tokens(hidden[0], self._group)[None]
+        tokens = gather_tokens(hidden.reshape(-1, hidden.shape[-1]), self._group)
+        return tokens.view(*hidden.shape[:-2], *tokens.shape)
 
     def _scatter_output(self, part: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """This rank's tokens behind a region, added up over the ranks."""
-        return _scatter_tokens(output[0], self._group)[None] if self._is_on else None
+        if not self._is_on:
+            return None
+        tokens = _scatter_tokens(output.reshape(-1, output.shape[-1]), self._group)
+        return tokens.view(*output.shape[:-2], *tokens.shape)
 
     def _look_up(self, embedding: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
         if (vocabulary := self.vocabulary(self._embedding.num_embeddings)) is None:
@@ -275,6 +285,11 @@ class TensorShard:
     hidden_index: Tensor
     """[M]"""
     group: dist.ProcessGroup
+
+    @property
+    def num_local(self) -> int:
+        """Tokens of this rank between layers, n."""
+        return self.input_ids.shape[1] // dist.get_world_size(self.group)
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [M, D] that predict the tokens, from those of this rank's tokens [n, D]."""

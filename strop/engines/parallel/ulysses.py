@@ -47,8 +47,8 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, secti
         section: what the sentence calls the settings, such as critic.engine.
 
     Raises:
-        ValueError: the ranks do not divide into groups, the heads do not divide over the ranks, or positions
-            are encoded by the longest sequence of the row, which one rank alone does not see.
+        ValueError: the ranks do not divide into groups, the heads do not divide over the ranks, or as
+            `check_tokens_divide`.
     """
     if sp_size == 1:
         return
@@ -65,16 +65,34 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, secti
             f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
             f"over {sp_size} ranks; use {section}.sequence_parallel={_choices(world_size, heads)}"
         )
+    check_tokens_divide(config, f"{section}.sequence_parallel", sp_size)
+
+
+def check_tokens_divide(config: Any, key: str, size: int) -> None:
+    """Refuse a model whose layers ranks with a part of the tokens cannot run.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        key: the setting that divides tokens, for the sentence.
+        size: its value.
+
+    Raises:
+        ValueError: layers carry a state from token to token, or positions are encoded by the longest sequence of the
+            row, which one rank alone does not see.
+    """
+    text = config.get_text_config()
+    if size == 1:
+        return
     if "linear_attention" in (getattr(text, "layer_types", None) or ()):
         raise ValueError(
-            f"{section}.sequence_parallel is {sp_size}, but layers of {text.model_type} carry a state from token to "
-            f"token, which no rank can begin in the middle of; use {section}.sequence_parallel=1"
+            f"{key} is {size}, but layers of {text.model_type} carry a state from token to token, which no rank can "
+            f"begin in the middle of; use {key}=1"
         )
     growing = _rope_types(text) & {"dynamic", "longrope"}
     if growing:
         raise ValueError(
-            f"{section}.sequence_parallel is {sp_size}, but the model's rotary embedding of type {growing.pop()!r} "
-            f"depends on the longest sequence, of which a rank sees only a part; use {section}.sequence_parallel=1"
+            f"{key} is {size}, but the model's rotary embedding of type {growing.pop()!r} depends on the longest "
+            f"sequence, of which a rank sees only a part; use {key}=1"
         )
 
 
@@ -160,7 +178,7 @@ class SequenceShard:
 
     input_ids: Tensor  # [1, n]
     position_ids: Tensor  # [1, n]
-    attention: UlyssesAttention
+    attention: AttentionContext
     targets: Tensor
     """[m]: this rank's share of the predicted tokens; the last shares end in padding."""
     num_predicted: int
@@ -174,6 +192,11 @@ class SequenceShard:
     """Number of hidden states of this share that come from each rank."""
     receive_index: Tensor
     """[m]: place of each predicted token's hidden state among the received ones."""
+
+    @property
+    def num_local(self) -> int:
+        """Tokens of this rank, n."""
+        return self.input_ids.shape[1]
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
@@ -227,31 +250,63 @@ def shard_micro_batch(
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     num_tokens = input_ids.shape[1]
     n = tokens_per_rank(num_tokens, size)
-    m = tokens_per_rank(len(targets), size)
-
-    def piece(row: Tensor, length: int) -> Tensor:
-        # Padding is token 0 at position 0: any that exists will do, as nothing looks at it.
-        padded = F.pad(row, (0, length * size - row.shape[-1]))
-        return padded[..., rank * length : (rank + 1) * length]
-
     index = hidden_index.cpu()  # collectives take their counts from the host
-    sources = F.pad(index, (0, m * size - len(index))).view(size, m)  # row r: what the share of rank r needs
-    holder = sources // n
-    here = holder == rank
+    return sequence_shard(
+        input_ids=piece(input_ids, n, size, rank),
+        position_ids=piece(position_ids, n, size, rank),
+        attention=UlyssesAttention(attention, num_tokens=num_tokens, group=group),
+        holders=index // n,
+        places=index % n,
+        targets=targets,
+        group=group,
+    )
+
+
+def sequence_shard(
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention: AttentionContext,
+    holders: Tensor,
+    places: Tensor,
+    targets: Tensor,
+    group: dist.ProcessGroup,
+) -> SequenceShard:
+    """A rank's part of a micro-batch, with its share of the predicted tokens.
+
+    Args:
+        input_ids, position_ids: [1, n], of this rank.
+        attention: over the row, called with this rank's tokens.
+        holders: [M], in host memory: rank of the group that has the hidden state which predicts each target.
+        places: [M], in host memory: its place among the tokens of that rank.
+        targets: [M].
+        group: the ranks that share each sequence.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    m = tokens_per_rank(len(targets), size)
+    padding = (0, m * size - len(targets))
+    holders, places = (F.pad(index, padding).view(size, m) for index in (holders, places))
+    here = holders == rank  # row r: what the share of rank r needs
     device = input_ids.device
     return SequenceShard(
-        input_ids=piece(input_ids, n),
-        position_ids=piece(position_ids, n),
-        attention=UlyssesAttention(attention, num_tokens=num_tokens, group=group),
-        targets=piece(targets, m),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention=attention,
+        targets=piece(targets, m, size, rank),
         num_predicted=len(targets),
         group=group,
-        send_index=(sources[here] - rank * n).to(device),
+        send_index=places[here].to(device),
         send_counts=here.sum(1).tolist(),
-        receive_counts=torch.bincount(holder[rank], minlength=size).tolist(),
+        receive_counts=torch.bincount(holders[rank], minlength=size).tolist(),
         # Rows arrive ordered by the rank that held them, then as they were wanted.
-        receive_index=torch.argsort(torch.argsort(holder[rank], stable=True)).to(device),
+        receive_index=torch.argsort(torch.argsort(holders[rank], stable=True)).to(device),
     )
+
+
+def piece(row: Tensor, length: int, size: int, rank: int) -> Tensor:
+    """A rank's neighbours [..., length] of a row, padded with zeros: token 0 at position 0, which nothing looks at."""
+    padded = F.pad(row, (0, length * size - row.shape[-1]))
+    return padded[..., rank * length : (rank + 1) * length]
 
 
 def _all_to_all(

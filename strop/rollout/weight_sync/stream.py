@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strop.engines.checksum.models import check_present, dtype_name, full_weight
+from strop.engines.checksum.models import check_present, dtype_name
+from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,
@@ -86,7 +87,7 @@ def parameter_stream(
         entries, size = _placed(group)
         data: Tensor | None = None
         for weight, offset in entries:
-            tensor = full_weight(_next(source, weight), weight.dtype)
+            tensor = whole_weight(module, weight.name, _next(source, weight), weight.dtype)
             if not yields_buckets:
                 continue
             if len(entries) == 1:

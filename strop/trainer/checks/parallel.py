@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.parallel.axes import check_axes
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -14,45 +15,19 @@ def check(config: Config) -> None:
     """Refuse ranks that the engine of a role does not divide, and what does not go with how it divides its model.
 
     Raises:
-        ValueError: as `check_ranks` and `check_tensor_parallel_settings`.
+        ValueError: as `check_axes` and `check_parallel_settings`.
     """
     optims = {"actor": config.actor.optim, "critic": config.critic.optim, "prm": config.prm.optim}
     loras = {"critic": ("critic.lora.rank", config.critic.lora)}
     for role, engine in config.engines.items():
-        check_ranks(role, engine, config.resources.apart.get(role, config.resources.ranks))
+        num_ranks = config.resources.apart.get(role, config.resources.ranks)
+        check_axes(engine, num_ranks, section=f"{role}.engine")
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
-            check_tensor_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
+            check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
 
 
-def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
-    """Raise a ValueError when the engine's groups of ranks do not divide those of the role.
-
-    Args:
-        role: section of the engine, `actor` for actor.engine.
-        engine: of the role.
-        ranks: of the role.
-    """
-    tp = engine.tensor_parallel
-    if engine.sequence_parallel > 1 and tp > 1:
-        raise ValueError(
-            f"{role}.engine.sequence_parallel is {engine.sequence_parallel} and {role}.engine.tensor_parallel is {tp}, "
-            f"which both share the tokens of a sequence out: set one of them to 1"
-        )
-    for key, size, others in (
-        ("tensor_parallel", tp, ""),
-        ("sequence_parallel", engine.sequence_parallel, ""),
-        ("shard_size", engine.shard_size, f" (over {tp}, tensor_parallel)" if tp > 1 else ""),
-    ):
-        num_ranks = ranks // tp if key == "shard_size" else ranks
-        if size > 1 and num_ranks % size:
-            raise ValueError(
-                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}{others}: "
-                f"change it, or the number of ranks"
-            )
-
-
-def check_tensor_parallel_settings(
+def check_parallel_settings(
     role: str,
     engine: EngineConfig,
     optim: OptimizerConfig | None,
@@ -60,37 +35,70 @@ def check_tensor_parallel_settings(
     *,
     lora: tuple[str, LoraConfig],
 ) -> None:
-    """Raise a ValueError for settings that matrices over several ranks do not go with.
+    """Raise a ValueError for settings that matrices, layers or experts over several ranks do not go with.
 
     Args:
         role: section of the engine.
         engine, optim, model: of the role; no optimizer where it is not trained.
         lora: full key of the rank of its adapters, and their settings.
     """
-    if engine.tensor_parallel == 1:
-        return
-    optimizer = "adamw" if optim is None else optim.name
     others = {
         lora[0]: (lora[1].rank, 0),
-        "model.use_liger": (model.use_liger, False),
         f"{role}.engine.compile": (engine.compile, False),
         f"{role}.engine.offload": (engine.offload, "none"),
         f"{role}.engine.offload_activations": (engine.offload_activations, False),
-        f"{role}.optim.name": (optimizer, "adamw"),
+        f"{role}.optim.name": ("adamw" if optim is None else optim.name, "adamw"),
     }
-    for key, (value, needed) in others.items():
-        if value != needed:
+    _check_expert_parallel_settings(role, engine, optim, lora=lora)
+    fused = {"model.use_liger": (model.use_liger, False)}
+    for key, size, refused in (
+        ("tensor_parallel", engine.tensor_parallel, others | fused),
+        ("pipeline_parallel", engine.pipeline_parallel, others),
+    ):
+        for other, (value, needed) in refused.items():
+            if size > 1 and value != needed:
+                raise ValueError(
+                    f"{role}.engine.{key} is {size}, which does not go with {other}={value}: set that to {needed}, or "
+                    f"{role}.engine.{key} to 1"
+                )
+
+
+def _check_expert_parallel_settings(
+    role: str, engine: EngineConfig, optim: OptimizerConfig | None, *, lora: tuple[str, LoraConfig]
+) -> None:
+    """Raise a ValueError for settings that experts over several ranks do not go with; arguments as of
+    `check_parallel_settings`."""
+    if engine.expert_parallel == 1:
+        return
+    section = lora[0].removesuffix(".rank")
+    of_experts = [target for target in lora[1].target_modules if "expert" in target]
+    refused = {
+        f"{role}.engine.compile=True": engine.compile and "false",
+        f"{role}.optim.name=adamw_8bit": optim is not None and optim.name == "adamw_8bit" and "adamw or muon",
+        f"{section}.target_modules=[{', '.join(of_experts)}]": lora[1].enabled
+        and bool(of_experts)
+        and "layers other than experts",
+        f"{section}.path={lora[1].path}": bool(lora[1].path) and "an adapter that starts at zero",
+    }
+    for setting, instead in refused.items():
+        if instead:
             raise ValueError(
-                f"{role}.engine.tensor_parallel is {engine.tensor_parallel}, which does not go with {key}={value}: set "
-                f"that to {needed}, or {role}.engine.tensor_parallel to 1"
+                f"{role}.engine.expert_parallel is {engine.expert_parallel}, which does not go with {setting}: use "
+                f"{instead}, or {role}.engine.expert_parallel=1"
             )
 
 
 def check_shares_no_images(role: str, engine: EngineConfig, subject: str) -> None:
     """Raise a ValueError where ranks share each sequence, which has images; `subject` says whose they are."""
-    for key in ("sequence_parallel", "tensor_parallel"):
-        if (size := getattr(engine, key)) > 1:
+    sizes = {
+        "context_parallel": engine.context_parallel,
+        "sequence_parallel": engine.sequence_parallel,
+        "tensor_parallel": engine.tensor_parallel,
+        "pipeline_parallel": engine.pipeline_parallel,
+    }
+    for key, size in sizes.items():
+        if size > 1:
             raise ValueError(
-                f"{role}.engine.{key} is {size}, but {subject} have images, and it divides sequences over ranks, which "
-                f"images cannot be: use {role}.engine.{key}=1"
+                f"{role}.engine.{key} is {size}, but {subject} have images, which cannot be divided over ranks as it "
+                f"divides text: use {role}.engine.{key}=1"
             )

@@ -49,7 +49,7 @@ def _check_replicas(config: Config) -> None:
 def _check_budgets(config: Config) -> None:
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
     for name, engine in config.used_engines.items():
-        if engine.max_tokens_per_device * engine.sequence_parallel < longest:
+        if engine.max_tokens_per_device * engine.sequence_parallel * engine.context_parallel < longest:
             raise ValueError(
                 f"{name}.engine.max_tokens_per_device is {engine.max_tokens_per_device}, but one sample may have "
                 f"{longest} tokens (data.max_prompt_tokens {config.data.max_prompt_tokens} + "

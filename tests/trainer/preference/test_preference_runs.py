@@ -208,13 +208,12 @@ def test_what_the_starting_model_said_of_other_rows_is_not_used(task: Task, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss", "tensor_parallel"), [("sigmoid", 1), ("reward", 1), ("sigmoid", 2), ("reward", 2)]
-)
-def test_two_ranks_learn_what_one_does(task: Task, loss: str, tensor_parallel: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["shard_size=0", "tensor_parallel=2", "context_parallel=2"])
+@pytest.mark.parametrize("loss", ["sigmoid", "reward"])
+def test_two_ranks_learn_what_one_does(task: Task, loss: str, axis: str, tmp_path: Path) -> None:
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
     one = train(tmp_path / "one", task.config(loss))
-    cut = ["prefer.engine.max_tokens_per_device=80", f"prefer.engine.tensor_parallel={tensor_parallel}"]
+    cut = ["prefer.engine.max_tokens_per_device=80", f"prefer.engine.{axis}"]
     two = train(tmp_path / "two", task.config(loss, *ranks, *cut))
     for mine, other in zip(
         *(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one")), strict=True

@@ -274,15 +274,18 @@ def test_fine_tuning_without_files_is_refused(project: Project, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "tensor_parallel"), [(40, 1), (400, 1), (80, 2)])
+@pytest.mark.parametrize(
+    ("budget", "axis"),
+    [(40, "shard_size=0"), (400, "shard_size=0"), (80, "tensor_parallel=2"), (40, "context_parallel=2")],
+)
 def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
-    project: Project, tmp_path: Path, budget: int, tensor_parallel: int
+    project: Project, tmp_path: Path, budget: int, axis: str
 ) -> None:
     """24 conversations of 5 an update: a rank has 2 or 3 of them. Loss of every step, of held-out rows, and weights."""
     common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=4", "sft.num_epochs=2"]
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
     one, _ = tune(tmp_path / "one", project.config(*common))
-    cut = [f"sft.engine.max_tokens_per_device={budget}", f"sft.engine.tensor_parallel={tensor_parallel}"]
+    cut = [f"sft.engine.max_tokens_per_device={budget}", f"sft.engine.{axis}"]
     two, _ = tune(tmp_path / "two", project.config(*common, *ranks, *cut))
     ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert [set(line) & {"val/loss"} for line in ours] == [set(line) & {"val/loss"} for line in theirs]

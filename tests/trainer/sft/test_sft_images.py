@@ -191,7 +191,7 @@ def test_a_run_learns_which_image_has_which_answer_and_its_resume_is_the_same(
     assert [one.chain for one in chain_of(tmp_path / "cut")] == [
         one.chain for one in chain_of(tmp_path / "whole")
     ]
-    with pytest.raises(ValueError, match="conversations have images, and it divides sequences"):
+    with pytest.raises(ValueError, match="conversations have images, which cannot be divided"):
         tune(
             tmp_path / "sp",
             settings(

@@ -125,7 +125,7 @@ def test_the_secret_is_in_no_text(place: RendezvousServer) -> None:
 
 
 def listeners_during(ranks: Ranks) -> list[tuple[str, int]]:
-    ranks.join(sp_size=2)
+    ranks.join(sequence_parallel=2)
     dist.all_reduce(torch.ones(1))
     own = psutil.Process().net_connections("tcp")
     return [(c.laddr.ip, c.laddr.port) for c in own if c.status == psutil.CONN_LISTEN]

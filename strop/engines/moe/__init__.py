@@ -1,0 +1,4 @@
+"""Layers with experts.
+
+layers.py   The layers of a model that route each token to a few experts
+"""

@@ -1,0 +1,312 @@
+"""Pipeline stages of a model: each rank holds some of its layers, and hands hidden states on to the next.
+
+The first stage has the embedding, the last one the final norm and the head; a head that is the embedding is on both,
+and its gradients are added up. Parameters of other stages stay in the module under their names, without memory (on the
+meta device), so that names, shapes and order of the weights are the same on every rank. A forward pass of a stage runs
+the model's own forward with the layers of this stage alone, from hidden states in place of embeddings.
+
+Concurrency: `whole_parameters`, `whole`, `of_all_stages` and `add_shared_gradients` are collectives of the ranks that
+run the stages for the same rows, called by all of them in the same order.
+
+Source: Huang et al. 2019, arXiv:1811.06965; the order of passes is in schedule.py. Exercised on gloo with CPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from strop.engines.config import EngineConfig
+from strop.engines.gradients import full, local
+from strop.engines.parallel.ranks import Parallel
+
+T = TypeVar("T")
+
+
+def check_pipeline_parallel(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:
+    """Refuse a model whose layers cannot be divided into stages.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        engine: of the role.
+        section: what the sentence calls the settings, such as critic.engine.
+
+    Raises:
+        ValueError: fewer layers than stages, other numbers of layers than the model has, or transformers does not say
+            where the model can be divided.
+    """
+    num_ranks = engine.pipeline_parallel
+    if num_ranks == 1:
+        return
+    text = config.get_text_config()
+    key = f"{section}.pipeline_parallel"
+    num_layers, num_stages = int(text.num_hidden_layers), num_ranks * engine.pipeline_chunks
+    if text is not config:
+        raise ValueError(f"{key} is {num_ranks}, but {config.model_type} reads images; use {key}=1")
+    if len(getattr(config, "base_model_pp_plan", None) or {}) != 3:
+        raise ValueError(
+            f"{key} is {num_ranks}, but transformers does not divide {config.model_type} into an embedding, layers and "
+            f"a norm; use {key}=1"
+        )
+    if num_layers < num_stages:
+        raise ValueError(
+            f"{key} is {num_ranks} with {section}.pipeline_chunks={engine.pipeline_chunks}, which makes {num_stages} "
+            f"stages, but the model has {num_layers} layers; use at most one stage per layer"
+        )
+    sizes = engine.pipeline_layers
+    if sizes and (len(sizes), sum(sizes)) != (num_stages, num_layers):
+        raise ValueError(
+            f"{section}.pipeline_layers is {list(sizes)}, {sum(sizes)} layers in {len(sizes)} stages, but the model "
+            f"has {num_layers} layers and the engine {num_stages} stages"
+        )
+
+
+def stage_layers(num_layers: int, num_stages: int, sizes: Sequence[int] = ()) -> list[range]:
+    """Layers of each stage: of these sizes, else as evenly as they can, stages in the middle first, as the first and
+    the last one have embedding and head."""
+    if not sizes:
+        each, remaining = divmod(num_layers, num_stages)
+        middle_first = sorted(range(num_stages), key=lambda stage: (stage in (0, num_stages - 1), stage))
+        sizes = [each + (middle_first.index(stage) < remaining) for stage in range(num_stages)]
+    ends = [sum(sizes[: stage + 1]) for stage in range(num_stages)]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+class Pipeline:
+    """A model's layers over the stages of a pipeline."""
+
+    def __init__(self, module: nn.Module, parallel: Parallel, engine: EngineConfig) -> None:
+        """Keep this rank's stages of a model; parameters of the others lose their memory.
+
+        Args:
+            module: of transformers, whole, with parameters in host memory.
+            parallel: with a pipeline's group.
+            engine: says how layers are divided.
+
+        Raises:
+            ValueError: the model has parameters outside of embedding, layers, norm and head, or computes something
+                between them.
+        """
+        assert parallel.pp_groups is not None, "there are several stages"
+        self.num_ranks, self.rank, self.num_chunks = (
+            parallel.pp_size,
+            parallel.pp_rank,
+            engine.pipeline_chunks,
+        )
+        self.group, self.back_group = parallel.pp_groups
+        self.ranks = dist.get_process_group_ranks(self.group)
+        """Number of each rank of the pipeline among all."""
+        self.device = parallel.device
+        self._decoder: Any = module.base_model
+        (self._embedding_name, self._layers_name, self._norm_name) = self._decoder.config.base_model_pp_plan
+        self._layers, self._norm = (
+            self._decoder._modules[self._layers_name],
+            self._decoder._modules[self._norm_name],
+        )
+        self._placeholders = nn.ModuleList(_Skip() for _ in self._layers)
+        num_stages = self.num_ranks * self.num_chunks
+        self._stages = stage_layers(len(self._layers), num_stages, engine.pipeline_layers)
+        with self._swapped(self._placeholders, nn.Identity()):
+            self._check_passes_on(module)
+        self.owners: dict[str, int] = {}
+        """Rank of the pipeline that speaks for each weight, by all of its names."""
+        self.shared: nn.Parameter | None = None
+        """Embedding that is the head as well, of a rank that has one of them and not both; set by `find_shared`."""
+        self._shared_name = ""
+        self._is_whole = False
+        self._drop_others(module)
+        _PIPELINES[module] = self
+
+    @property
+    def has_head(self) -> bool:
+        """The head is here: of the last stage, and on every rank while parameters are whole."""
+        return self._is_whole or self.rank == self.num_ranks - 1
+
+    @property
+    def counted_elsewhere(self) -> tuple[str, ...]:
+        """Parameters of this rank that another one counts."""
+        return (self._shared_name,) if self._shared_name and self.rank else ()
+
+    @contextlib.contextmanager
+    def chunk(self, number: int) -> Iterator[None]:
+        """Forward passes inside run one of this rank's stages."""
+        stage = number * self.num_ranks + self.rank
+        layers = [
+            layer if index in self._stages[stage] else self._placeholders[index]
+            for index, layer in enumerate(self._layers)
+        ]
+        is_last = stage == len(self._stages) - 1
+        with self._swapped(nn.ModuleList(layers), self._norm if is_last else nn.Identity()):
+            yield
+
+    def own_layers(self, chunk: int) -> list[nn.Module]:
+        """Layers of one of this rank's stages."""
+        return [self._layers[index] for index in self._stages[chunk * self.num_ranks + self.rank]]
+
+    def is_mine(self, name: str) -> bool:
+        """This rank speaks for the weight of this name."""
+        return self.owners[name] == self.rank
+
+    def whole(self, name: str, value: Callable[[], Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A weight, whole on every rank of the pipeline.
+
+        Args:
+            name: of the weight.
+            value: gives it where it is, in this dtype; called on the ranks of its stage.
+            like: of its shape.
+            dtype: of the result.
+        """
+        if self.is_mine(name):
+            tensor = value().contiguous()
+        else:
+            tensor = torch.empty(like.shape, dtype=dtype, device=self.device)
+        dist.broadcast(tensor, self.ranks[self.owners[name]], group=self.group)
+        return tensor
+
+    @contextlib.contextmanager
+    def whole_parameters(self, module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+        """Every parameter of every stage on every rank, as plain tensors; forward passes inside run the whole model
+        and talk to nobody.
+
+        Args:
+            module: whose parameters are whole on the ranks of their stage.
+            dtype: in which floating-point parameters travel; None: that of each.
+        """
+        whole: dict[int, nn.Parameter] = {}
+        kept: list[tuple[nn.Module, str, nn.Parameter]] = []
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            path, _, last = name.rpartition(".")
+            part = module.get_submodule(path)
+            if id(parameter) not in whole:
+                to = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
+                tensor = self.whole(name, lambda p=parameter, to=to: p.detach().to(to), parameter, to)  # type: ignore[misc]
+                whole[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
+            kept.append((part, last, parameter))
+            part._parameters[last] = whole[id(parameter)]
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole = False
+            for part, last, parameter in kept:
+                part._parameters[last] = parameter
+
+    def of_all_stages(self, facts: Mapping[str, T]) -> dict[str, T]:
+        """Facts about the weights that each rank speaks for, from all of them."""
+        gathered: list[Mapping[str, T]] = [{} for _ in self.ranks]
+        dist.all_gather_object(gathered, facts, group=self.group)
+        return {name: fact for stage in gathered for name, fact in stage.items()}
+
+    def find_shared(self, module: nn.Module) -> None:
+        """Note the parameter that the first and the last stage both have; after it was cut and sharded."""
+        if self._shared_name and self.rank in (0, self.num_ranks - 1):
+            self.shared = dict(module.named_parameters())[self._shared_name]
+
+    def add_shared_gradients(self) -> None:
+        """Add up the gradients of an embedding that is the head as well, of the first and the last stage."""
+        if self.shared is None:
+            return
+        if self.shared.grad is None:
+            self.shared.grad = torch.zeros_like(self.shared.detach())
+        mine = local(self.shared.grad)
+        theirs = torch.empty_like(mine)
+        peer = self.ranks[self.num_ranks - 1 if self.rank == 0 else 0]
+        both = [
+            dist.P2POp(dist.isend, mine.contiguous(), peer, self.group),
+            dist.P2POp(dist.irecv, theirs, peer, self.group),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        mine.add_(theirs)  # of two numbers the sum is the same on both
+
+    @contextlib.contextmanager
+    def _swapped(self, layers: nn.Module, norm: nn.Module) -> Iterator[None]:
+        parts = self._decoder._modules
+        parts[self._layers_name], parts[self._norm_name] = layers, norm
+        try:
+            yield
+        finally:
+            parts[self._layers_name], parts[self._norm_name] = self._layers, self._norm
+
+    @torch.no_grad()
+    def _check_passes_on(self, module: nn.Module) -> None:
+        """Without layers and norm, hidden states come out as they went in."""
+        weight = next(module.parameters())
+        hidden = torch.linspace(
+            -1, 1, 2 * module.config.hidden_size, dtype=weight.dtype, device=weight.device
+        )  # type: ignore[union-attr, arg-type]
+        hidden = hidden.view(1, 2, -1)
+        positions = torch.arange(2, device=weight.device)[None]
+        output = self._decoder(
+            inputs_embeds=hidden, position_ids=positions, use_cache=False
+        ).last_hidden_state
+        if not torch.equal(output, hidden):
+            raise ValueError(
+                f"engine.pipeline_parallel of this role is {self.num_ranks}, but {type(module).__name__} changes "
+                f"hidden states between its layers, where stages hand them on; set it to 1"
+            )
+
+    def _drop_others(self, module: nn.Module) -> None:
+        """Free the parameters of other stages."""
+        last = len(self._stages) - 1
+        stages: dict[int, set[int]] = {}
+        head: Any = module.get_output_embeddings()  # type: ignore[operator]
+        places = [(self._decoder._modules[self._embedding_name], 0), (self._norm, last)]
+        places += [(module.score if head is None else head, last)]
+        for stage, layers in enumerate(self._stages):
+            places += [(self._layers[index], stage) for index in layers]
+        for part, stage in places:
+            for parameter in part.parameters():
+                stages.setdefault(id(parameter), set()).add(stage)
+        dropped: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) not in stages:
+                raise ValueError(
+                    f"engine.pipeline_parallel of this role is {self.num_ranks}, but {name} of "
+                    f"{type(module).__name__} belongs to no layer; set it to 1"
+                )
+            holders = sorted({stage % self.num_ranks for stage in stages[id(parameter)]})
+            self.owners[name] = holders[0]
+            if len(holders) > 1:
+                self._shared_name = self._shared_name or name
+            if self.rank in holders:
+                continue
+            if id(parameter) not in dropped:
+                empty = torch.empty_like(parameter, device="meta")
+                dropped[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+            path, _, own_name = name.rpartition(".")
+            module.get_submodule(path)._parameters[own_name] = dropped[id(parameter)]
+
+
+_PIPELINES: WeakKeyDictionary[nn.Module, Pipeline] = WeakKeyDictionary()
+
+
+def pipeline_of(module: nn.Module) -> Pipeline | None:
+    """The pipeline that a module is divided over."""
+    return _PIPELINES.get(module)
+
+
+def whole_weight(module: nn.Module, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight of a module as a full tensor in this dtype, gathered from shards and stages.
+
+    All ranks that hold the module call this; live memory where possible.
+    """
+    pipeline = pipeline_of(module)
+
+    def value() -> Tensor:
+        return full(tensor.detach().to(dtype))
+
+    return value() if pipeline is None else pipeline.whole(name, value, tensor, dtype)
+
+
+class _Skip(nn.Module):
+    """Stands for a layer of another stage."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states

@@ -1,0 +1,190 @@
+"""Passes of packed micro-batches through the stages of a pipeline.
+
+The last stage asks the tokens what they are asked for, as an engine of one stage does; on the others the caller's
+function gets no tokens (M = 0), and with `map_tokens` the results of the last stage.
+
+Concurrency: all ranks of a pipeline pack the same rows, and call the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.parallel.pipeline import Pipeline
+from strop.engines.parallel.schedule import StagePass, padded, schedule
+from strop.engines.parallel.stage_links import StageLinks
+from strop.engines.tokens import TokenFunction, Tokens
+
+Pack = Callable[[Sequence[int]], Tokens]
+"""Rows of the batch, by number, as one micro-batch."""
+
+
+@torch.no_grad()
+def map_micro_batches(
+    model: CausalLM, parts: Sequence[Sequence[int]], pack: Pack, function: TokenFunction
+) -> tuple[list[Tensor], list[Mapping[str, Tensor]]]:
+    """Values of a function for the response tokens of each micro-batch, on every rank of the pipeline.
+
+    Returns:
+        Of each micro-batch: places [M] of its tokens in the responses of the batch, and tensors [M, ...] by name.
+    """
+    pipeline = _pipeline(model)
+    passes = _StagePasses(model, pipeline, parts, pack, trains=False)
+    outputs: dict[int, Mapping[str, Tensor]] = {}
+
+    def last(number: int, tokens: Tokens) -> None:
+        outputs[number] = model.run(function, tokens)
+
+    passes.run(last)
+    indices = [passes.tokens(number).response_index for number in range(len(parts))]
+    if pipeline.has_head:
+        results = [outputs[number] for number in range(len(parts))]
+    else:
+        form = function(_of_no_tokens(passes.tokens(0), model))
+        results = [
+            {name: value.new_empty((len(index), *value.shape[1:])) for name, value in form.items()}
+            for index in indices
+        ]
+    for values in results:
+        for value in values.values():
+            dist.broadcast(value.contiguous(), pipeline.ranks[-1], group=pipeline.group)
+    return indices, results
+
+
+def accumulate_micro_batches(
+    model: CausalLM,
+    parts: Sequence[Sequence[int]],
+    pack: Pack,
+    loss: Callable[[Tokens], Tensor],
+    *,
+    factor: float,
+    before_backward: Callable[[bool], None],
+) -> Tensor:
+    """Add the gradient of a loss; its value, a scalar in float64 that is the same on every rank of the pipeline.
+
+    Args:
+        model: divided into stages.
+        parts, pack: rows of each micro-batch, and how they become one.
+        loss: of the tokens of a micro-batch.
+        factor: of the loss whose gradient is taken.
+        before_backward: called before each backward pass, with True before the last one of this rank.
+    """
+    pipeline = _pipeline(model)
+    passes = _StagePasses(model, pipeline, parts, pack, trains=True)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
+
+    def last(number: int, tokens: Tokens) -> Tensor:
+        value = model.run(loss, tokens)
+        total.add_(value.detach())
+        return value * factor
+
+    passes.run(last, before_backward)
+    if not pipeline.has_head:
+        loss(_of_no_tokens(passes.tokens(0), model))
+    dist.broadcast(total, pipeline.ranks[-1], group=pipeline.group)
+    return total
+
+
+def _pipeline(model: CausalLM) -> Pipeline:
+    assert model.pipeline is not None, "the engine has divided the model"
+    return model.pipeline
+
+
+def _of_no_tokens(tokens: Tokens, model: CausalLM) -> Tokens:
+    """The same with nothing to predict, for a stage without the head: no parameter of it is asked for."""
+    nothing = tokens.targets[:0]
+    hidden = torch.zeros((0, model.hidden_size), dtype=model.compute_dtype, device=model.device)
+    return dataclasses.replace(
+        tokens, hidden_index=nothing, targets=nothing, response_index=tokens.response_index[:0], shard=None,
+        predicting=hidden,
+    )  # fmt: skip
+
+
+class _StagePasses:
+    """The passes of this rank's stages."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        pipeline: Pipeline,
+        parts: Sequence[Sequence[int]],
+        pack: Pack,
+        *,
+        trains: bool,
+    ) -> None:
+        self._model, self._pipeline, self._pack, self._trains = model, pipeline, pack, trains
+        count = padded(len(parts), pipeline.num_ranks, pipeline.num_chunks)
+        self._parts = [*parts, *[[]] * (count - len(parts))]
+        self._packed: dict[int, Tokens] = {}
+        self._schedule = schedule(pipeline.num_ranks, pipeline.num_chunks, count, trains=trains)
+        self._links = StageLinks(pipeline, self._schedule, self._buffer)
+        self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        """Hidden states that came in and result of each forward pass whose backward pass is to come."""
+
+    def tokens(self, number: int) -> Tokens:
+        """A micro-batch, packed when it is first needed."""
+        if number not in self._packed:
+            self._packed[number] = self._pack(self._parts[number])
+        return self._packed[number]
+
+    def run(
+        self,
+        last: Callable[[int, Tokens], Tensor | None],
+        before_backward: Callable[[bool], None] | None = None,
+    ) -> None:
+        """All passes of this rank.
+
+        Args:
+            last: what the last stage makes of a micro-batch by its number; with backward passes the value whose
+                gradient is taken.
+            before_backward: as of `accumulate_micro_batches`.
+        """
+        passes = self._schedule.passes[self._pipeline.rank]
+        for place, stage_pass in enumerate(passes):
+            if stage_pass.is_forward:
+                self._forward(stage_pass, last)
+            else:
+                assert before_backward is not None, "there are backward passes"
+                before_backward(place == len(passes) - 1)
+                self._backward(stage_pass)
+        self._links.close()
+
+    def _forward(self, stage_pass: StagePass, last: Callable[[int, Tokens], Tensor | None]) -> None:
+        number, rank = stage_pass.micro_batch, self._pipeline.rank
+        message = self._schedule.needed(rank, stage_pass)
+        received = None if message is None else self._links.receive(message)
+        if received is not None and self._trains:
+            received.requires_grad_(True)
+        tokens = dataclasses.replace(self.tokens(number), received=received)
+        given = self._schedule.given(rank, stage_pass)
+        with self._pipeline.chunk(stage_pass.chunk):
+            result = last(number, tokens) if given is None else self._model.run(tokens.passed_on)
+        if given is not None:
+            assert result is not None, "a stage hands hidden states on"
+            self._links.send(*given, result)
+        if self._trains:
+            assert result is not None, "a loss has a value"
+            self._open[stage_pass.chunk, number] = received, result
+
+    def _backward(self, stage_pass: StagePass) -> None:
+        number, rank = stage_pass.micro_batch, self._pipeline.rank
+        received, result = self._open.pop((stage_pass.chunk, number))
+        message = self._schedule.needed(rank, stage_pass)
+        with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
+            torch.autograd.backward(result, None if message is None else self._links.receive(message))
+        given = self._schedule.given(rank, stage_pass)
+        if given is not None:
+            assert received is not None, "only the first stage begins at the tokens"
+            assert received.grad is not None, "what comes in has a gradient"
+            self._links.send(*given, received.grad)
+
+    def _buffer(self, number: int) -> Tensor:
+        model = self._model
+        shape = (self.tokens(number).num_local, model.hidden_size)
+        return torch.empty(shape, dtype=model.compute_dtype, device=model.device)
