@@ -152,3 +152,17 @@ def test_expert_parallel(tiny_folder: Folder) -> None:
 def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
     exact = FLOAT64 if mesh.ep == 1 else ROUTED
     compare(tiny_folder(kind), mesh, exact if mesh.dtype == "float64" else FLOAT32)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("qwen3", Mesh(cp=2)),
+        ("llama", Mesh(cp=2, tp=2)),
+        ("qwen3", Mesh(cp=2, pp=2)),
+        ("qwen3_moe", Mesh(cp=2, ep=2)),
+    ],
+)
+def test_context_parallel(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
+    compare(tiny_folder(kind), mesh, FLOAT64 if mesh.ep == 1 else ROUTED)

@@ -1,8 +1,9 @@
-"""The Megatron engine: layers, pipeline schedules and optimizer of megatron-core, with the weights of Hugging Face models
-(actor.engine.kind=megatron).
+"""The Megatron engine (engine.kind=megatron): layers, pipeline schedules and optimizer of megatron-core, with the weights
+of Hugging Face models.
 
 checks.py         Models and settings that it does not have
 engine.py         MegatronEngine and MegatronTrainEngine
+experts.py        Repairs of megatron-core for layers with experts
 groups.py         Process groups of megatron-core
 layers.py         Layers that compute packed rows as the torch engine does
 model.py          A language model divided over ranks

@@ -6,6 +6,7 @@ megatron-core itself is not imported here.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -59,8 +60,37 @@ def check_settings(engine: EngineConfig, optim: OptimizerConfig | None = None, *
     if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
         raise ValueError(
             f"{prefix}engine.pipeline_chunks is {engine.pipeline_chunks} and {prefix}engine.context_parallel is "
-            f"{engine.context_parallel}, which {prefix}engine.kind=megatron does not have together: set one of them to 1"
+            f"{engine.context_parallel}, which {prefix}engine.kind=megatron does not have together: set one to 1"
         )
+
+
+def check_same_axes(engines: Mapping[str, EngineConfig]) -> None:
+    """Refuse roles of one process that divide their models with megatron-core in two ways: it has one set of groups.
+
+    Args:
+        engines: of the roles, by their names.
+
+    Raises:
+        ValueError: the sentence names two of them.
+    """
+    first: tuple[str, EngineConfig] | None = None
+    for role, engine in engines.items():
+        if engine.kind != "megatron":
+            continue
+        first = first or (role, engine)
+        for key, size, other in (
+            ("tensor_parallel", engine.tensor_parallel, first[1].tensor_parallel),
+            ("pipeline_parallel", engine.pipeline_parallel, first[1].pipeline_parallel),
+            ("pipeline_chunks", engine.pipeline_chunks, first[1].pipeline_chunks),
+            ("context_parallel", engine.context_parallel, first[1].context_parallel),
+            ("expert_parallel", engine.expert_parallel, first[1].expert_parallel),
+        ):
+            if size != other:
+                raise ValueError(
+                    f"{role}.engine.{key} is {size} and {first[0]}.engine.{key} is {other}, but megatron-core divides "
+                    f"all models of a process alike: make them equal, place one of the roles apart (resources.apart), "
+                    f"or use {role}.engine.kind=torch"
+                )
 
 
 def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:
@@ -77,7 +107,7 @@ def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -
     text = config.get_text_config()
     if text is not config or text.model_type not in FAMILIES:
         raise ValueError(
-            f"{section}.kind is megatron, which carries the model types {', '.join(FAMILIES)}, and the model is of type "
+            f"{section}.kind is megatron, which carries the model types {', '.join(FAMILIES)}, and the model is of "
             f"{config.model_type}: use {section}.kind=torch"
         )
     is_biased = text.model_type == "llama" and (text.attention_bias or text.mlp_bias)

@@ -10,7 +10,7 @@ with its own rows, also with none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
+from strop.engines.lora.adapters import has_adapter
 from strop.engines.megatron import passes
 from strop.engines.megatron.checks import check_settings
 from strop.engines.megatron.groups import join_groups
@@ -65,6 +66,11 @@ class MegatronEngine:
 
     def _prepare(self, model: CausalLM, config: EngineConfig, parallel: Parallel | None) -> None:
         check_settings(config)
+        if model.is_value_model or has_adapter(model) or model.compute_dtype == torch.float16:
+            raise ValueError(
+                "engine.kind is megatron, which has neither value models nor adapters, and no float16: use "
+                "engine.kind=torch, or bfloat16"
+            )
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
@@ -330,8 +336,10 @@ class MegatronTrainEngine(MegatronEngine):
 
     def _kept_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as the optimizer keeps it."""
-        read: Callable[[Mapped], Tensor] = lambda entry: self._optimizer.whole(entry, WEIGHT)
-        return whole_weights(self._parts.metadata, self._parts.mapped, read, self._parts.device)
+        parts = self._parts
+        return whole_weights(
+            parts.metadata, parts.mapped, lambda entry: self._optimizer.whole(entry, WEIGHT), parts.device
+        )
 
     def _put(self, entry: Mapped, whole: Tensor) -> None:
         self._optimizer.put(entry, WEIGHT, whole)

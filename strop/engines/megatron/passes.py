@@ -1,9 +1,9 @@
 """Forward and backward passes of packed micro-batches through the stages of a model, by megatron-core's schedules.
 
-Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. Micro-
-batches have their own number of tokens; for interleaved stages, which send lengths in both directions at once and take
-one for the other where there are two, padding makes them equal. A function of the tokens is called on the last stage alone, where hidden
-states end; what it returned is sent to the others.
+Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. Each
+micro-batch has its own number of tokens; for interleaved stages, which send lengths in both directions at once and take
+one for the other where there are two ranks, padding makes them equal. A function of the tokens is called on the last
+stage alone, where hidden states end; what it returned is sent to the others.
 
 Concurrency: all ranks run as many micro-batches, also empty ones.
 """
@@ -11,7 +11,7 @@ Concurrency: all ranks run as many micro-batches, also empty ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +38,11 @@ class _LastStage:
         self._hidden = hidden
 
     def backbone(
-        self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext, media: None = None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        media: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Hidden states [n, D] of this rank's tokens."""
         return self._hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.megatron.checks import check_installed, check_same_axes, check_settings
 from strop.engines.parallel.axes import check_axes
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def check(config: Config) -> None:
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
+    used = config.used_engines.items()
+    check_same_axes({role: engine for role, engine in used if role not in config.resources.apart})
 
 
 def check_parallel_settings(
@@ -42,6 +45,9 @@ def check_parallel_settings(
         engine, optim, model: of the role; no optimizer where it is not trained.
         lora: full key of the rank of its adapters, and their settings.
     """
+    if engine.kind == "megatron":
+        _check_megatron_settings(role, engine, optim, model, lora=lora)
+        return
     others = {
         lora[0]: (lora[1].rank, 0),
         f"{role}.engine.compile": (engine.compile, False),
@@ -61,6 +67,43 @@ def check_parallel_settings(
                     f"{role}.engine.{key} is {size}, which does not go with {other}={value}: set that to {needed}, or "
                     f"{role}.engine.{key} to 1"
                 )
+
+
+def _check_megatron_settings(
+    role: str,
+    engine: EngineConfig,
+    optim: OptimizerConfig | None,
+    model: ModelConfig,
+    *,
+    lora: tuple[str, LoraConfig],
+) -> None:
+    """Raise a ValueError for settings that the Megatron engine does not have; arguments as of
+    `check_parallel_settings`."""
+    if role in ("critic", "prm", "reward_model"):
+        raise ValueError(
+            f"{role}.engine.kind is megatron, which carries policies alone: use {role}.engine.kind=torch"
+        )
+    check_installed(f"{role}.engine")
+    check_settings(engine, optim, section=role)
+    for key, value, needed in (
+        (lora[0], lora[1].rank, 0),
+        ("model.use_liger", model.use_liger, False),
+        ("model.freeze_vision_tower", model.freeze_vision_tower, False),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"{key} is {value}, which {role}.engine.kind=megatron does not have: set it to {needed}, or use "
+                f"{role}.engine.kind=torch"
+            )
+    if model.dtype == "float16":
+        raise ValueError(
+            f"model.dtype is float16, which {role}.engine.kind=megatron does not have: use bfloat16 or float32"
+        )
+    if model.dtype == "float64" and optim is not None and engine.megatron.distributed_optimizer:
+        raise ValueError(
+            f"model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
+            f"{role}.engine.megatron.distributed_optimizer=false"
+        )
 
 
 def _check_expert_parallel_settings(
