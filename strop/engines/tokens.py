@@ -55,6 +55,7 @@ class PackedModel(Protocol):
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
+        received: Tensor | None = None,
     ) -> Tensor:
         """Final hidden states of packed tokens, as of `CausalLM.backbone`."""
 

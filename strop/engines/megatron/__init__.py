@@ -1,5 +1,5 @@
-"""The Megatron engine (engine.kind=megatron): layers, pipeline schedules and optimizer of megatron-core, with the weights
-of Hugging Face models.
+"""The Megatron engine (engine.kind=megatron): layers, pipeline schedules and optimizer of megatron-core, with the
+weights of Hugging Face models.
 
 checks.py         Models and settings that it does not have
 engine.py         MegatronEngine and MegatronTrainEngine

@@ -20,8 +20,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import open_sharded, save_parts
-from strop.engines.checkpoint_reader import Form, SavedTensors
+from strop.engines.checkpoint import Form, open_sharded, save_parts
+from strop.engines.checkpoint_reader import SavedTensors
 from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig

@@ -32,6 +32,7 @@ from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.experts import repair_experts
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
+from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.engines.weights import weights_metadata
@@ -40,9 +41,9 @@ from strop.engines.weights import weights_metadata
 class MegatronModel:
     """This rank's part of a model: its stages, their parameters, and the head on its part of the vocabulary."""
 
-    media: None = None
+    media: Vision | None = None
     """Text alone."""
-    key_heads: None = None
+    key_heads: slice | None = None
     """Each rank has the key heads of its queries."""
 
     def __init__(self, whole: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
@@ -123,7 +124,7 @@ class MegatronModel:
             weight, None, self._banned_ids, product_dtype=dtype if is_half else None, vocabulary=vocabulary
         )
 
-    def backbone(self, *args: Any) -> Tensor:
+    def backbone(self, *args: Any, **kwargs: Any) -> Tensor:
         """Hidden states come from the passes of all stages (passes.py)."""
         raise AssertionError("tokens are asked on the last stage, when their hidden states are there")
 

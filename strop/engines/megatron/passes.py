@@ -11,43 +11,22 @@ Concurrency: all ranks run as many micro-batches, also empty ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext
-from strop.engines.head import Head
 from strop.engines.megatron.model import MegatronModel
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.tokens import Tokens
 
 T = TypeVar("T")
 _EMPTY = torch.zeros((), dtype=torch.int)
-
-
-class _LastStage:
-    """The model as tokens ask it, when their hidden states have been computed."""
-
-    def __init__(self, model: MegatronModel, hidden: Tensor) -> None:
-        self.device, self.media, self.key_heads, self.head = model.device, None, None, model.head
-        self._hidden = hidden
-
-    def backbone(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        context: AttentionContext,
-        media: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        """Hidden states [n, D] of this rank's tokens."""
-        return self._hidden
-
-    head: Head
 
 
 def run(
@@ -80,12 +59,15 @@ def run(
 
     def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
         tokens = next(queue)
-        part = tokens if tokens.shard is None else tokens.shard
+        part: Any = tokens if tokens.shard is None else tokens.shard
         hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
 
         def loss(output: Tensor) -> tuple[Tensor, Tensor, T]:
-            asked = dataclasses.replace(tokens, model=_LastStage(model, output[:, 0]))
-            value, result = finish(asked)
+            hidden = output[:, 0]
+            known = (
+                F.embedding(tokens.hidden_index, hidden) if tokens.shard is None else part.predicting(hidden)
+            )
+            value, result = finish(dataclasses.replace(tokens, predicting=known))
             return output.new_zeros(()) if value is None else value, _EMPTY.clone(), result
 
         return hidden, loss

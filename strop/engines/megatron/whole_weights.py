@@ -9,7 +9,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from strop.engines.checkpoint_reader import Form, Parts
+from strop.engines.checkpoint import Form
+from strop.engines.checkpoint_reader import Parts
 from strop.engines.megatron.weight_map import Mapped, Piece
 from strop.engines.weights import WeightsMetadata
 
