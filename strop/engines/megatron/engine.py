@@ -21,7 +21,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import Form, open_sharded, save_parts
-from strop.engines.checkpoint_reader import SavedTensors
+from strop.engines.checkpoint_reader import Parts, SavedTensors
 from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -284,11 +284,9 @@ class MegatronTrainEngine(MegatronEngine):
         """This rank's part of a checkpoint (role_checkpoint.py)."""
         self.load_to_device()
         self._load_optimizer_to_device()
-        parts = {}
+        parts: Parts = {}
         for prefix, kind in self._kinds().items():
-            parts |= parts_to_save(
-                self._parts.mapped, lambda entry, k=kind: self._optimizer.whole(entry, k), prefix
-            )
+            parts |= parts_to_save(self._parts.mapped, self._optimizer.reading(kind), prefix)
         steps = torch.tensor(self._optimizer.adam_steps, dtype=torch.float32)
         if self.parallel.rank == 0:
             parts |= {
@@ -337,9 +335,7 @@ class MegatronTrainEngine(MegatronEngine):
     def _kept_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as the optimizer keeps it."""
         parts = self._parts
-        return whole_weights(
-            parts.metadata, parts.mapped, lambda entry: self._optimizer.whole(entry, WEIGHT), parts.device
-        )
+        return whole_weights(parts.metadata, parts.mapped, self._optimizer.reading(WEIGHT), parts.device)
 
     def _put(self, entry: Mapped, whole: Tensor) -> None:
         self._optimizer.put(entry, WEIGHT, whole)

@@ -53,8 +53,8 @@ def join_groups(config: EngineConfig, parallel: Parallel) -> None:
         expert_parallel=config.expert_parallel,
     )
     if not dist.is_initialized():  # a process on its own, which has no group
-        backend = collective_backend(parallel.device.type)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(collective_backend(parallel.device.type), store=store, rank=0, world_size=1)
     if parallel_state.model_parallel_is_initialized() and _Joined.world is not dist.group.WORLD:
         parallel_state.destroy_model_parallel()  # of ranks that have been left
     if not parallel_state.model_parallel_is_initialized():

@@ -69,7 +69,7 @@ class MegatronModel:
         self.vocab_size = int(text.vocab_size)
         self.mapped: list[Mapped] = mapped_parameters(self.stages, self.config, self.vocab_size)
         self._check_map()
-        self._rotary: Any = whole.module.model.rotary_emb.to(self.device)  # type: ignore[union-attr, operator]
+        self._rotary: Any = whole.module.model.rotary_emb.to(self.device)  # type: ignore[union-attr]
         self._banned: Tensor | None = None
 
     def _stage(self, number: int) -> Stage:
@@ -216,13 +216,6 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
         "batch_p2p_comm": device.type != "cpu" and engine.pipeline_chunks == 1,
         "perform_initialization": False,  # every value is loaded
         "use_cpu_initialization": device.type == "cpu",
-        # Kernels of apex and Transformer Engine, which are not needed here.
-        "gradient_accumulation_fusion": False,
-        "masked_softmax_fusion": False,
-        "bias_activation_fusion": False,
-        "bias_dropout_fusion": False,
-        "apply_rope_fusion": False,
-        "persist_layer_norm": False,
         **_expert_settings(text),
     }
     if whole.is_recomputed:
@@ -233,6 +226,9 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
         }
     if "num_moe_experts" in settings:
         repair_experts()
+    # Kernels of apex and Transformer Engine, which are not needed here.
+    fused = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout", "apply_rope")
+    may_change = {**{f"{name}_fusion": False for name in fused}, "persist_layer_norm": False}
     overrides = engine.megatron.transformer_config
     if taken := sorted(set(overrides) & set(settings)):
         raise ValueError(
@@ -240,7 +236,7 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
             f"of the engine: remove it"
         )
     try:
-        return TransformerConfig(**settings, **overrides)
+        return TransformerConfig(**settings, **{**may_change, **overrides})
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(
             f"megatron-core refuses the settings of this model and of engine.megatron ({error}): change "

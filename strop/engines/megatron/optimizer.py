@@ -11,7 +11,7 @@ Concurrency: every method but `learning_rate` is a collective of all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,10 @@ class MegatronAdamW:
             joined.view(torch.int32), group=held.group
         )  # bits: one rank's beside zeros of the others
         return joined.view(parameter.shape)
+
+    def reading(self, kind: str) -> Callable[[Mapped], Tensor]:
+        """`whole` of this kind."""
+        return lambda entry: self.whole(entry, kind)
 
     def put(self, entry: Mapped, kind: str, whole: Tensor) -> None:
         """Take over a weight or moment of a parameter's shape, or this rank's share of it; no collective."""

@@ -212,4 +212,4 @@ def _rows(first: int, size: int) -> Cut:
 
 
 def _rows_of_groups(groups: int, first: int, size: int) -> Cut:
-    return lambda tensor: tensor.unflatten(0, (groups, -1))[:, first : first + size]
+    return lambda tensor: tensor.view(groups, -1, *tensor.shape[1:])[:, first : first + size]

@@ -85,7 +85,7 @@ def _is_writer(entry: Mapped, piece: Piece) -> bool:
     else:
         size = parallel_state.get_expert_data_parallel_world_size()
         rank = parallel_state.get_expert_data_parallel_rank()
-    return sum(piece.name.encode()) % size == rank
+    return bool(sum(piece.name.encode()) % size == rank)
 
 
 def _joined(boxes: list[tuple[tuple[int, ...], Tensor]]) -> tuple[tuple[int, ...], Tensor]:
