@@ -23,7 +23,7 @@ def role_tensors(model: CausalLM) -> dict[str, Tensor]:
 
 
 def present(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of this stage."""
+    """Tensors of this stage."""
     return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
 import pytest
 from tiny_runs import Done, Project, resume_in, train_in
+
+from strop.data.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.dist,
@@ -28,16 +31,27 @@ def megatron(**sizes: int) -> tuple[str, ...]:
     )
 
 
+@pytest.fixture
+def two_key_heads(project: Project, tmp_path: Path) -> Project:
+    """A model that two ranks can divide."""
+    folder = tmp_path / "model"
+    make_tiny_model(
+        folder, seed=0, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    return dataclasses.replace(project, model=folder)
+
+
 def numbers(run: Done) -> list[list[float]]:
     return [[step[name] for name in COMPARED] for step in run.steps]
 
 
 @pytest.mark.parametrize("axis", ["tensor_parallel", "pipeline_parallel"])
 def test_a_run_is_that_of_the_torch_engine_which_continues_it(
-    project: Project, tmp_path: Path, axis: str
+    two_key_heads: Project, tmp_path: Path, axis: str
 ) -> None:
     """The native engine generates with the weights of all ranks; a checkpoint moves between the engines."""
-    settings = megatron(**{axis: 2})
+    project, settings = two_key_heads, megatron(**{axis: 2})
     alone = train_in(tmp_path / "alone", project.config(*EXACT, "trainer.max_steps=2"))
     divided = train_in(tmp_path / "divided", project.config(*EXACT, *settings, "trainer.max_steps=2"))
     assert len(alone.steps) == len(divided.steps) == 2

@@ -6,7 +6,6 @@ megatron-core itself is not imported here.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -24,73 +23,46 @@ def check_installed(section: str = "engine") -> None:
         )
 
 
-def check_settings(engine: EngineConfig, optim: OptimizerConfig | None = None, *, section: str = "") -> None:
-    """Refuse settings of the torch engine that megatron-core has nothing for, or its own ones for another engine.
+def check_settings(
+    engine: EngineConfig, optim: OptimizerConfig | None = None, *, section: str = "engine"
+) -> None:
+    """Refuse settings of the torch engine that megatron-core has nothing for.
 
     Args:
         engine: settings of the role.
         optim: of its optimizer; None where it is not trained.
-        section: role whose settings they are, for the sentence.
+        section: what the sentence calls the settings, such as actor.engine.
 
     Raises:
         ValueError: the sentence says which.
     """
-    prefix = f"{section}." if section else ""
     if engine.kind != "megatron":
         return
+    role = section.removesuffix("engine")
     for key, value, needed in (
-        ("engine.sequence_parallel", engine.sequence_parallel, 1),
-        ("engine.shard_size", engine.shard_size, 0),
-        ("engine.reshard_after_forward", engine.reshard_after_forward, True),
-        ("engine.gradient_sync", engine.gradient_sync, "last"),
-        ("engine.offload_activations", engine.offload_activations, False),
-        ("engine.compile", engine.compile, False),
-        ("engine.pipeline_layers", list(engine.pipeline_layers), []),
-        ("optim.name", "adamw" if optim is None else optim.name, "adamw"),
+        (f"{section}.sequence_parallel", engine.sequence_parallel, 1),
+        (f"{section}.shard_size", engine.shard_size, 0),
+        (f"{section}.reshard_after_forward", engine.reshard_after_forward, True),
+        (f"{section}.gradient_sync", engine.gradient_sync, "last"),
+        (f"{section}.offload_activations", engine.offload_activations, False),
+        (f"{section}.compile", engine.compile, False),
+        (f"{section}.pipeline_layers", list(engine.pipeline_layers), []),
+        (f"{role}optim.name", "adamw" if optim is None else optim.name, "adamw"),
     ):
         if value != needed:
             raise ValueError(
-                f"{prefix}{key} is {value}, which {prefix}engine.kind=megatron does not have: set it to {needed}, or "
-                f"use {prefix}engine.kind=torch"
+                f"{key} is {value}, which {section}.kind=megatron does not have: set it to {needed}, or use "
+                f"{section}.kind=torch"
             )
     if engine.offload == "all":
         raise ValueError(
-            f"{prefix}engine.offload is all, which {prefix}engine.kind=megatron does not have: use none or optimizer"
+            f"{section}.offload is all, which {section}.kind=megatron does not have: use none or optimizer"
         )
     if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
         raise ValueError(
-            f"{prefix}engine.pipeline_chunks is {engine.pipeline_chunks} and {prefix}engine.context_parallel is "
-            f"{engine.context_parallel}, which {prefix}engine.kind=megatron does not have together: set one to 1"
+            f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.context_parallel is "
+            f"{engine.context_parallel}, which {section}.kind=megatron does not have together: set one to 1"
         )
-
-
-def check_same_axes(engines: Mapping[str, EngineConfig]) -> None:
-    """Refuse roles of one process that divide their models with megatron-core in two ways: it has one set of groups.
-
-    Args:
-        engines: of the roles, by their names.
-
-    Raises:
-        ValueError: the sentence names two of them.
-    """
-    first: tuple[str, EngineConfig] | None = None
-    for role, engine in engines.items():
-        if engine.kind != "megatron":
-            continue
-        first = first or (role, engine)
-        for key, size, other in (
-            ("tensor_parallel", engine.tensor_parallel, first[1].tensor_parallel),
-            ("pipeline_parallel", engine.pipeline_parallel, first[1].pipeline_parallel),
-            ("pipeline_chunks", engine.pipeline_chunks, first[1].pipeline_chunks),
-            ("context_parallel", engine.context_parallel, first[1].context_parallel),
-            ("expert_parallel", engine.expert_parallel, first[1].expert_parallel),
-        ):
-            if size != other:
-                raise ValueError(
-                    f"{role}.engine.{key} is {size} and {first[0]}.engine.{key} is {other}, but megatron-core divides "
-                    f"all models of a process alike: make them equal, place one of the roles apart (resources.apart), "
-                    f"or use {role}.engine.kind=torch"
-                )
 
 
 def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:

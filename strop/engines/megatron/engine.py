@@ -68,8 +68,8 @@ class MegatronEngine:
         check_settings(config)
         if model.is_value_model or has_adapter(model) or model.compute_dtype == torch.float16:
             raise ValueError(
-                "engine.kind is megatron, which has neither value models nor adapters, and no float16: use "
-                "engine.kind=torch, or bfloat16"
+                "engine.kind of this role is megatron, which has neither value models nor adapters, and no float16: "
+                "use torch, or bfloat16"
             )
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
@@ -194,7 +194,7 @@ class MegatronTrainEngine(MegatronEngine):
         if is_distributed and self._dtype == torch.float64:
             raise ValueError(
                 "model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
-                "engine.megatron.distributed_optimizer to false"
+                "engine.megatron.distributed_optimizer of this role to false"
             )
         settings = DistributedDataParallelConfig(
             grad_reduce_in_fp32=self._parts.config.bf16,

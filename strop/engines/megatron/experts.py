@@ -1,6 +1,6 @@
 """Repairs of megatron-core 0.16.1 for layers with experts, where Transformer Engine is not installed.
 
-Each goes when a test says that megatron-core does without it (tests/engines/test_megatron_repairs.py).
+Each goes when its test says that megatron-core does without it.
 """
 
 from __future__ import annotations

@@ -73,5 +73,5 @@ def join_groups(config: EngineConfig, parallel: Parallel) -> None:
     if _Joined.sizes != sizes:
         raise ValueError(
             f"a role of this process divides its model with megatron-core as {_Joined.sizes}, and another as {sizes}: "
-            f"give engine.kind=megatron the same sizes in all roles, or place them apart (resources.apart)"
+            f"give all roles of a process that use it the same sizes"
         )

@@ -129,7 +129,7 @@ class MegatronModel:
         raise AssertionError("tokens are asked on the last stage, when their hidden states are there")
 
     def row(self, position_ids: Tensor, attention: AttentionContext) -> PackedRow:
-        """What the layers need of a packed row with positions [1, N]."""
+        """A packed row with positions [1, N], as the layers take it."""
         cos, sin = self._rotary(
             torch.empty(0, dtype=self.config.params_dtype, device=self.device), position_ids
         )
@@ -160,7 +160,7 @@ class MegatronModel:
                 raise ValueError(
                     f"the layers of megatron-core hold {total // times} of the {torch.Size(weight.shape).numel()} "
                     f"numbers of {weight.name} of this {type(self._whole.module).__name__}: use engine.kind=torch for "
-                    f"this model"
+                    f"this role"
                 )
 
 
@@ -232,15 +232,15 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
     overrides = engine.megatron.transformer_config
     if taken := sorted(set(overrides) & set(settings)):
         raise ValueError(
-            f"engine.megatron.transformer_config sets {taken[0]}, which follows from the model and the other settings "
-            f"of the engine: remove it"
+            f"engine.megatron.transformer_config of this role sets {taken[0]}, which follows from the model and the "
+            f"other settings of the engine: remove it"
         )
     try:
         return TransformerConfig(**settings, **{**may_change, **overrides})
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(
-            f"megatron-core refuses the settings of this model and of engine.megatron ({error}): change "
-            f"engine.megatron.transformer_config or the parallel sizes, or use engine.kind=torch"
+            f"megatron-core refuses the settings of this model and role ({error}): change its parallel sizes or "
+            f"engine.megatron.transformer_config, or use engine.kind=torch"
         ) from error
 
 

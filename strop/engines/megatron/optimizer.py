@@ -36,7 +36,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class _Held:
-    """What this rank's optimizer holds of a parameter."""
+    """A parameter in this rank's optimizer."""
 
     main: Tensor | None
     """The tensor that the optimizer moves, flat or of the parameter's shape; None where other ranks have all of it."""

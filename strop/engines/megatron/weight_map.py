@@ -1,4 +1,4 @@
-"""Which part of a Hugging Face weight lies where in the parameters of megatron-core on this rank.
+"""Places of the parts of Hugging Face weights in the parameters of megatron-core on this rank.
 
 megatron-core joins some matrices of a layer and cuts all of them over ranks:
 
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from strop.engines.megatron.layers import Stage
 
+_BASE = "model."
+"""Beginning of the names of all weights but those of the head."""
 Cut = Callable[[Tensor], Tensor]
 """Takes a view of a part out of a tensor of a parameter's shape."""
 
@@ -99,7 +101,7 @@ def check_complete(mapped: list[Mapped], shapes: Mapping[str, tuple[int, ...]]) 
             ):
                 raise ValueError(
                     f"the parameters of megatron-core hold {piece.name} from {list(piece.start)} in sizes "
-                    f"{list(piece.shape)}, and that of the model is {shape}: use engine.kind=torch for this model"
+                    f"{list(piece.shape)}, and that of the model is {shape}: use engine.kind=torch for this role"
                 )
             if entry.is_first:
                 counts[piece.name] += math.prod(piece.shape)
@@ -108,14 +110,14 @@ def check_complete(mapped: list[Mapped], shapes: Mapping[str, tuple[int, ...]]) 
 
 def _of_stage(stage: Any, config: TransformerConfig, vocab_size: int) -> Iterator[Mapped]:
     if stage.pre_process:
-        yield _vocabulary("model.embed_tokens.weight", stage.embedding.word_embeddings.weight, vocab_size)
+        yield _vocabulary(f"{_BASE}embed_tokens.weight", stage.embedding.word_embeddings.weight, vocab_size)
     for layer in stage.decoder.layers:
-        yield from _of_layer(layer, f"model.layers.{layer.layer_number - 1}.", config)
+        yield from _of_layer(layer, f"{_BASE}layers.{layer.layer_number - 1}.", config)
     if stage.post_process:
-        yield _whole("model.norm.weight", stage.decoder.final_layernorm.weight)
+        yield _whole(f"{_BASE}norm.weight", stage.decoder.final_layernorm.weight)
         weight = stage.output_layer.weight
         if weight is not None and stage.share_embeddings_and_output_weights:  # a copy on the last stage
-            yield _vocabulary("model.embed_tokens.weight", weight, vocab_size, is_copy=True)
+            yield _vocabulary(f"{_BASE}embed_tokens.weight", weight, vocab_size, is_copy=True)
         elif weight is not None:
             yield _vocabulary("lm_head.weight", weight, vocab_size)
 
