@@ -54,7 +54,7 @@ def state_of(engine: TrainEngine) -> Arrays:
 
 
 def train_and_save(ranks: Ranks, case: Case, folder: Path, in_background: bool) -> Seen:
-    engine = engine_of(case, ranks.join(**dataclasses.asdict(case.engine)))
+    engine = engine_of(case, ranks.join(**vars(case.engine)))
     for step in range(2):
         one_step(engine, case, step)
     saved = state_of(engine)
@@ -67,7 +67,7 @@ def train_and_save(ranks: Ranks, case: Case, folder: Path, in_background: bool) 
 
 
 def resume(ranks: Ranks, case: Case, folder: Path) -> Seen:
-    engine = engine_of(case, ranks.join(**dataclasses.asdict(case.engine)))
+    engine = engine_of(case, ranks.join(**vars(case.engine)))
     load_role(folder, engine)
     saved = state_of(engine)
     for step in (2, 3):

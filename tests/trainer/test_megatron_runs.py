@@ -60,6 +60,21 @@ def test_a_run_is_that_of_the_torch_engine_which_continues_it(
     longer = numbers(resume_in(alone.folder, "trainer.max_steps=3"))
     back = resume_in(
         divided.folder, "trainer.max_steps=3", "resources.runtime=inline", "resources.ranks=1",
-        "actor.engine.kind=torch", f"actor.engine.{axis}=1", "model.external_lib=''",
+        "actor.engine.kind=torch", f"actor.engine.{axis}=1",
     )  # fmt: skip
     assert numbers(back) == [pytest.approx(one, abs=1e-9, rel=1e-9) for one in longer]
+
+
+def test_weights_reach_a_rollout_engine_of_its_own(two_key_heads: Project, tmp_path: Path) -> None:
+    """Whole weights, one after the other; the reference of the same process is divided in the same way."""
+    project, kl = two_key_heads, ("algorithm.use_kl_loss=true", "trainer.max_steps=2")
+    exact = [setting for setting in EXACT if "use_kl" not in setting]
+    alone = train_in(tmp_path / "alone", project.config(*exact, *kl))
+    reference = ("reference.engine.kind=megatron", "reference.engine.tensor_parallel=2")
+    apart = ("resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5")
+    divided = train_in(
+        tmp_path / "divided", project.config(*exact, *kl, *megatron(tensor_parallel=2), *reference, *apart)
+    )
+    for name in (*COMPARED, "actor/kl_loss"):
+        ours, expected = ([step[name] for step in run.steps] for run in (divided, alone))
+        assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9), name
