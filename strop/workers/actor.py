@@ -26,7 +26,7 @@ from strop.algorithms.specs import adv_estimator_declaration
 from strop.controller import BatchAndMetrics, Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
-from strop.engines.lora.adapters import has_adapter, merged_weights
+from strop.engines.lora.adapters import has_adapter
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
@@ -206,11 +206,10 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def send_weights(self, version: int) -> SyncReport:
         """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged."""
-        model = self.engine.model
         self.engine.load_to_device()
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
-        return self._sender.send(version, merged_weights(model))
+        return self._sender.send(version, self.engine.streamed_weights())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:
