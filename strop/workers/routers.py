@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from strop.engines.config import MoEConfig
+from strop.engines.kinds import TrainableEngine
 from strop.engines.moe.layers import num_experts
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric, Reduction
 
@@ -52,7 +52,7 @@ def check_routers(config: Any, settings: MoEConfig, *, section: str) -> None:
         )
 
 
-def router_loss(engine: TrainEngine, settings: MoEConfig, data: DataProto) -> RouterLoss | None:
+def router_loss(engine: TrainableEngine, settings: MoEConfig, data: DataProto) -> RouterLoss | None:
     """Loss of the routers in the optimizer batch of which these are the rank's rows; None where it has no factor.
 
     A collective of all ranks. With a balance loss all rows are passed through the model once, to count.
@@ -114,7 +114,7 @@ def load_numbers(counts: Tensor) -> Mapping[Metric, float]:
 
 
 def loss_parts(
-    loss: RouterLoss | None, settings: MoEConfig, engine: TrainEngine
+    loss: RouterLoss | None, settings: MoEConfig, engine: TrainableEngine
 ) -> tuple[float, dict[Metric, float]]:
     """The routers' loss over all ranks with its factors, and its parts as means over layers; a collective."""
     if loss is None or engine.model.routers is None:

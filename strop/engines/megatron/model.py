@@ -32,6 +32,7 @@ from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.experts import repair_experts
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
+from strop.engines.moe.routing import Routers
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.vocabulary import VocabularyShard
@@ -44,8 +45,9 @@ class MegatronModel:
     media: Vision | None = None
     """Text alone."""
     key_heads: slice | None = None
-    routers: None = None
     """Each rank has the key heads of its queries."""
+    routers: Routers | None = None
+    """They take part in no `Routing`."""
 
     def __init__(self, whole: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
         """Build the part of the model, without values.

@@ -167,6 +167,7 @@ def check_router_settings(role: str, engine: EngineConfig, moe: MoEConfig) -> No
     """Raise a ValueError for losses of routers that the engine of a role cannot add."""
     key = "balance_loss_coef" if moe.balance_loss_coef else "z_loss_coef"
     for setting, value, needed in (
+        ("kind", engine.kind, "torch"),
         ("compile", engine.compile, False),
         ("pipeline_parallel", engine.pipeline_parallel, 1),
     ):
