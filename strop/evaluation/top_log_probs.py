@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
-from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.workers.models import ModelWorker
 
@@ -49,7 +49,7 @@ class TopLogProbs(ModelWorker):
         padding = range(num_ids, language_model.vocab_size)
         self._k = k
         self._banned = torch.tensor([*padding], device=parallel.device) if padding else None
-        self.engine = Engine(language_model, engine, parallel, is_frozen=True)
+        self.engine = frozen_engine(language_model, engine, parallel)
 
     def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]

@@ -35,6 +35,10 @@ from strop.trainer.config import Config
             "critic.engine.kind is megatron, which carries policies alone",
         ),
         (
+            ["reward_model.path=r", "reward_model.engine.kind=megatron"],
+            "reward_model.engine.kind is megatron, which carries policies alone",
+        ),
+        (
             [
                 "algorithm.use_kl_loss=true", "reference.engine.kind=megatron", "resources.runtime=ray",
                 "resources.ranks=2", "actor.engine.tensor_parallel=2",

@@ -29,6 +29,7 @@ def check(config: Config) -> None:
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
+    _refuse_megatron("reward_model", config.reward_model.engine)
     used = config.used_engines.items()
     _check_same_axes({role: engine for role, engine in used if role not in config.resources.apart})
 
@@ -82,10 +83,8 @@ def _check_megatron_settings(
 ) -> None:
     """Raise a ValueError for settings that the Megatron engine does not have; arguments as of
     `check_parallel_settings`."""
-    if role in ("critic", "prm", "reward_model"):
-        raise ValueError(
-            f"{role}.engine.kind is megatron, which carries policies alone: use {role}.engine.kind=torch"
-        )
+    if role in ("critic", "prm"):
+        _refuse_megatron(role, engine)
     check_installed(f"{role}.engine")
     check_settings(engine, optim, section=f"{role}.engine")
     for key, value, needed in (
@@ -106,6 +105,14 @@ def _check_megatron_settings(
         raise ValueError(
             f"model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
             f"{role}.engine.megatron.distributed_optimizer=false"
+        )
+
+
+def _refuse_megatron(role: str, engine: EngineConfig) -> None:
+    """Raise a ValueError where a role that is no policy is given the Megatron engine."""
+    if engine.kind == "megatron":
+        raise ValueError(
+            f"{role}.engine.kind is megatron, which carries policies alone: use {role}.engine.kind=torch"
         )
 
 
