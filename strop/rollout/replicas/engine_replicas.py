@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.engine_group import EngineContext, EngineGroup, Generation
+from strop.rollout.native.engine import NativeEngine
 from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.load_weights import make_engine, pull_weights
@@ -77,6 +78,12 @@ class EngineReplicas(EngineGroup):
     async def wake_up(self) -> None:
         """Every engine takes its memory again."""
         await self._each(lambda replica: replica.engine.wake_up(), waits=True)
+
+    async def leave(self, failure: str = "") -> None:
+        """As EngineGroup; one of a user's own may be the native engine at heart."""
+        for replica in self._engines:
+            if isinstance(replica.engine, NativeEngine):
+                await replica.engine.leave(failure)
 
     async def sleep(self) -> None:
         """Every engine gives its memory back."""
