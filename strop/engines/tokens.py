@@ -257,7 +257,7 @@ def pack(
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
         routing=None
-        if model.routers is None or (parallel is not None and not parallel.knows_routing)
+        if model.routers is None
         else Routing(
             sent(torch.cat(num_rows), device),
             num_layers=model.routers.num_layers,

@@ -81,11 +81,6 @@ class Parallel:
         """Number of shares of the rows."""
         return self.world_size // (self.ranks_per_row * self.pp_size)
 
-    @property
-    def knows_routing(self) -> bool:
-        """Each rank sees the routers of all layers, and its tokens in the order of the row."""
-        return self.cp_size == self.pp_size == 1
-
     def max(self, value: int) -> int:
         """The largest value of all ranks."""
         return value

@@ -24,9 +24,7 @@ def check(config: Config) -> None:
         "agent.num_workers": (config.agent.num_workers, 0),
         "trainer.skip_rollout": (config.trainer.skip_rollout, ""),
         "actor.engine.compile": (engine.compile, False),
-        "actor.engine.tensor_parallel": (engine.tensor_parallel, 1),
         "actor.engine.pipeline_parallel": (engine.pipeline_parallel, 1),
-        "actor.engine.context_parallel": (engine.context_parallel, 1),
     }
     for key, (value, only) in needed.items():
         if value != only:
