@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +105,7 @@ def run_case(ranks: Ranks, case: Case) -> Outcome:
     """Two steps on this rank's rows; rank 0 of 1 runs alone."""
     parallel = None
     if ranks.world_size > 1:
-        parallel = ranks.join(**dataclasses.asdict(case.engine))
+        parallel = ranks.join(**vars(case.engine))
     return train(engine_of(case, parallel), case, ranks.rank)
 
 

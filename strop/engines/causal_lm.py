@@ -120,6 +120,11 @@ class CausalLM:
         return self.tensor_parallel.vocabulary(self.vocab_size)
 
     @property
+    def key_heads(self) -> slice | None:
+        """Key heads, of all, that the queries of this rank attend with; None where it has those alone."""
+        return None if self.tensor_parallel is None else self.tensor_parallel.key_heads
+
+    @property
     def _banned_ids(self) -> Tensor | None:
         """`never_sampled`, which have probability zero everywhere; None without any."""
         if self.never_sampled and (self._banned is None or self._banned.device != self.device):
@@ -280,10 +285,14 @@ class CausalLM:
     @property
     def _is_computed_here(self) -> bool:
         """Layers are not computed again, or by a compiler, outside of a forward pass."""
+        return not self.is_sharded and not self._is_compiled and not self.is_recomputed
+
+    @property
+    def is_recomputed(self) -> bool:
+        """The backward pass computes the layers again (model.gradient_checkpointing)."""
         later = hasattr(type(self.module), "is_activation_checkpointing")
         name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
-        is_again = self._is_compiled or getattr(self.module, name)
-        return not self.is_sharded and not is_again
+        return bool(getattr(self.module, name))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""

@@ -37,7 +37,7 @@ from strop.engines.checkpoint_reader import (
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.sharded_saving import load_parts, parts_of
 from strop.utils.atomic_io import fsync_path, sync_folder, write_durable
-from strop.utils.background import in_background
+from strop.utils.background import in_background as run_in_background
 
 _SHOWN_NAMES = 3
 
@@ -90,7 +90,41 @@ def save_sharded_async(
         name: (offsets, part.detach().to("cpu", copy=True))
         for name, (offsets, part) in _parts_of(tensors, parallel).items()
     }
-    return in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
+    return run_in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
+
+
+def save_parts(
+    folder: Path,
+    parts: Parts,
+    forms: Mapping[str, Form],
+    numbers: Mapping[str, Any],
+    *,
+    parallel: Parallel,
+    in_background: bool = False,
+) -> Future[None] | None:
+    """As `save_sharded`, of parts that the caller has cut: together those of all ranks hold each number once.
+
+    Args:
+        folder, numbers, parallel: as of `save_sharded`.
+        parts: that this rank writes, in host memory, which nobody changes any more.
+        forms: of every tensor of the checkpoint.
+        in_background: return at once.
+
+    Returns:
+        What is being written, or None when it is written.
+    """
+    state = _state(forms, numbers, parallel)
+    if in_background:
+        return run_in_background(lambda: _write(folder, parts, state, parallel), name=f"save {folder.name}")
+    _write(folder, parts, state, parallel)
+    return None
+
+
+def open_sharded(folder: Path, forms: Mapping[str, Form], *, leave: Collection[str] = ()) -> SavedTensors:
+    """A checkpoint, to read boxes of its tensors; arguments and errors as of `load_sharded` and `save_parts`."""
+    saved = SavedTensors(folder)
+    _compare(saved, forms, leave)
+    return saved
 
 
 def load_sharded(
@@ -109,7 +143,7 @@ def load_sharded(
         ValueError: names, shapes or types differ from the saved ones, or the folder is damaged.
     """
     saved = SavedTensors(folder)
-    _compare(saved, tensors, leave)
+    _compare(saved, forms_of(tensors), leave)
     with torch.no_grad():
         if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
             load_parts(saved, tensors)
@@ -166,15 +200,14 @@ def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
     sync_folder(folder)
 
 
-def _compare(saved: SavedTensors, tensors: Mapping[str, Tensor], leave: Collection[str]) -> None:
+def _compare(saved: SavedTensors, forms: Mapping[str, Form], leave: Collection[str]) -> None:
     """Raise a ValueError that names what differs."""
-    missing = [name for name in tensors if name not in saved.tensors]
-    extra = [name for name in saved.tensors if name not in tensors and not name.startswith(tuple(leave))]
+    missing = [name for name in forms if name not in saved.tensors]
+    extra = [name for name in saved.tensors if name not in forms and not name.startswith(tuple(leave))]
     other = [
-        f"{name} ({_form(entry.dtype, entry.shape)} saved, {_form(tensor.dtype, tensor.shape)} here)"
-        for name, tensor in tensors.items()
-        if (entry := saved.tensors.get(name)) is not None
-        and (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape)
+        f"{name} ({_form(entry.dtype, entry.shape)} saved, {_form(*form)} here)"
+        for name, form in forms.items()
+        if (entry := saved.tensors.get(name)) is not None and (entry.dtype, entry.shape) != form
     ]
     problems = []
     for names, label in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):

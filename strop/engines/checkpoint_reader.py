@@ -92,6 +92,24 @@ class SavedTensors:
         part: Tensor = self._files[name, offsets].get_tensor(name)
         return part
 
+    def box(self, name: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """A box of a tensor, put together from all parts that have some of it."""
+        saved = self.tensors[name]
+        whole = torch.empty(shape, dtype=saved.dtype)
+        for offsets, sizes in saved.parts.items():
+            firsts = [max(a, b) for a, b in zip(start, offsets, strict=True)]
+            ends = [min(a + n, b + m) for a, n, b, m in zip(start, shape, offsets, sizes, strict=True)]
+            if all(first < end for first, end in zip(firsts, ends, strict=True)):
+                here, there = (
+                    tuple(
+                        slice(first - at, end - at)
+                        for first, end, at in zip(firsts, ends, origin, strict=True)
+                    )
+                    for origin in (start, offsets)
+                )
+                whole[here] = self.part(name, offsets)[there]
+        return whole
+
     def _opened(self, path: Path) -> Any:
         try:
             check_regular(path)

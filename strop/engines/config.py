@@ -193,8 +193,19 @@ class MoEConfig:
         return self.balance_loss_coef > 0 or self.z_loss_coef > 0
 
 
+@section("engine.megatron")
+class MegatronConfig:
+    distributed_optimizer: bool = True
+    """Each data-parallel rank holds and updates its share of the optimizer state; false: all hold all of it."""
+    transformer_config: dict[str, Any] = field(default_factory=dict)
+    """Further fields of megatron-core's TransformerConfig, such as {moe_permute_fusion: true}."""
+
+
 @section("engine")
 class EngineConfig:
+    kind: Literal["torch", "megatron"] = "torch"
+    """Implementation of the model and its training: torch, the model of transformers with FSDP2; megatron, the layers,
+    pipeline and optimizer of megatron-core (install strop[megatron]), for some families of text models."""
     max_tokens_per_device: PositiveInt = 16384
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
     sequence_parallel: PositiveInt = 1
@@ -229,3 +240,5 @@ class EngineConfig:
     """Keep activations in host memory between the forward and the backward pass."""
     compile: bool = False
     """Compile the decoder layers with torch.compile; attention excepted. The first steps take longer."""
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
+    """Settings of kind=megatron."""

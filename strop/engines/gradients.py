@@ -74,7 +74,7 @@ def total_norm(gradients: Mapping[str, Tensor], stages: Stages | None = None) ->
         if stages is None or name not in stages.counted_elsewhere:
             shards.setdefault(_sharding(gradient), []).append(local(gradient))
     total = sum(
-        _reduced([_sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
+        _reduced([sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
         for sharding, tensors in shards.items()
     )
     if stages is not None:
@@ -129,7 +129,7 @@ def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp
     return result
 
 
-def _sum_of_squares(tensors: Sequence[Tensor]) -> float:
+def sum_of_squares(tensors: Sequence[Tensor]) -> float:
     """Sum of the squares of all numbers; an accelerator is waited for once."""
     on_device = [tensor for tensor in tensors if tensor.device.type != "cpu"]
     total = 0.0

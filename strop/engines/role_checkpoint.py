@@ -12,26 +12,20 @@ Names of weights are those of weights.py, the map that weight sync uses as well.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_sharded_async
-from strop.engines.lora.adapters import has_adapter
-from strop.engines.training import TrainEngine
-from strop.engines.weights import named_weights, weights_metadata
+from strop.engines.checkpoint import load_sharded
+from strop.engines.kinds import TrainableEngine
+from strop.engines.role_tensors import OPTIMIZER, of_other_stages, present, role_tensors
 
 CONFIG_FOLDER = "config"
 """Folder of a role with what its weights alone do not say."""
-MODEL, OPTIMIZER = "model/", "optim/"
-"""Beginnings of names of saved tensors."""
 
 
-def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False) -> Future[None] | None:
+def save_role(folder: Path, engine: TrainableEngine, *, in_background: bool = False) -> Future[None] | None:
     """Write this rank's part of a role; every rank calls this.
 
     Args:
@@ -45,21 +39,12 @@ def save_role(folder: Path, engine: TrainEngine, *, in_background: bool = False)
     Raises:
         OSError: the disk refused.
     """
-    moments, numbers = engine.optimizer.state()
-    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-    forms = None
-    if (pipeline := engine.model.pipeline) is not None:
-        tensors = {name: tensor for name, tensor in tensors.items() if pipeline.is_mine(_weight(name))}
-        forms = pipeline.of_all_stages(forms_of(tensors))
     if engine.parallel.rank == 0:
         _save_config(engine.model, folder / CONFIG_FOLDER)
-    if in_background:
-        return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel, forms=forms)
-    save_sharded(folder, tensors, numbers, parallel=engine.parallel, forms=forms)
-    return None
+    return engine.save_state(folder, in_background=in_background)
 
 
-def load_role(folder: Path, engine: TrainEngine) -> None:
+def load_role(folder: Path, engine: TrainableEngine) -> None:
     """Continue where `save_role` was called, on any number of ranks; every rank calls this.
 
     Args:
@@ -69,19 +54,10 @@ def load_role(folder: Path, engine: TrainEngine) -> None:
     Raises:
         ValueError: the checkpoint is of another model or optimizer, or damaged.
     """
-    moments, _ = engine.optimizer.state()
-    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-    numbers = load_sharded(folder, _present(tensors), leave=_of_other_stages(engine.model, moments))
-    try:
-        engine.optimizer.load_state(moments, numbers)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
-            f"{error}); use an earlier checkpoint"
-        ) from error
+    engine.load_state(folder)
 
 
-def load_optimizer(folder: Path, engine: TrainEngine) -> None:
+def load_optimizer(folder: Path, engine: TrainableEngine) -> None:
     """The optimizer's state of a role, for a new run: its moments, but its schedule from the beginning.
 
     Args:
@@ -91,10 +67,7 @@ def load_optimizer(folder: Path, engine: TrainEngine) -> None:
     Raises:
         ValueError: as `load_role`.
     """
-    moments, numbers = engine.optimizer.state()
-    leave = [MODEL, *_of_other_stages(engine.model, moments)]
-    load_sharded(folder, {OPTIMIZER + name: tensor for name, tensor in moments.items()}, leave=leave)
-    engine.optimizer.load_state(moments, numbers)
+    engine.load_state(folder, leaves_weights=True)
 
 
 def load_weights(folder: Path, model: CausalLM) -> None:
@@ -103,37 +76,8 @@ def load_weights(folder: Path, model: CausalLM) -> None:
     Raises:
         ValueError: as `load_role`.
     """
-    leave = [OPTIMIZER, *_of_other_stages(model, ())]
-    load_sharded(folder, _present(role_tensors(model)), leave=leave)
-
-
-def role_tensors(model: CausalLM) -> dict[str, Tensor]:
-    """The live tensors that a checkpoint of this model holds: all weights, or what is trained beside a frozen base."""
-    if has_adapter(model):
-        return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors = named_weights(model.module)
-    return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
-
-
-def _present(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of this stage."""
-    return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
-
-
-def _of_other_stages(model: CausalLM, moments: Iterable[str]) -> list[str]:
-    """Names in a checkpoint of what other stages have; `moments` are names of this one's."""
-    if model.pipeline is None:
-        return []
-    others = [name for name, tensor in role_tensors(model).items() if tensor.is_meta]
-    kinds = sorted({name.partition("/")[0] for name in moments})
-    return others + [f"{OPTIMIZER}{kind}/{_weight(name)}" for kind in kinds for name in others]
-
-
-def _weight(name: str) -> str:
-    """Name of the weight that a saved tensor belongs to."""
-    if name.startswith(MODEL):
-        return name.removeprefix(MODEL)
-    return name.removeprefix(OPTIMIZER).partition("/")[2]
+    leave = [OPTIMIZER, *of_other_stages(model, ())]
+    load_sharded(folder, present(role_tensors(model)), leave=leave)
 
 
 def _save_config(model: CausalLM, folder: Path) -> None:

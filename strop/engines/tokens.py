@@ -16,17 +16,16 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment, Span
-from strop.engines.causal_lm import CausalLM
-from strop.engines.head import ChosenTokens
+from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
+from strop.engines.head import ChosenTokens, Head
 from strop.engines.moe.losses import RouterLoss
-from strop.engines.moe.routing import Routing
+from strop.engines.moe.routing import RouterPass, Routers, Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.engines.parallel.context import ContextTensorShard, context_shard
@@ -41,6 +40,36 @@ Part = SequenceShard | TensorShard | ContextTensorShard
 """A rank's part of a micro-batch that several ranks share."""
 
 
+class PackedModel(Protocol):
+    """A model, or this rank's part of one, as packed tokens ask it."""
+
+    device: torch.device
+    media: Vision | None
+
+    @property
+    def key_heads(self) -> slice | None:
+        """As of `strop.engines.parallel.tensor.TensorParallel`."""
+
+    @property
+    def routers(self) -> Routers | None:
+        """The routers of its experts, as far as they take part in a `Routing`."""
+
+    @property
+    def head(self) -> Head:
+        """The head, on this rank's part of the vocabulary."""
+
+    def backbone(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        media: Mapping[str, Tensor] | None = None,
+        received: Tensor | None = None,
+        routing: RouterPass | None = None,
+    ) -> Tensor:
+        """Final hidden states of packed tokens, as of `CausalLM.backbone`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     """A micro-batch: N packed tokens, and what the model says in the places of the M response tokens among them.
@@ -48,7 +77,7 @@ class Tokens:
     To be asked while the function that was given it runs, not later. The model runs once, when it is first asked.
     """
 
-    model: CausalLM
+    model: PackedModel
     input_ids: Tensor  # [1, N]
     position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
     attention: PackedAttention
@@ -175,7 +204,7 @@ TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 
 def pack(
     data: DataProto,
-    model: CausalLM,
+    model: PackedModel,
     *,
     rows: Sequence[int] | None = None,
     parallel: Parallel | None = None,
@@ -321,8 +350,7 @@ def _with_first_row_of_ids(part: Part) -> Part:
 
 def _part(tokens: Tokens, parallel: Parallel) -> Part:
     """This rank's part of a micro-batch that several ranks share."""
-    cut = tokens.model.tensor_parallel
-    key_heads = None if cut is None else cut.key_heads
+    key_heads = tokens.model.key_heads
     whole: dict[str, Any] = {
         "input_ids": tokens.input_ids,
         "position_ids": tokens.position_ids,
@@ -333,7 +361,6 @@ def _part(tokens: Tokens, parallel: Parallel) -> Part:
     if parallel.cp_group is not None:
         return context_shard(**whole, parallel=parallel, key_heads=key_heads)
     if parallel.tp_mesh is not None:
-        assert cut is not None, "the engine has cut the model"
         return tensor_shard(**whole, group=parallel.tp_mesh.get_group(), key_heads=key_heads)
     assert parallel.sp_group is not None, "several ranks share the row"
     return shard_micro_batch(**whole, group=parallel.sp_group)

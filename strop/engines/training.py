@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_sharded_async
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
+from strop.engines.lora.adapters import merged_weights
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
@@ -31,6 +34,7 @@ from strop.engines.parallel.offload import HostCopies, activations_on_host, offl
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
+from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -165,6 +169,11 @@ class Engine:
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
             self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
+
+    def streamed_weights(self) -> Iterator[tuple[str, Tensor]] | None:
+        """Every weight with its adapter added, in the order of the weight map; None where the model has none, and its
+        own weights are as they are."""
+        return merged_weights(self.model)
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -336,3 +345,38 @@ class TrainEngine(Engine):
         """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""
         self.load_to_device()
         return digest_weights(self.model.module)
+
+    def save_state(self, folder: Path, *, in_background: bool = False) -> Future[None] | None:
+        """Write this rank's part of a checkpoint (role_checkpoint.py); what is being written, or None when it is."""
+        moments, numbers = self.optimizer.state()
+        tensors = role_tensors(self.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        forms = None
+        if (pipeline := self.model.pipeline) is not None:
+            tensors = {name: tensor for name, tensor in tensors.items() if pipeline.is_mine(weight_of(name))}
+            forms = pipeline.of_all_stages(forms_of(tensors))
+        if in_background:
+            return save_sharded_async(folder, tensors, numbers, parallel=self.parallel, forms=forms)
+        save_sharded(folder, tensors, numbers, parallel=self.parallel, forms=forms)
+        return None
+
+    def load_state(self, folder: Path, *, leaves_weights: bool = False) -> None:
+        """Continue from a checkpoint; with `leaves_weights` from the moments of its optimizer alone, with the schedule
+        from the beginning.
+
+        Raises:
+            ValueError: the checkpoint is of another model or optimizer, or damaged.
+        """
+        moments, numbers = self.optimizer.state()
+        tensors = {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        leave = of_other_stages(self.model, moments)
+        if leaves_weights:
+            load_sharded(folder, tensors, leave=[MODEL, *leave])
+        else:
+            numbers = load_sharded(folder, present(role_tensors(self.model) | tensors), leave=leave)
+        try:
+            self.optimizer.load_state(moments, numbers)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
+                f"{error}); use an earlier checkpoint"
+            ) from error

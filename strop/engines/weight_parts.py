@@ -81,7 +81,7 @@ def adds_up(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) -> Part | None:
-    """What this rank gives of a weight that all ranks hold whole or in shards; None where it gives nothing.
+    """Part that this rank gives of a weight, which all ranks hold whole or in shards; None where it gives nothing.
 
     Of what several ranks hold, one gives it; a whole tensor is shared out evenly.
 

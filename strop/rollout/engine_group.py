@@ -15,10 +15,10 @@ from typing import Any
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_model, load_model_config
 from strop.engines.moe.layers import num_experts
 from strop.engines.multimodal.vl_model import Reader
-from strop.engines.training import TrainEngine
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
@@ -38,7 +38,7 @@ class EngineContext:
     device: str
     version: int
     """Policy version that the weights hold, or will when they have been written."""
-    trained: TrainEngine | None
+    trained: TrainableEngine | None
     """The policy of a training role in this process; None for weights of the engine's own, which arrive."""
     max_tokens: int
     """Of the longest sequence; 0: unknown."""

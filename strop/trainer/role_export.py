@@ -34,7 +34,8 @@ from strop.engines.model_support.parity import PROBE_TOLERANCE, check_packed
 from strop.engines.multimodal.families import takes_media
 from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
-from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
+from strop.engines.role_checkpoint import CONFIG_FOLDER, load_weights
+from strop.engines.role_tensors import MODEL
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.engines.value_models import load_value_model

@@ -26,7 +26,7 @@ from strop.algorithms.specs import adv_estimator_declaration
 from strop.controller import BatchAndMetrics, Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
-from strop.engines.lora.adapters import has_adapter, merged_weights
+from strop.engines.lora.adapters import has_adapter
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
@@ -40,7 +40,7 @@ from strop.workers.config import ActorConfig
 from strop.workers.correction_columns import correction_columns
 from strop.workers.estimates import compute_advantages
 from strop.workers.models import TrainedWorker, TrainingInit
-from strop.workers.routers import ExpertLoads, loss_parts, router_loss
+from strop.workers.routers import ExpertLoads, accumulate, loss_parts, replay_routing, router_loss
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
@@ -66,7 +66,7 @@ class ActorWorker(TrainedWorker):
         self._loss = loss_spec(algorithm)
         self._moe = actor.moe
         self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
-        self.engine.replays_routing = True
+        replay_routing(self.engine, True)
         self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -97,12 +97,12 @@ class ActorWorker(TrainedWorker):
                 "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
                 "or use a ReferenceWorker"
             )
-        self.engine.replays_routing = False  # the experts are those of another model
+        replay_routing(self.engine, False)  # the experts are those of another model
         try:
             with adapters.adapter_off(self.engine.model):
                 return self.token_columns(data, log_prob_column("ref_log_prob", data))
         finally:
-            self.engine.replays_routing = True
+            replay_routing(self.engine, True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
     def update_policy(self, data: DataProto, totals: BatchTotals) -> BatchAndMetrics[Update]:
@@ -140,7 +140,7 @@ class ActorWorker(TrainedWorker):
                 device=self.engine.model.device,
             )  # fmt: skip
             with_gradient = [row for row, has in enumerate(has_gradient) if has]
-            value = self.engine.accumulate(data, loss, rows=with_gradient, router_loss=of_routers)
+            value = accumulate(self.engine, data, loss, of_routers, rows=with_gradient)
             without = [row for row, has in enumerate(has_gradient) if not has]
             if self.engine.parallel.max(len(without)):  # on any rank
                 self.engine.map_tokens(data, loss.measure, rows=without)
@@ -206,11 +206,10 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def send_weights(self, version: int) -> SyncReport:
         """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged."""
-        model = self.engine.model
         self.engine.load_to_device()
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
-        return self._sender.send(version, merged_weights(model))
+        return self._sender.send(version, self.engine.streamed_weights())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:

@@ -13,13 +13,13 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.flops import usage_of
 from strop.engines.flops.usage import Usage
+from strop.engines.kinds import ModelEngine, TrainableEngine, train_engine
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
-from strop.engines.training import Engine, TrainEngine
 from strop.protocol import DataProto
 from strop.workers.rows import response_columns
 
@@ -31,7 +31,7 @@ class ModelWorker(Worker):
     own rows, also with none.
     """
 
-    engine: Engine
+    engine: ModelEngine
 
     def join(self, engine: EngineConfig, *, device: str) -> Parallel:
         """The ranks of the role, as the engine sees them.
@@ -87,7 +87,7 @@ class TrainingInit:
 class TrainedWorker(ModelWorker):
     """A role with an engine that learns."""
 
-    engine: TrainEngine
+    engine: TrainableEngine
     _in_updates, _seen = 0.0, 0.0
 
     @contextlib.contextmanager
@@ -119,7 +119,7 @@ class TrainedWorker(ModelWorker):
         of another run; the ranks of the role."""
         parallel = self.join(engine, device=learning.device)
         loaded = load(model, parallel=parallel)
-        self.engine = TrainEngine(loaded, engine, optim, total_steps=learning.num_updates, parallel=parallel)
+        self.engine = train_engine(loaded, engine, optim, total_steps=learning.num_updates, parallel=parallel)
         self._role = role
         self._pending: Future[None] | None = None
         if learning.checkpoint is not None:

@@ -6,8 +6,8 @@ import dataclasses
 
 from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model
-from strop.engines.training import Engine
 from strop.protocol import DataProto
 from strop.workers.config import ReferenceConfig
 from strop.workers.models import ModelWorker
@@ -28,7 +28,7 @@ class ReferenceWorker(ModelWorker):
         )
         parallel = self.join(reference.engine, device=device)
         loaded = load_model(frozen, parallel=parallel, policy=model)
-        self.engine = Engine(loaded, reference.engine, parallel, is_frozen=True)
+        self.engine = frozen_engine(loaded, reference.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

@@ -22,9 +22,9 @@ from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
+from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.vl_model import Reader
-from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardPool
@@ -187,7 +187,7 @@ class RolloutWorker(Worker):
             self._engines.set_engine(self._receiving)
         return generation.media
 
-    def _engine_of(self, role: str) -> TrainEngine:
+    def _engine_of(self, role: str) -> TrainableEngine:
         trained = self.colocated[role]
         assert isinstance(trained, TrainedWorker), f"{role} trains a model"
         return trained.engine

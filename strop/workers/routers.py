@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strop.engines.config import MoEConfig
+from strop.engines.kinds import TrainableEngine
 from strop.engines.moe.layers import num_experts
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
+from strop.engines.training import Loss, TrainEngine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric, Reduction
 
@@ -52,13 +53,14 @@ def check_routers(config: Any, settings: MoEConfig, *, section: str) -> None:
         )
 
 
-def router_loss(engine: TrainEngine, settings: MoEConfig, data: DataProto) -> RouterLoss | None:
+def router_loss(engine: TrainableEngine, settings: MoEConfig, data: DataProto) -> RouterLoss | None:
     """Loss of the routers in the optimizer batch of which these are the rank's rows; None where it has no factor.
 
     A collective of all ranks. With a balance loss all rows are passed through the model once, to count.
     """
     if not settings.is_on:
         return None
+    assert isinstance(engine, TrainEngine), "losses of routers with another engine were refused"
     tensors = data.tensors()
     lengths = columns.row_lengths(tensors["prompts"]) + columns.row_lengths(tensors["responses"]) - 1
     num_tokens = sum(int(share) for share in engine.parallel.gather(lengths.sum()[None]))
@@ -72,6 +74,27 @@ def router_loss(engine: TrainEngine, settings: MoEConfig, data: DataProto) -> Ro
         num_tokens=num_tokens,
         shares=shares,
     )
+
+
+def accumulate(
+    engine: TrainableEngine,
+    data: DataProto,
+    loss: Loss,
+    of_routers: RouterLoss | None,
+    *,
+    rows: Sequence[int] | None = None,
+) -> float:
+    """`TrainEngine.accumulate` of a loss, and of that of the routers where there is one."""
+    if of_routers is None:
+        return engine.accumulate(data, loss, rows=rows)
+    assert isinstance(engine, TrainEngine), "losses of routers with another engine were refused"
+    return engine.accumulate(data, loss, rows=rows, router_loss=of_routers)
+
+
+def replay_routing(engine: TrainableEngine, is_on: bool) -> None:
+    """Set whether tokens go to the experts of a batch's column routed_experts, where it has one."""
+    if isinstance(engine, TrainEngine):  # the others get no such column
+        engine.replays_routing = is_on
 
 
 class ExpertLoads:
@@ -114,7 +137,7 @@ def load_numbers(counts: Tensor) -> Mapping[Metric, float]:
 
 
 def loss_parts(
-    loss: RouterLoss | None, settings: MoEConfig, engine: TrainEngine
+    loss: RouterLoss | None, settings: MoEConfig, engine: TrainableEngine
 ) -> tuple[float, dict[Metric, float]]:
     """The routers' loss over all ranks with its factors, and its parts as means over layers; a collective."""
     if loss is None or engine.model.routers is None:

@@ -16,7 +16,7 @@ from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
 from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.models import TrainedWorker, TrainingInit
-from strop.workers.routers import ExpertLoads, loss_parts, router_loss
+from strop.workers.routers import ExpertLoads, accumulate, loss_parts, router_loss
 from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
@@ -76,7 +76,7 @@ class SupervisedWorker(TrainedWorker):
             token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
             return -weighted_sum(log_probs, token_weights)
 
-        value = self.engine.accumulate(data, loss, router_loss=of_routers)
+        value = accumulate(self.engine, data, loss, of_routers)
         router_value, parts = loss_parts(of_routers, self._moe, self.engine)
         report = self.engine.step()
         numbers = metrics.read() | loads.metrics("train", self.engine.parallel, share)

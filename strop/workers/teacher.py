@@ -8,6 +8,7 @@ from torch import Tensor
 from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
+from strop.engines.kinds import frozen_engine
 from strop.engines.model import (
     check_language_model,
     load_model,
@@ -17,7 +18,6 @@ from strop.engines.model import (
 )
 from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.tokens import TokenFunction, Tokens
-from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.workers.config import TeacherConfig
 from strop.workers.models import ModelWorker
@@ -52,7 +52,7 @@ class TeacherWorker(ModelWorker):
                 f"{model.vocab_size - len(never)} tokens: lower it to at most that"
             )
         self._never = torch.tensor(never, dtype=torch.int64, device=parallel.device) if never else None
-        self.engine = Engine(model, teacher.engine, parallel, is_frozen=True)
+        self.engine = frozen_engine(model, teacher.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher(self, data: DataProto) -> DataProto:

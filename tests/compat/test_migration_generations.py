@@ -403,7 +403,7 @@ def test_a_sampler_class_is_told_how_it_works_here(tmp_path: Path) -> None:
         ("ppo_trainer.yaml", "not needed"),
         ("fully_async_ppo_trainer.yaml", "not needed"),
         ("one_step_off_ppo_trainer", "not needed"),
-        ("ppo_megatron_trainer.yaml", "refused"),
+        ("ppo_megatron_trainer.yaml", "translated"),
         ("mine.yaml", "unresolved"),
     ],
 )

@@ -55,7 +55,7 @@ def generate(model: CausalLM, requests: Sequence[int]) -> list[tuple[list[int], 
 
 def generate_between_steps(ranks: Ranks, case: Case, requests: list[list[int]]) -> dict[str, Any]:
     """A step, generation of this rank's requests, another step."""
-    parallel = ranks.join(**dataclasses.asdict(case.engine)) if ranks.world_size > 1 else None
+    parallel = ranks.join(**vars(case.engine)) if ranks.world_size > 1 else None
     engine = engine_of(case, parallel)
     mine = case.assignment[ranks.rank]
     accumulate(engine, case, 0, mine)

@@ -23,7 +23,8 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import alone
-from strop.engines.role_checkpoint import load_role, load_weights, role_tensors, save_role
+from strop.engines.role_checkpoint import load_role, load_weights, save_role
+from strop.engines.role_tensors import role_tensors
 from strop.engines.training import TrainEngine
 
 Folders = Callable[[str], Path]
@@ -53,7 +54,7 @@ def state_of(engine: TrainEngine) -> Arrays:
 
 
 def train_and_save(ranks: Ranks, case: Case, folder: Path, in_background: bool) -> Seen:
-    engine = engine_of(case, ranks.join(**dataclasses.asdict(case.engine)))
+    engine = engine_of(case, ranks.join(**vars(case.engine)))
     for step in range(2):
         one_step(engine, case, step)
     saved = state_of(engine)
@@ -66,7 +67,7 @@ def train_and_save(ranks: Ranks, case: Case, folder: Path, in_background: bool) 
 
 
 def resume(ranks: Ranks, case: Case, folder: Path) -> Seen:
-    engine = engine_of(case, ranks.join(**dataclasses.asdict(case.engine)))
+    engine = engine_of(case, ranks.join(**vars(case.engine)))
     load_role(folder, engine)
     saved = state_of(engine)
     for step in (2, 3):

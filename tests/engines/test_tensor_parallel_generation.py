@@ -77,7 +77,7 @@ def trained(parallel: Parallel, folder: str, *, dtype: str = "float64") -> Train
 
 
 def on_ranks(ranks: Ranks, tp_size: int, folder: str, requests: list[list[int]], deterministic: bool) -> Any:
-    engine = trained(ranks.join(tp_size=tp_size), folder)
+    engine = trained(ranks.join(tensor_parallel=tp_size), folder)
     return played(engine, requests[ranks.rank], deterministic=deterministic)
 
 
@@ -135,7 +135,7 @@ def alive() -> dict[int, int]:
 
 def memory(ranks: Ranks, folder: str, dtype: str) -> dict[str, int]:
     """Bytes of this rank's parameters, and of what came to life for generation; matrices of which it has all."""
-    engine = trained(ranks.join(tp_size=2), folder, dtype=dtype)
+    engine = trained(ranks.join(tensor_parallel=2), folder, dtype=dtype)
     parts = {p.untyped_storage().data_ptr(): p for p in map(local, engine.model.module.parameters())}
     facts = {"parameters": sum(part.untyped_storage().nbytes() for part in parts.values())}
     cut = {tuple(p.shape) for p in engine.model.module.parameters() if local(p).shape != p.shape}
@@ -184,7 +184,7 @@ def test_in_half_precision_a_rank_rounds_its_own_part(tiny_folder: Folder) -> No
 
 def gives_up(ranks: Ranks, folder: str) -> list[str]:
     """The first rank gives up while the second one waits for tokens; then both generate again."""
-    engine = trained(ranks.join(tp_size=2), folder)
+    engine = trained(ranks.join(tensor_parallel=2), folder)
     said = []
 
     async def call(generator: NativeEngine) -> None:
@@ -223,7 +223,7 @@ def test_a_rank_that_gives_up_is_heard_of_and_the_next_call_works(tiny_folder: F
 
 
 def aborts_and_pauses(ranks: Ranks, folder: str) -> dict[str, Any]:
-    engine = trained(ranks.join(tp_size=2), folder)
+    engine = trained(ranks.join(tensor_parallel=2), folder)
 
     async def call() -> dict[str, Any]:
         generator = NativeEngine(engine.model, max_running=2)

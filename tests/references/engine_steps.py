@@ -113,18 +113,22 @@ class Result:
 
 def run_step(parallel: Parallel, setting: Setting, pairs: Sequence[Pair]) -> Result:
     """One optimizer step on this rank's share of the rows."""
+    with exact_norms():
+        return run_engine_step(engine_of(parallel, setting), pairs, values=setting.values)
+
+
+def run_engine_step(engine: Any, pairs: Sequence[Pair], *, values: bool = False) -> Result:
+    """The same with an engine of any kind."""
+    parallel = engine.parallel
     share = list(range(parallel.dp_rank, len(pairs), parallel.dp_size))
     rows = make_rows([torch.tensor(pairs[i][0]) for i in share], [torch.tensor(pairs[i][1]) for i in share])
     place = torch.cat([_places(pairs)[i] for i in share]) if share else torch.zeros(0)
-
-    with exact_norms():
-        engine = engine_of(parallel, setting)
-        before = _outputs(engine, setting, rows)
-        loss = _accumulate(engine, setting, rows, place)
-        report = engine.step()
-        after = _outputs(engine, setting, rows)
+    before = _outputs(engine, values, rows)
+    loss = _accumulate(engine, values, rows, place)
+    report = engine.step()
+    after = _outputs(engine, values, rows)
     weights = {}
-    for name, parameter in engine.model.named_parameters():
+    for name, parameter in engine.streamed_weights() or engine.model.named_parameters():
         weight = parameter.detach()
         if weight.is_meta:  # of another stage
             continue
@@ -149,11 +153,11 @@ def _places(pairs: Sequence[Pair]) -> list[Tensor]:
     return [torch.arange(end - len(response), end) for end, (_, response) in zip(ends, pairs, strict=True)]
 
 
-def _outputs(engine: TrainEngine, setting: Setting, rows: Any) -> list[Tensor]:
-    return [values_of(engine, rows)] if setting.values else list(log_probs_of(engine, rows, temperature=0.7))
+def _outputs(engine: Any, values: bool, rows: Any) -> list[Tensor]:
+    return [values_of(engine, rows)] if values else list(log_probs_of(engine, rows, temperature=0.7))
 
 
-def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor) -> float:
+def _accumulate(engine: Any, values: bool, rows: Any, place: Tensor) -> float:
     """A loss that is not linear and weighs each token by its place in the whole batch."""
 
     def weight(token_index: Tensor) -> Tensor:
@@ -166,7 +170,7 @@ def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor)
     def value_loss(values: Tensor, token_index: Tensor) -> Tensor:
         return ((values - weight(token_index)) ** 2).sum()
 
-    if setting.values:
+    if values:
         return engine.accumulate(rows, of_values(value_loss))
     return engine.accumulate(rows, of_log_probs(policy_loss, temperature=0.7))
 

@@ -131,7 +131,8 @@ _children: list[_Child] = []
 
 
 @atexit.register
-def _end_all() -> None:
+def end_ranks() -> None:
+    """End all processes; the next call starts others. For tests that change them for good."""
     for child in _children:
         child.connection.close()  # what a waiting process ends by
     for child in _children:

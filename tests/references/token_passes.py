@@ -11,8 +11,9 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.kinds import ModelEngine
 from strop.engines.tokens import TokenFunction, Tokens
-from strop.engines.training import Engine, TrainEngine
+from strop.engines.training import Engine
 from strop.protocol import DataProto
 
 TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None)
@@ -20,7 +21,7 @@ TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None)
 
 
 def log_probs_of(
-    model: CausalLM | TrainEngine,
+    model: CausalLM | ModelEngine,
     data: DataProto,
     *,
     temperature: float,
@@ -37,7 +38,7 @@ def log_probs_of(
     return made["log_probs"], made["entropies"]
 
 
-def values_of(model: CausalLM | TrainEngine, data: DataProto, *, max_tokens: int = 10_000) -> Tensor:
+def values_of(model: CausalLM | ModelEngine, data: DataProto, *, max_tokens: int = 10_000) -> Tensor:
     """Values [N] before all response tokens."""
     return _mapped(model, data, lambda tokens: {"values": tokens.values()}, max_tokens)["values"]
 
@@ -55,13 +56,13 @@ def of_values(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tokens], Te
 
 
 def _mapped(
-    model: CausalLM | TrainEngine,
+    model: CausalLM | ModelEngine,
     data: DataProto,
     asked: TokenFunction,
     max_tokens: int,
     rows: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
-    if isinstance(model, TrainEngine):
+    if not isinstance(model, CausalLM):
         return model.map_tokens(data, asked, rows=rows)
     engine = Engine(model, EngineConfig(max_tokens_per_device=max_tokens), is_frozen=False)
     return engine.map_tokens(data, asked, rows=rows)

@@ -217,6 +217,24 @@ def generated(key: str, value: object, facts: Facts) -> Outcome:
     )
 
 
+_CRITIC_STAYS = "a critic is trained by the torch engine, divided by the same settings"
+
+
+def strategy(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
+    """Engine of a role; of a critic `ours` is empty."""
+    if value in ("fsdp", "fsdp2"):
+        return skip("strop trains with FSDP2")
+    if value != "megatron":
+        return refuse(
+            "strop trains with FSDP2 or megatron-core, and not with VeOmni or TorchTitan: set strategy=fsdp2"
+        )
+    if not ours:
+        return many({}, _CRITIC_STAYS)
+    if ours.startswith("reference") and not uses_reference(facts):
+        return skip("no reference model is loaded")
+    return many({f"{ours}.kind": "megatron"}, "install strop[megatron]")
+
+
 def precision(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     """The precision of an engine; the policy's is that of every role."""
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -270,9 +288,11 @@ def config_name(key: str, value: object, facts: Facts) -> Outcome:
     name = str(value).removesuffix(".yaml")
     if name in _KNOWN_CONFIGS or (name == "prime_trainer" and verl_prime.is_prime(facts)):
         return skip("its defaults are known here")
-    if "megatron" in name:
-        return refuse(
-            "strop trains with FSDP2, and not with Megatron; what both have in common is known here"
+    if name == "ppo_megatron_trainer":
+        roles = ("actor", "reference") if uses_reference(facts) else ("actor",)
+        return many(
+            {f"{role}.engine.kind": "megatron" for role in roles},
+            "its strategy is megatron; " + _CRITIC_STAYS,
         )
     raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from strop.engines.config import EngineConfig
+from strop.engines.megatron.checks import check_model
 from strop.engines.parallel.context import check_context_parallel
 from strop.engines.parallel.experts import check_expert_parallel
 from strop.engines.parallel.pipeline import check_pipeline_parallel
@@ -15,7 +16,7 @@ from strop.engines.parallel.ulysses import check_sequence_parallel
 
 
 def divides_model(engine: EngineConfig) -> bool:
-    """An axis beside data parallelism has several ranks."""
+    """An axis beside data parallelism has several ranks, or the engine has layers of its own for the model."""
     sizes = (
         engine.sequence_parallel,
         engine.context_parallel,
@@ -23,7 +24,7 @@ def divides_model(engine: EngineConfig) -> bool:
         engine.pipeline_parallel,
         engine.expert_parallel,
     )
-    return max(sizes) > 1
+    return max(sizes) > 1 or engine.kind == "megatron"
 
 
 def check_model_axes(
@@ -47,6 +48,9 @@ def check_model_axes(
         ValueError: heads, hidden units, layers or experts do not divide, or the model has a part that an axis does not
             carry.
     """
+    if engine.kind == "megatron":
+        check_model(config, engine, section=section)
+        return
     check_sequence_parallel(config, engine.sequence_parallel, num_ranks, section=section)
     check_context_parallel(config, engine.context_parallel, section=section)
     check_tensor_parallel(config, engine.tensor_parallel, section=section)

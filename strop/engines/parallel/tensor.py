@@ -312,15 +312,17 @@ def tensor_shard(
     targets: Tensor,
     group: dist.ProcessGroup,
     key_heads: slice | None,
+    length: int = 0,
 ) -> TensorShard:
     """A micro-batch as the ranks of a tensor-parallel group run it.
 
     Args:
         input_ids, position_ids, attention, hidden_index, targets, group: as of `shard_micro_batch`.
         key_heads: of `TensorParallel`.
+        length: tokens with padding, at least.
     """
     size, num_tokens = dist.get_world_size(group), input_ids.shape[1]
-    padding = tokens_per_rank(num_tokens, size) * size - num_tokens
+    padding = tokens_per_rank(max(num_tokens, length), size) * size - num_tokens
     return TensorShard(
         input_ids=F.pad(input_ids, (0, padding)),  # token 0 at position 0: nothing looks at it
         position_ids=F.pad(position_ids, (0, padding)),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+
+from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.kinds import ModelEngine
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.model import load_model
 from strop.engines.training import Engine
@@ -46,7 +50,7 @@ async def loaded(context: EngineContext) -> Generation:
     if generation.target is None:  # one of a user's own, which reads the folder itself
         return generation
     try:
-        await asyncio.to_thread(_fill, generation.target, model)
+        await asyncio.to_thread(_fill, generation.target, model, merged_weights(model))
         await generation.engine.set_version(context.version)
         if generation.scores is not None:
             probe = probe_of(Engine(model, EngineConfig(), is_frozen=True))
@@ -58,16 +62,15 @@ async def loaded(context: EngineContext) -> Generation:
     return generation
 
 
-def pull_weights(trained: Engine, target: WeightTarget) -> None:
+def pull_weights(trained: ModelEngine, target: WeightTarget) -> None:
     """Write the policy of a role into an engine with weights of its own; an adapter is merged.
 
     All ranks of a sharded policy call this.
     """
     trained.load_to_device()
-    _fill(target, trained.model)
+    _fill(target, trained.model, trained.streamed_weights())
 
 
-def _fill(target: WeightTarget, model: CausalLM) -> None:
-    weights = merged_weights(model)
+def _fill(target: WeightTarget, model: CausalLM, weights: Iterator[tuple[str, Tensor]] | None) -> None:
     for bucket in parameter_stream(model.module, weights=weights):
         target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from strop.engines.kinds import ModelEngine
 from strop.engines.packing import make_rows
-from strop.engines.training import Engine
 from strop.rollout.weight_sync.types import Probe, SyncCorrupted
 
 NUM_TOKENS = 24
@@ -21,7 +21,7 @@ TOLERANCE = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.25}
 no meaning, or a head that kept its old ones, differ by a multiple of it."""
 
 
-def probe_of(engine: Engine) -> Probe:
+def probe_of(engine: ModelEngine) -> Probe:
     """Log-probs of a model for a few tokens; all its ranks call this."""
     model = engine.model
     ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.never_sampled)

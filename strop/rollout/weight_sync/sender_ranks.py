@@ -41,7 +41,7 @@ class SenderRanks:
         return heard
 
     def go_on(self, value: bool) -> bool:
-        """What rank 0 says: there is another bucket, or there is none."""
+        """Word of rank 0: there is another bucket, or there is none."""
         flag = torch.tensor(int(value))
         if self.size > 1:
             dist.broadcast(flag, 0)

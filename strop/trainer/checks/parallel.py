@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
+from strop.engines.megatron.checks import check_installed, check_settings
 from strop.engines.parallel.axes import check_axes
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def check(config: Config) -> None:
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
+    used = config.used_engines.items()
+    _check_same_axes({role: engine for role, engine in used if role not in config.resources.apart})
 
 
 def check_parallel_settings(
@@ -44,6 +48,9 @@ def check_parallel_settings(
         engine, optim, model: of the role; no optimizer where it is not trained.
         lora: full key of the rank of its adapters, and their settings.
     """
+    if engine.kind == "megatron":
+        _check_megatron_settings(role, engine, optim, model, lora=lora)
+        return
     others = {
         lora[0]: (lora[1].rank, 0),
         f"{role}.engine.compile": (engine.compile, False),
@@ -62,6 +69,72 @@ def check_parallel_settings(
                 raise ValueError(
                     f"{role}.engine.{key} is {size}, which does not go with {other}={value}: set that to {needed}, or "
                     f"{role}.engine.{key} to 1"
+                )
+
+
+def _check_megatron_settings(
+    role: str,
+    engine: EngineConfig,
+    optim: OptimizerConfig | None,
+    model: ModelConfig,
+    *,
+    lora: tuple[str, LoraConfig],
+) -> None:
+    """Raise a ValueError for settings that the Megatron engine does not have; arguments as of
+    `check_parallel_settings`."""
+    if role in ("critic", "prm", "reward_model"):
+        raise ValueError(
+            f"{role}.engine.kind is megatron, which carries policies alone: use {role}.engine.kind=torch"
+        )
+    check_installed(f"{role}.engine")
+    check_settings(engine, optim, section=f"{role}.engine")
+    for key, value, needed in (
+        (lora[0], lora[1].rank, 0),
+        ("model.use_liger", model.use_liger, False),
+        ("model.freeze_vision_tower", model.freeze_vision_tower, False),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"{key} is {value}, which {role}.engine.kind=megatron does not have: set it to {needed}, or use "
+                f"{role}.engine.kind=torch"
+            )
+    if model.dtype == "float16":
+        raise ValueError(
+            f"model.dtype is float16, which {role}.engine.kind=megatron does not have: use bfloat16 or float32"
+        )
+    if model.dtype == "float64" and optim is not None and engine.megatron.distributed_optimizer:
+        raise ValueError(
+            f"model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
+            f"{role}.engine.megatron.distributed_optimizer=false"
+        )
+
+
+def _check_same_axes(engines: Mapping[str, EngineConfig]) -> None:
+    """Refuse roles of one process that divide their models with megatron-core in two ways: it has one set of groups.
+
+    Args:
+        engines: of the roles, by their names.
+
+    Raises:
+        ValueError: the sentence names two of them.
+    """
+    first: tuple[str, EngineConfig] | None = None
+    for role, engine in engines.items():
+        if engine.kind != "megatron":
+            continue
+        first = first or (role, engine)
+        for key, size, other in (
+            ("tensor_parallel", engine.tensor_parallel, first[1].tensor_parallel),
+            ("pipeline_parallel", engine.pipeline_parallel, first[1].pipeline_parallel),
+            ("pipeline_chunks", engine.pipeline_chunks, first[1].pipeline_chunks),
+            ("context_parallel", engine.context_parallel, first[1].context_parallel),
+            ("expert_parallel", engine.expert_parallel, first[1].expert_parallel),
+        ):
+            if size != other:
+                raise ValueError(
+                    f"{role}.engine.{key} is {size} and {first[0]}.engine.{key} is {other}, but megatron-core divides "
+                    f"all models of a process alike: make them equal, place one of the roles apart (resources.apart), "
+                    f"or use {role}.engine.kind=torch"
                 )
 
 
@@ -94,6 +167,7 @@ def check_router_settings(role: str, engine: EngineConfig, moe: MoEConfig) -> No
     """Raise a ValueError for losses of routers that the engine of a role cannot add."""
     key = "balance_loss_coef" if moe.balance_loss_coef else "z_loss_coef"
     for setting, value, needed in (
+        ("kind", engine.kind, "torch"),
         ("compile", engine.compile, False),
         ("pipeline_parallel", engine.pipeline_parallel, 1),
     ):

@@ -1,0 +1,101 @@
+"""The engine of a role: what workers ask of one, and the two kinds of it (engine.kind).
+
+torch is `strop.engines.training`, megatron is `strop.engines.megatron`. Methods are those of the torch engine, where
+they are described; all of them are collectives of the ranks that hold the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.megatron.checks import check_installed
+from strop.engines.optimizer import StepReport
+from strop.engines.parallel.ranks import Parallel
+from strop.engines.tokens import TokenFunction
+from strop.engines.training import Engine, Loss, TrainEngine
+from strop.protocol import DataProto
+
+
+class ModelEngine(Protocol):
+    """A model over the ranks of a role, and its forward pass (`strop.engines.training.Engine`)."""
+
+    model: CausalLM
+    """The model under its Hugging Face names. Whether it has values outside of `full_parameters` is the engine's
+    affair: they are read through `streamed_weights`."""
+    parallel: Parallel
+    operations: float | None
+
+    def map_tokens(
+        self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """Values of a function for all response tokens."""
+
+    def streamed_weights(self) -> Iterator[tuple[str, Tensor]] | None:
+        """Every weight in the order of the weight map, with an adapter added; None where those of `model` are as they
+        are."""
+
+    def offload(self) -> None:
+        """Leave the device."""
+
+    def load_to_device(self) -> None:
+        """Come back."""
+
+
+class TrainableEngine(ModelEngine, Protocol):
+    """A model that learns (`strop.engines.training.TrainEngine`)."""
+
+    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+        """Add the gradient of a loss; its value."""
+
+    def step(self) -> StepReport:
+        """Take an optimizer step."""
+
+    def full_parameters(self) -> contextlib.AbstractContextManager[None]:
+        """All weights in `model`, for generation."""
+
+    def save_model(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+
+    def checksum(self) -> str:
+        """Digest of the weights."""
+
+    def save_state(self, folder: Path, *, in_background: bool = False) -> Future[None] | None:
+        """Write this rank's part of a checkpoint."""
+
+    def load_state(self, folder: Path, *, leaves_weights: bool = False) -> None:
+        """Continue from a checkpoint, or with `leaves_weights` from its optimizer's state alone."""
+
+
+def frozen_engine(model: CausalLM, config: EngineConfig, parallel: Parallel) -> ModelEngine:
+    """The engine of a model that is not trained; arguments and errors as of `strop.engines.training.Engine`."""
+    if config.kind == "torch":
+        return Engine(model, config, parallel, is_frozen=True)
+    check_installed()
+    from strop.engines.megatron.engine import MegatronEngine
+
+    return MegatronEngine(model, config, parallel)
+
+
+def train_engine(
+    model: CausalLM,
+    config: EngineConfig,
+    optim: OptimizerConfig,
+    *,
+    total_steps: int | None,
+    parallel: Parallel,
+) -> TrainableEngine:
+    """The engine of a model that learns; arguments and errors as of `strop.engines.training.TrainEngine`."""
+    if config.kind == "torch":
+        return TrainEngine(model, config, optim, total_steps=total_steps, parallel=parallel)
+    check_installed()
+    from strop.engines.megatron.engine import MegatronTrainEngine
+
+    return MegatronTrainEngine(model, config, optim, total_steps=total_steps, parallel=parallel)

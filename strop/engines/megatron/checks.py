@@ -1,0 +1,124 @@
+"""Models and settings that the Megatron engine does not have, refused before anything is loaded.
+
+megatron-core itself is not imported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from strop.engines.config import EngineConfig, OptimizerConfig
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Model types whose layers and weights are known."""
+
+
+def check_installed(section: str = "engine") -> None:
+    """Raise a ValueError where megatron-core is not installed; `section` is what the sentence calls the settings."""
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        raise ValueError(
+            f"{section}.kind is megatron, which needs the package megatron-core: pip install 'strop[megatron]', or use "
+            f"{section}.kind=torch"
+        )
+
+
+def check_settings(
+    engine: EngineConfig, optim: OptimizerConfig | None = None, *, section: str = "engine"
+) -> None:
+    """Refuse settings of the torch engine that megatron-core has nothing for.
+
+    Args:
+        engine: settings of the role.
+        optim: of its optimizer; None where it is not trained.
+        section: what the sentence calls the settings, such as actor.engine.
+
+    Raises:
+        ValueError: the sentence says which.
+    """
+    if engine.kind != "megatron":
+        return
+    role = section.removesuffix("engine")
+    for key, value, needed in (
+        (f"{section}.sequence_parallel", engine.sequence_parallel, 1),
+        (f"{section}.shard_size", engine.shard_size, 0),
+        (f"{section}.reshard_after_forward", engine.reshard_after_forward, True),
+        (f"{section}.gradient_sync", engine.gradient_sync, "last"),
+        (f"{section}.offload_activations", engine.offload_activations, False),
+        (f"{section}.compile", engine.compile, False),
+        (f"{section}.pipeline_layers", list(engine.pipeline_layers), []),
+        (f"{role}optim.name", "adamw" if optim is None else optim.name, "adamw"),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"{key} is {value}, which {section}.kind=megatron does not have: set it to {needed}, or use "
+                f"{section}.kind=torch"
+            )
+    if engine.offload == "all":
+        raise ValueError(
+            f"{section}.offload is all, which {section}.kind=megatron does not have: use none or optimizer"
+        )
+    if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
+        raise ValueError(
+            f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.context_parallel is "
+            f"{engine.context_parallel}, which {section}.kind=megatron does not have together: set one to 1"
+        )
+
+
+def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:
+    """Refuse a model whose layers are not carried, or do not divide over the ranks.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        engine: settings of the role.
+        section: what the sentence calls them, such as critic.engine.
+
+    Raises:
+        ValueError: another family, biases or activations that are not carried, or sizes that do not divide.
+    """
+    text = config.get_text_config()
+    if text is not config or text.model_type not in FAMILIES:
+        raise ValueError(
+            f"{section}.kind is megatron, which carries the model types {', '.join(FAMILIES)}, and the model is of "
+            f"{config.model_type}: use {section}.kind=torch"
+        )
+    is_biased = text.model_type == "llama" and (text.attention_bias or text.mlp_bias)
+    is_biased |= text.model_type.startswith("qwen3") and text.attention_bias
+    for name, is_other in (
+        ("biases of its projections", is_biased),
+        (f"the activation {text.hidden_act}", text.hidden_act not in ("silu", "swish")),
+        ("partly rotated heads", float(getattr(text, "partial_rotary_factor", None) or 1.0) != 1.0),
+    ):
+        if is_other:
+            raise ValueError(
+                f"{section}.kind is megatron, and the model has {name}, which its layers here do not: use "
+                f"{section}.kind=torch"
+            )
+    _check_sizes(text, engine, section)
+
+
+def _check_sizes(text: Any, engine: EngineConfig, section: str) -> None:
+    experts = int(getattr(text, "num_experts", 0) or 0)
+    tp, ep = engine.tensor_parallel, engine.expert_parallel
+    if experts and tp > 1 and ep < tp:
+        raise ValueError(
+            f"{section}.tensor_parallel is {tp}, whose ranks share the tokens of experts, so that megatron-core wants "
+            f"the experts over at least as many: set {section}.expert_parallel to {tp} or a multiple"
+        )
+    stages = f"{section}.pipeline_parallel"
+    if engine.pipeline_chunks > 1:
+        stages += f" times {section}.pipeline_chunks"
+    for key, size, what, count in (
+        (f"{section}.tensor_parallel", tp, "attention heads", int(text.num_attention_heads)),
+        (f"{section}.tensor_parallel", tp, "key-value heads", int(text.num_key_value_heads)),
+        (f"{section}.tensor_parallel", tp, "hidden units", int(text.intermediate_size)),
+        (stages, engine.pipeline_parallel * engine.pipeline_chunks, "layers", int(text.num_hidden_layers)),
+        (f"{section}.expert_parallel", ep, "experts", experts),
+    ):
+        if size > 1 and count % size:
+            raise ValueError(
+                f"{key} is {size}, but the {count} {what} of the model do not divide over so many with "
+                f"{section}.kind=megatron: use a divisor of {count}"
+            )
+        if size > 1 and not count:
+            raise ValueError(f"{key} is {size}, but the model has no {what}: set it to 1")

@@ -1,0 +1,355 @@
+"""The Megatron engine: a model of megatron-core behind the methods of `strop.engines.training`.
+
+The model under its Hugging Face names, `engine.model`, has no values but while it generates (`full_parameters`); the
+values are those of this rank's part of the layers (model.py).
+
+Concurrency: as of `strop.engines.training`: every method is a collective, called by all ranks in the same order, each
+with its own rows, also with none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.checkpoint import Form, open_sharded, save_parts
+from strop.engines.checkpoint_reader import Parts, SavedTensors
+from strop.engines.checksum.models import combine_digests
+from strop.engines.checksum.tensors import digest_tensor
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.flops import model_work
+from strop.engines.lora.adapters import has_adapter
+from strop.engines.megatron import passes
+from strop.engines.megatron.checks import check_settings
+from strop.engines.megatron.groups import join_groups
+from strop.engines.megatron.model import MegatronModel
+from strop.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronAdamW
+from strop.engines.megatron.weight_map import Mapped
+from strop.engines.megatron.whole_weights import filled, forms, parts_to_save, whole_weights
+from strop.engines.optimizer import StepReport
+from strop.engines.packing import micro_batches
+from strop.engines.parallel.offload import HostCopies
+from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.role_tensors import MODEL, OPTIMIZER
+from strop.engines.tokens import TokenFunction, Tokens, pack
+from strop.engines.training import Loss
+from strop.protocol import DataProto
+
+
+class MegatronEngine:
+    """One model that is not trained."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, parallel: Parallel | None = None) -> None:
+        """Divide the model over the ranks.
+
+        Args:
+            model: just loaded (for several ranks with `load_model(parallel=...)`).
+            config: how passes are cut and distributed.
+            parallel: the ranks that hold the model; None for this process alone.
+
+        Raises:
+            ValueError: a model or settings that megatron-core does not have here.
+        """
+        self._prepare(model, config, parallel)
+        self._chunks: list[torch.nn.Module] = [stage.eval() for stage in self._parts.stages]
+        for stage in self._parts.stages:
+            stage.requires_grad_(False)
+        self._take_weights()
+
+    def _prepare(self, model: CausalLM, config: EngineConfig, parallel: Parallel | None) -> None:
+        check_settings(config)
+        if model.is_value_model or has_adapter(model) or model.compute_dtype == torch.float16:
+            raise ValueError(
+                "engine.kind of this role is megatron, which has neither value models nor adapters, and no float16: "
+                "use torch, or bfloat16"
+            )
+        self.model = model
+        self.parallel = alone(model.device) if parallel is None else parallel
+        self._config = config
+        join_groups(config, self.parallel)
+        self._work = model_work(model)
+        self.operations: float | None = 0.0 if self._work else None
+        """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self._parts = MegatronModel(model, config, self.parallel)
+        self._offloaded: list[HostCopies] = []
+
+    @torch.no_grad()
+    def map_tokens(
+        self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """As `strop.engines.training.Engine.map_tokens`; the function is called by the last pipeline stage alone."""
+        self.load_to_device()
+        micro = self._micro_batches(data, rows)
+
+        def finish(tokens: Tokens) -> tuple[None, dict[str, Tensor]]:
+            return None, {name: values.cpu() for name, values in function(tokens).items()}
+
+        outputs = passes.run(self._parts, self._chunks, micro, finish, trains=False)
+        self._count(micro, trains=False)
+        order = torch.cat([tokens.response_index for tokens in micro]).argsort()
+        return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
+
+    def offload(self) -> None:
+        """As `strop.engines.training.Engine.offload`."""
+        if not self._offloaded:
+            self._offloaded.append(HostCopies())
+            self._offloaded[0].put(t for t in self._device_memory() if t.device.type != "cpu")
+            if self._parts.device.type != "cpu":
+                torch.accelerator.empty_cache()
+
+    def load_to_device(self) -> None:
+        """Bring back the model."""
+        while self._offloaded:
+            self._offloaded.pop().restore()
+
+    def streamed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight as the layers compute with it, whole on every rank, one after the other in the order of the
+        weight map; all ranks use up the iterator."""
+        self.load_to_device()
+        return whole_weights(
+            self._parts.metadata,
+            self._parts.mapped,
+            lambda entry: entry.parameter.detach(),
+            self._parts.device,
+        )
+
+    def _device_memory(self) -> Iterator[Tensor]:
+        for entry in self._parts.mapped:
+            yield entry.parameter.detach()
+
+    def _micro_batches(self, data: DataProto, rows: Sequence[int] | None) -> list[Tokens]:
+        """Packed micro-batches of this rank's rows, as many as schedules and other ranks want, some of them empty."""
+        numbers = micro_batches(
+            data,
+            max_tokens=self._config.max_tokens_per_device,
+            parallel=self.parallel,
+            rows=rows,
+            max_positions=self.model.max_positions,
+        ) or [[]]
+        is_interleaved = self._config.pipeline_chunks > 1
+        if is_interleaved:  # each stage passes them in groups of as many as there are stages
+            numbers = numbers + [[]] * (-len(numbers) % self._config.pipeline_parallel)
+        # Interleaved ones get their padding, and are shared out, when all of them are there (passes.py).
+        shared = None if is_interleaved else self.parallel
+        return [pack(data, self._parts, rows=part, parallel=shared) for part in numbers]
+
+    def _count(self, micro: Sequence[Tokens], *, trains: bool) -> None:
+        if self._work is not None and self.operations is not None:
+            count = self._work.training if trains else self._work.forward
+            self.operations += sum(map(count, micro)) / (self.parallel.ranks_per_row * self.parallel.pp_size)
+
+    @torch.no_grad()
+    def _take_weights(self) -> None:
+        """Take over the values of the loaded model, which keeps none."""
+        tensors = dict(self.model.module.named_parameters())
+        for entry in self._parts.mapped:
+            self._put(entry, filled(entry, lambda piece: tensors[piece.name][piece.box], self._dtype))
+        for tensor in tensors.values():
+            tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._parts.device)
+            tensor.untyped_storage().resize_(0)
+        self.model.device = self._parts.device
+
+    def _put(self, entry: Mapped, whole: Tensor) -> None:
+        entry.parameter.detach().copy_(whole)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Precision in which weights are kept."""
+        return self._parts.metadata.weights[0].dtype
+
+
+class MegatronTrainEngine(MegatronEngine):
+    """One model with its optimizer."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        config: EngineConfig,
+        optim: OptimizerConfig,
+        *,
+        total_steps: int | None,
+        parallel: Parallel | None = None,
+    ) -> None:
+        """Divide the model over the ranks, and make its optimizer.
+
+        Args:
+            model, config, parallel: as of `MegatronEngine`.
+            optim: how steps are taken.
+            total_steps: optimizer steps of the run, where the schedule needs to know.
+
+        Raises:
+            ValueError: as of `MegatronEngine`, or an optimizer that megatron-core does not have here.
+        """
+        check_settings(config, optim)
+        self._prepare(model, config, parallel)
+        is_distributed = config.megatron.distributed_optimizer
+        if is_distributed and self._dtype == torch.float64:
+            raise ValueError(
+                "model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
+                "engine.megatron.distributed_optimizer of this role to false"
+            )
+        settings = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=self._parts.config.bf16,
+            use_distributed_optimizer=is_distributed,
+            overlap_grad_reduce=False,
+        )
+        wrapped = [
+            DistributedDataParallel(self._parts.config, settings, stage, disable_bucketing=number > 0)
+            for number, stage in enumerate(self._parts.stages)
+        ]
+        self._chunks = [chunk.train() for chunk in wrapped]
+        self._optimizer = MegatronAdamW(
+            wrapped, self._parts.mapped, optim, total_steps=total_steps, is_distributed=is_distributed
+        )
+        self._offloaded_state: list[HostCopies] = []
+        self._take_weights()
+
+    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+        """As `strop.engines.training.TrainEngine.accumulate`; the loss is called by the last pipeline stage alone."""
+        self.load_to_device()
+        micro = self._micro_batches(data, rows)
+        total = torch.zeros((), dtype=torch.float64, device=self._parts.device)
+
+        def finish(tokens: Tokens) -> tuple[Tensor, None]:
+            nonlocal total
+            value = loss(tokens)
+            total += value.detach()
+            return value, None
+
+        passes.run(self._parts, self._chunks, micro, finish, trains=True)
+        self._count(micro, trains=True)
+        return passes.from_last_stage([float(total)])[0]
+
+    def step(self) -> StepReport:
+        """One optimizer step on the accumulated gradient, which is cleared."""
+        self.load_to_device()
+        self._load_optimizer_to_device()
+        report = self._optimizer.step()
+        self.model.num_changes += 1
+        if self._config.offload == "optimizer":
+            self._offload_optimizer()
+        return report
+
+    @contextlib.contextmanager
+    def full_parameters(self) -> Iterator[None]:
+        """Every weight in `model` on every rank; forward passes of it inside, without gradients, talk to nobody."""
+        tensors = dict(self.model.module.named_parameters())
+        for name, whole in self.streamed_weights():
+            storage = tensors[name].untyped_storage()
+            storage.resize_(whole.nbytes)
+            tensors[name].detach().copy_(whole)
+        try:
+            yield
+        finally:
+            for tensor in tensors.values():
+                tensor.untyped_storage().resize_(0)
+
+    def offload(self) -> None:
+        """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
+        it."""
+        self._offload_optimizer()
+        super().offload()
+
+    def save_model(self, folder: Path) -> None:
+        """Weights and configuration as an ordinary Hugging Face folder, written by rank 0, which keeps them in host
+        memory; all ranks return when it is written."""
+        self.load_to_device()
+        self._load_optimizer_to_device()
+        is_first = self.parallel.rank == 0
+        state = {name: whole.cpu() for name, whole in self._kept_weights() if is_first}
+        if is_first:
+            for weight in self._parts.metadata:
+                state |= dict.fromkeys(weight.aliases, state[weight.name])
+            module: Any = self.model.module
+            module.save_pretrained(folder, state_dict=state)
+            self.model.check_saved(folder)
+        self.parallel.barrier(f"the model in {folder.name}")
+
+    def checksum(self) -> str:
+        """Digest of the weights; the same for any number of ranks and any engine, on each rank."""
+        self.load_to_device()
+        self._load_optimizer_to_device()
+        digests = {name: digest_tensor(whole) for name, whole in self._kept_weights()}
+        return combine_digests(self._parts.metadata, digests)
+
+    def save_state(self, folder: Path, *, in_background: bool = False) -> Future[None] | None:
+        """This rank's part of a checkpoint (role_checkpoint.py)."""
+        self.load_to_device()
+        self._load_optimizer_to_device()
+        parts: Parts = {}
+        for prefix, kind in self._kinds().items():
+            parts |= parts_to_save(self._parts.mapped, self._optimizer.reading(kind), prefix)
+        steps = torch.tensor(self._optimizer.adam_steps, dtype=torch.float32)
+        if self.parallel.rank == 0:
+            parts |= {
+                f"{OPTIMIZER}step/{weight.name}": ((), steps.clone()) for weight in self._parts.metadata
+            }
+        numbers = {"num_steps": self._optimizer.num_steps}
+        return save_parts(
+            folder, parts, self._forms(), numbers, parallel=self.parallel, in_background=in_background
+        )
+
+    def load_state(self, folder: Path, *, leaves_weights: bool = False) -> None:
+        """Continue from a checkpoint, whatever ranks and engine wrote it; with `leaves_weights` from its optimizer
+        state alone, with the schedule from the beginning."""
+        self.load_to_device()
+        self._load_optimizer_to_device()
+        names = {
+            name: form
+            for name, form in self._forms().items()
+            if not (leaves_weights and name.startswith(MODEL))
+        }
+        saved = open_sharded(folder, names, leave=[MODEL] if leaves_weights else [])
+        for prefix, kind in self._kinds().items():
+            if not (leaves_weights and kind == WEIGHT):
+                self._load_kind(saved, prefix, kind)
+        first = self._parts.metadata.weights[0].name
+        self._optimizer.set_adam_steps(float(saved.box(f"{OPTIMIZER}step/{first}", (), ())))
+        if not leaves_weights:
+            self._optimizer.num_steps = int(saved.numbers["num_steps"])
+
+    def _load_kind(self, saved: SavedTensors, prefix: str, kind: str) -> None:
+        for entry in self._parts.mapped:
+            whole = filled(
+                entry, lambda piece: saved.box(prefix + piece.name, piece.start, piece.shape), self._dtype
+            )
+            self._optimizer.put(entry, kind, whole)
+
+    def _kinds(self) -> Mapping[str, str]:
+        """Beginnings of names of saved tensors, and the kinds of the optimizer that they are."""
+        return {MODEL: WEIGHT} | {f"{OPTIMIZER}{kind}/": kind for kind in MOMENTS}
+
+    def _forms(self) -> dict[str, Form]:
+        return forms(self._parts.metadata, self._kinds()) | {
+            f"{OPTIMIZER}step/{weight.name}": (torch.float32, ()) for weight in self._parts.metadata
+        }
+
+    def _kept_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight as the optimizer keeps it."""
+        parts = self._parts
+        return whole_weights(parts.metadata, parts.mapped, self._optimizer.reading(WEIGHT), parts.device)
+
+    def _put(self, entry: Mapped, whole: Tensor) -> None:
+        self._optimizer.put(entry, WEIGHT, whole)
+
+    def _device_memory(self) -> Iterator[Tensor]:
+        yield from super()._device_memory()
+        for entry in self._parts.mapped:
+            yield entry.parameter.main_grad  # type: ignore[attr-defined]
+
+    def _offload_optimizer(self) -> None:
+        copies = HostCopies()
+        copies.put(tensor for tensor in self._optimizer.memory() if tensor.device.type != "cpu")
+        self._offloaded_state.append(copies)
+
+    def _load_optimizer_to_device(self) -> None:
+        while self._offloaded_state:
+            self._offloaded_state.pop().restore()

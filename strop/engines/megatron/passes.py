@@ -1,0 +1,110 @@
+"""Forward and backward passes of packed micro-batches through the stages of a model, by megatron-core's schedules.
+
+Without stages one micro-batch after the other; with them 1F1B, or interleaved 1F1B where each rank has several. Each
+micro-batch has its own number of tokens; for interleaved stages, which send lengths in both directions at once and take
+one for the other where there are two ranks, padding makes them equal. A function of the tokens is called on the last
+stage alone, where hidden states end; what it returned is sent to the others.
+
+Concurrency: all ranks run as many micro-batches, also empty ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from strop.engines.megatron.model import MegatronModel
+from strop.engines.parallel.tensor import tensor_shard
+from strop.engines.tokens import Tokens
+
+T = TypeVar("T")
+_EMPTY = torch.zeros((), dtype=torch.int)
+
+
+def run(
+    model: MegatronModel,
+    chunks: Sequence[torch.nn.Module],
+    micro_batches: Sequence[Tokens],
+    finish: Callable[[Tokens], tuple[Tensor | None, T]],
+    *,
+    trains: bool,
+) -> list[T]:
+    """Pass micro-batches through the model.
+
+    Args:
+        model: parts of this rank.
+        chunks: its stages, as they are called.
+        micro_batches: of this rank; as many on every one.
+        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and a result that
+            can be sent.
+        trains: run the backward pass.
+
+    Returns:
+        The results, on every rank.
+    """
+    is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
+    length, shared = 1, micro_batches
+    if is_interleaved:
+        length = max(tokens.num_tokens for tokens in micro_batches)
+        length += -length % model.config.tensor_model_parallel_size
+        shared = [_padded(tokens, length) for tokens in micro_batches]
+
+    def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
+        tokens = next(queue)
+        part: Any = tokens if tokens.shard is None else tokens.shard
+        hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
+
+        def loss(output: Tensor) -> tuple[Tensor, Tensor, T]:
+            hidden = output[:, 0]
+            known = (
+                F.embedding(tokens.hidden_index, hidden) if tokens.shard is None else part.predicting(hidden)
+            )
+            value, result = finish(dataclasses.replace(tokens, predicting=known))
+            return output.new_zeros(()) if value is None else value, _EMPTY.clone(), result
+
+        return hidden, loss
+
+    results: list[T] = get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=[iter(shared) for _ in chunks],
+        model=list(chunks),
+        num_microbatches=len(shared),
+        seq_length=length,  # not read where each has its own
+        micro_batch_size=1,
+        forward_only=not trains,
+    )
+    return from_last_stage(results)
+
+
+def _padded(tokens: Tokens, length: int) -> Tokens:
+    """The tokens with padding behind them up to this length, shared out over tensor-parallel ranks."""
+    shard = tensor_shard(
+        input_ids=tokens.input_ids,
+        position_ids=tokens.position_ids,
+        attention=tokens.attention,
+        hidden_index=tokens.hidden_index,
+        targets=tokens.targets,
+        group=parallel_state.get_tensor_model_parallel_group(),
+        key_heads=None,
+        length=length,
+    )
+    return dataclasses.replace(tokens, shard=shard)
+
+
+def from_last_stage(results: list[T]) -> list[T]:
+    """The results of the last stage, on all."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if dist.get_world_size(group) == 1:
+        return results
+    sent: list[Any] = [results]
+    dist.broadcast_object_list(sent, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    received: list[T] = sent[0]
+    return received

@@ -1,0 +1,168 @@
+"""The Megatron engine against the torch engine: the same mini-batch gives the same loss, gradient norm and weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from references.engine_steps import PAIRS, Result, Setting, one_process
+from references.language_models import config, save_model
+from references.rank_processes import Ranks, end_ranks, run_ranks
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
+)
+Folder = Callable[[str], Path]
+FLOAT64 = {"atol": 1e-10, "rtol": 1e-10}
+FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
+ROUTED = {"atol": 1e-6, "rtol": 1e-6}
+"""The router of megatron-core takes its softmax in float32 whatever the model has."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_of_their_own() -> Iterator[None]:
+    """CUDA goes to the CPU in the processes of these tests, which nobody else gets."""
+    end_ranks()
+    yield
+    end_ranks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """One way to divide the model and the rows."""
+
+    tp: int = 1
+    pp: int = 1
+    chunks: int = 1
+    ep: int = 1
+    cp: int = 1
+    dp: int = 1
+    distributed: bool = False
+    max_tokens: int = 40
+    dtype: str = "float64"
+    checkpointing: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+
+def step(ranks: Ranks, folder: str, mesh: Mesh) -> Result:
+    """In a rank: one step of the Megatron engine on its rows."""
+    from references.megatron_cpu import use_cpu
+
+    use_cpu()
+    from references.engine_steps import run_engine_step
+    from references.megatron_ranks import megatron_engine
+
+    return run_engine_step(megatron_engine(ranks, folder, mesh), PAIRS)
+
+
+def compare(folder: Path, mesh: Mesh, close: dict[str, float]) -> None:
+    expected = one_process(Setting(folder=str(folder), dtype=mesh.dtype))
+    results = run_ranks(step, mesh.size, str(folder), mesh, timeout_s=200)
+    per_stage = mesh.size // mesh.pp
+    ends = torch.tensor([len(response) for _, response in PAIRS]).cumsum(0).tolist()
+    places = [torch.arange(end - len(r), end) for end, (_, r) in zip(ends, PAIRS, strict=True)]
+    firsts = results[: per_stage : mesh.tp * mesh.cp]
+    assert sum(result.loss for result in firsts) == pytest.approx(
+        expected.loss, abs=close["atol"] * 10, rel=close["rtol"]
+    )
+    for rank, result in enumerate(results):
+        first = firsts[rank % per_stage // (mesh.tp * mesh.cp)]
+        assert (result.rows, result.loss) == (first.rows, first.loss)
+        assert result.grad_norm == pytest.approx(expected.grad_norm, abs=close["atol"], rel=close["rtol"])
+        mine = torch.cat([places[i] for i in result.rows]) if result.rows else torch.zeros(0).long()
+        for ours, whole in zip(result.before + result.after, expected.before + expected.after, strict=True):
+            torch.testing.assert_close(ours, whole[mine], **close)
+        assert result.weights.keys() == expected.weights.keys()
+        for name, weight in expected.weights.items():
+            torch.testing.assert_close(
+                result.weights[name], weight, **close, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_one_process_takes_the_step_of_the_torch_engine(tiny_folder: Folder, kind: str) -> None:
+    compare(tiny_folder(kind), Mesh(), FLOAT64)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["qwen2", "mistral", "qwen3_moe"])
+def test_further_families(tiny_folder: Folder, kind: str) -> None:
+    compare(tiny_folder(kind), Mesh(), ROUTED if kind == "qwen3_moe" else FLOAT64)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_tensor_parallel(tiny_folder: Folder, kind: str) -> None:
+    compare(tiny_folder(kind), Mesh(tp=2), FLOAT64)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("distributed", [False, True])
+def test_data_parallel(tiny_folder: Folder, distributed: bool) -> None:
+    dtype, close = ("float32", FLOAT32) if distributed else ("float64", FLOAT64)
+    compare(tiny_folder("qwen3"), Mesh(dp=2, distributed=distributed, dtype=dtype), close)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_pipeline_parallel(tiny_folder: Folder, kind: str) -> None:
+    compare(tiny_folder(kind), Mesh(pp=2), FLOAT64)
+
+
+@pytest.fixture(scope="module")
+def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two parts of it for each of two stages."""
+    folder = tmp_path_factory.mktemp("four_layers")
+    shape = config("qwen3")
+    shape.num_hidden_layers, shape.layer_types = 4, ["full_attention"] * 4
+    save_model(shape, folder)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("max_tokens", [40, 1000])  # micro-batches that are no multiple of the stages
+def test_interleaved_stages(four_layers: Path, max_tokens: int) -> None:
+    compare(four_layers, Mesh(pp=2, chunks=2, max_tokens=max_tokens), FLOAT64)
+
+
+@pytest.mark.dist
+def test_expert_parallel(tiny_folder: Folder) -> None:
+    compare(tiny_folder("qwen3_moe"), Mesh(dp=2, ep=2), ROUTED)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("qwen3", Mesh(tp=2, pp=2, checkpointing=True)),
+        ("qwen3", Mesh(tp=2, dp=2, distributed=True, dtype="float32")),
+        ("llama", Mesh(pp=2, dp=2, distributed=True, dtype="float32")),
+        ("qwen3_moe", Mesh(tp=2, dp=2, ep=2)),
+        ("qwen3_moe", Mesh(pp=2, dp=2, ep=2)),
+    ],
+)
+def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
+    exact = FLOAT64 if mesh.ep == 1 else ROUTED
+    compare(tiny_folder(kind), mesh, exact if mesh.dtype == "float64" else FLOAT32)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [
+        ("qwen3", Mesh(cp=2)),
+        ("llama", Mesh(cp=2, tp=2)),
+        ("qwen3", Mesh(cp=2, pp=2)),
+        ("qwen3_moe", Mesh(cp=2, ep=2)),
+    ],
+)
+def test_context_parallel(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
+    compare(tiny_folder(kind), mesh, FLOAT64 if mesh.ep == 1 else ROUTED)

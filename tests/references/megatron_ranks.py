@@ -1,0 +1,33 @@
+"""Engines of the Megatron kind for tests, in processes where references.megatron_cpu is in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strop.engines.config import EngineConfig, MegatronConfig, ModelConfig, OptimizerConfig
+from strop.engines.megatron.engine import MegatronTrainEngine
+from strop.engines.model import load_model
+
+
+def megatron_engine(ranks: Any, folder: str, mesh: Any) -> MegatronTrainEngine:
+    """The engine of this rank, with its group."""
+    axes = {
+        "tensor_parallel": mesh.tp,
+        "pipeline_parallel": mesh.pp,
+        "pipeline_chunks": mesh.chunks,
+        "expert_parallel": mesh.ep,
+        "context_parallel": mesh.cp,
+    }
+    engine = EngineConfig(
+        kind="megatron",
+        max_tokens_per_device=mesh.max_tokens,
+        megatron=MegatronConfig(distributed_optimizer=mesh.distributed),
+        **axes,
+    )
+    parallel = ranks.join(**axes)
+    model = load_model(
+        ModelConfig(path=folder, dtype=mesh.dtype, gradient_checkpointing=mesh.checkpointing),
+        parallel=parallel,
+    )
+    optim = OptimizerConfig(lr=0.05, eps=1e-2, max_grad_norm=3.0)
+    return MegatronTrainEngine(model, engine, optim, total_steps=None, parallel=parallel)
