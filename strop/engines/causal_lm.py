@@ -17,11 +17,11 @@ from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
 from strop.engines.moe.layers import moe_layers
-from strop.engines.moe.routing import RouterPass, Routers, routers_of
+from strop.engines.moe.routing import RouterPass, Routers, RoutingRecord, routers_of
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
-from strop.engines.parallel.tensor import TensorParallel
+from strop.engines.parallel.tensor import TensorParallel, gather_tokens
 from strop.engines.parallel.vocabulary import VocabularyShard
 
 HALF = (torch.bfloat16, torch.float16)
@@ -244,9 +244,17 @@ class CausalLM:
         """
         if self.tensor_parallel is not None:
             assert media is None, "images are refused where ranks share each sequence"
-            return self.tensor_parallel.hidden(
-                lambda *tokens: self.run(self.backbone, *tokens), input_ids, position_ids, context
+            hidden = self.tensor_parallel.hidden(
+                lambda ids, positions, attention: self.run(
+                    self.backbone, ids, positions, attention, routing=routing
+                ),
+                input_ids,
+                position_ids,
+                context,
             )
+            if isinstance(routing, RoutingRecord):  # of this rank's tokens
+                routing.gather(partial(gather_tokens, group=self.tensor_parallel.group), input_ids.shape[1])
+            return hidden
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
             return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)

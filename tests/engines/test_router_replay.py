@@ -40,13 +40,15 @@ PROMPTS = [
 MAX_TOKENS = (9, 5, 12)
 
 
-def generated(model: CausalLM) -> list[TokenOutput]:
+def generated(model: CausalLM, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> list[TokenOutput]:
     async def run() -> list[TokenOutput]:
         engine = NativeEngine(model, max_running=2, records_routing=True)
-        requests = enumerate(zip(PROMPTS, MAX_TOKENS, strict=True))
-        return await asyncio.gather(
+        requests = enumerate(zip(prompts, MAX_TOKENS, strict=False))
+        outputs = await asyncio.gather(
             *(engine.generate(str(i), p, Sampling(key=10 + i, max_tokens=n)) for i, (p, n) in requests)
         )
+        await engine.leave()
+        return outputs
 
     async def bounded() -> list[TokenOutput]:
         async with asyncio.timeout(60):
@@ -183,6 +185,24 @@ def test_ranks_and_micro_batches_replay_what_one_process_does(
     for result in results:
         for name, gradient in expected["gradients"].items():
             np.testing.assert_allclose(result["gradients"][name], gradient, atol=1e-9, err_msg=name)
+
+
+def generated_together(ranks: Ranks, setting: Setting) -> list[TokenOutput]:
+    """Requests of the first rank, which ranks that share matrices compute together."""
+    with exact_norms():
+        engine = engine_of(ranks.join(**setting.axes), setting)
+        with engine.full_parameters():
+            return generated(engine.model, PROMPTS if ranks.rank == 0 else [])
+
+
+def test_ranks_that_share_matrices_record_the_routing_of_all_tokens(tiny_folder: Folder) -> None:
+    setting = Setting(folder=str(tiny_folder("qwen3_moe")))
+    with exact_norms():
+        expected = generated(engine_of(alone("cpu"), setting).model)
+    found, nothing = run_ranks(generated_together, 2, dataclasses.replace(setting, tp_size=2, ep_size=2))
+    assert nothing == []
+    for output, other in zip(found, expected, strict=True):
+        assert (output.token_ids, output.routed_experts) == (other.token_ids, other.routed_experts)
 
 
 def test_a_dense_model_is_refused(tiny_folder: Folder) -> None:

@@ -198,6 +198,15 @@ class RoutingRecord:
         self._chosen[number] = index
         return output
 
+    def gather(self, function: Callable[[Tensor], Tensor], num_tokens: int) -> None:
+        """After the pass: take the choices for the tokens of all ranks, of which `num_tokens` are no padding.
+
+        Args:
+            function: [R n, ...] of all ranks, in the order of their tokens, from a tensor [n, ...] of this one.
+            num_tokens: N.
+        """
+        self._chosen = {number: function(index)[:num_tokens] for number, index in self._chosen.items()}
+
     def chosen(self) -> Tensor:
         """Experts [n, L, k] of the tokens, int16 in host memory."""
         return torch.stack([self._chosen[number] for number in sorted(self._chosen)], dim=1).short().cpu()

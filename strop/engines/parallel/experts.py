@@ -119,12 +119,10 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def whole_parameters(self) -> Iterator[None]:
-        """Every expert on every rank, as plain tensors; forward passes inside talk to nobody.
-
-        Whoever has cut the parameters further puts them back afterwards.
-        """
-        for layer in self.layers:
-            for name, parameter in list(layer.experts.named_parameters(recurse=False)):
+        """Every expert on every rank, as plain tensors; forward passes inside talk to nobody."""
+        own = [dict(layer.experts.named_parameters(recurse=False)) for layer in self.layers]
+        for layer, parameters in zip(self.layers, own, strict=True):
+            for name, parameter in parameters.items():
                 if isinstance(parameter, DTensor):
                     whole = nn.Parameter(parameter.full_tensor(), requires_grad=False)
                     layer.experts._parameters[name] = whole
@@ -133,6 +131,8 @@ class ExpertParallel:
             yield
         finally:
             self._switch(is_on=True)
+            for layer, parameters in zip(self.layers, own, strict=True):
+                layer.experts._parameters.update(parameters)
 
     def _switch(self, *, is_on: bool) -> None:
         self._is_on = is_on
