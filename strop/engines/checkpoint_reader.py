@@ -39,7 +39,7 @@ DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 """Types of saved tensors, and the words of the safetensors format for them."""
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -203,9 +203,9 @@ def _form(folder: Path, name: str, entry: object) -> SavedTensor:
     dtype, shape = form.get("dtype"), form.get("shape")
     if not isinstance(dtype, str) or not _are_sizes(shape):
         raise ValueError(f"checkpoint {folder} is damaged: {STATE_FILE} gives {name} no type and shape")
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise ValueError(
             f"checkpoint {folder} is damaged: {STATE_FILE} gives {name} the unknown type {dtype!r}; known: "
-            f"{', '.join(_DTYPES)}"
+            f"{', '.join(DTYPES)}"
         )
-    return SavedTensor(dtype=_DTYPES[dtype], shape=tuple(shape))
+    return SavedTensor(dtype=DTYPES[dtype], shape=tuple(shape))

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from strop.engines.parallel.ranks import gather_json
+
 _CHUNK = 1 << 16
 """Numbers that are squared and added at one time on a CPU: half a MiB in float64, which stays in its cache."""
 
@@ -105,8 +107,7 @@ def non_finite(gradients: Mapping[str, Tensor], stages: Stages | None = None) ->
     here = [name for name in gradients if name in bad]
     if stages is None:
         return here
-    of_stages: list[list[str]] = [[] for _ in range(dist.get_world_size(stages.group))]
-    dist.all_gather_object(of_stages, here, group=stages.group)
+    of_stages: list[list[str]] = gather_json(here, stages.group, stages.device)
     return list(dict.fromkeys(name for names in of_stages for name in names))
 
 

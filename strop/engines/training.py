@@ -21,6 +21,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_sharded_async
+from strop.engines.checkpoint_reader import DTYPE_NAMES, DTYPES
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
@@ -353,7 +354,9 @@ class TrainEngine(Engine):
         forms = None
         if (pipeline := self.model.pipeline) is not None:
             tensors = {name: tensor for name, tensor in tensors.items() if pipeline.is_mine(weight_of(name))}
-            forms = pipeline.of_all_stages(forms_of(tensors))
+            own = {name: (DTYPE_NAMES[dtype], shape) for name, (dtype, shape) in forms_of(tensors).items()}
+            of_stages = pipeline.of_all_stages(own)
+            forms = {name: (DTYPES[dtype], tuple(shape)) for name, (dtype, shape) in of_stages.items()}
         if in_background:
             return save_sharded_async(folder, tensors, numbers, parallel=self.parallel, forms=forms)
         save_sharded(folder, tensors, numbers, parallel=self.parallel, forms=forms)

@@ -440,7 +440,7 @@ def test_interactions_take_the_place_of_the_tool_agent(tmp_path: Path) -> None:
         ("trainer.esi_redundant_time=60", "translated", "the run is saved and ends"),
         (f"{A}.freeze_vision_tower=False", "not needed", "off there too"),
         (f"{R}.name=vllm", "not there", "then rollout.engine=vllm"),
-        (f"{R}.tensor_model_parallel_size=2", "not there", "with the whole model on its own device"),
+        (f"{R}.tensor_model_parallel_size=2", "not there", "has processes of its own here"),
         (f"{A}.grad_clip=1.0", "translated", "as in verl's versions of 2025"),
         (f"{R}.repetition_penalty=1.1", "refused", "those of the plain distribution"),
         (f"{R}.repetition_penalty=1.0", "not needed", "off"),

@@ -144,9 +144,9 @@ def test_many_prompts_are_computed_in_bounded_pieces(tiny: Tiny, monkeypatch: py
     sizes = []
     hidden = model.hidden
 
-    def watched(ids: torch.Tensor, *rest: object) -> torch.Tensor:
+    def watched(ids: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
         sizes.append(ids.shape[1])
-        return hidden(ids, *rest)  # type: ignore[arg-type]
+        return hidden(ids, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "hidden", watched)
     assert token_ids(answers(model, asks)) == wanted

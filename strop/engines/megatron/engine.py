@@ -239,15 +239,15 @@ class MegatronTrainEngine(MegatronEngine):
         micro = self._micro_batches(data, rows)
         total = torch.zeros((), dtype=torch.float64, device=self._parts.device)
 
-        def finish(tokens: Tokens) -> tuple[Tensor, None]:
+        def finish(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
             nonlocal total
             value = loss(tokens)
             total += value.detach()
-            return value, None
+            return value, {}
 
         passes.run(self._parts, self._chunks, micro, finish, trains=True)
         self._count(micro, trains=True)
-        return passes.from_last_stage([float(total)])[0]
+        return float(passes.from_last_stage([{"total": total}], self._parts.device)[0]["total"])
 
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""

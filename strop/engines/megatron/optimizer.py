@@ -27,6 +27,7 @@ from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
 from strop.engines.megatron.weight_map import Mapped
 from strop.engines.optimizer import StepReport, learning_rate
+from strop.engines.parallel.ranks import gather_json
 
 WEIGHT = "weight"
 """Kind of the parameters themselves, in the precision in which the optimizer keeps them."""
@@ -225,8 +226,7 @@ class MegatronAdamW:
             if not bool(torch.isfinite(entry.parameter.main_grad).all())  # type: ignore[attr-defined]
             for piece in entry.pieces
         ]
-        of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(of_ranks, names)
+        of_ranks: list[list[str]] = gather_json(names, None, torch.device("cpu"))
         bad = sorted({name for names in of_ranks for name in names}) or ["the sum of squares"]
         return bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
 

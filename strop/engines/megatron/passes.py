@@ -11,8 +11,8 @@ Concurrency: all ranks run as many micro-batches, also empty ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,14 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from strop.engines.checkpoint_reader import DTYPE_NAMES, DTYPES
 from strop.engines.megatron.model import MegatronModel
+from strop.engines.parallel.ranks import gather_json
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.tokens import Tokens
 
-T = TypeVar("T")
+Results = Sequence[Mapping[str, Tensor]]
+"""Tensors of each micro-batch, by name."""
 _EMPTY = torch.zeros((), dtype=torch.int)
 
 
@@ -33,18 +36,18 @@ def run(
     model: MegatronModel,
     chunks: Sequence[torch.nn.Module],
     micro_batches: Sequence[Tokens],
-    finish: Callable[[Tokens], tuple[Tensor | None, T]],
+    finish: Callable[[Tokens], tuple[Tensor | None, Mapping[str, Tensor]]],
     *,
     trains: bool,
-) -> list[T]:
+) -> Results:
     """Pass micro-batches through the model.
 
     Args:
         model: parts of this rank.
         chunks: its stages, as they are called.
         micro_batches: of this rank; as many on every one.
-        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and a result that
-            can be sent.
+        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and tensors that
+            every rank gets.
         trains: run the backward pass.
 
     Returns:
@@ -62,7 +65,7 @@ def run(
         part: Any = tokens if tokens.shard is None else tokens.shard
         hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
 
-        def loss(output: Tensor) -> tuple[Tensor, Tensor, T]:
+        def loss(output: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             hidden = output[:, 0]
             known = (
                 F.embedding(tokens.hidden_index, hidden) if tokens.shard is None else part.predicting(hidden)
@@ -72,7 +75,7 @@ def run(
 
         return hidden, loss
 
-    results: list[T] = get_forward_backward_func()(
+    results: Results = get_forward_backward_func()(
         forward_step_func=forward,
         data_iterator=[iter(shared) for _ in chunks],
         model=list(chunks),
@@ -81,7 +84,7 @@ def run(
         micro_batch_size=1,
         forward_only=not trains,
     )
-    return from_last_stage(results)
+    return from_last_stage(results, model.device)
 
 
 def _padded(tokens: Tokens, length: int) -> Tokens:
@@ -99,12 +102,25 @@ def _padded(tokens: Tokens, length: int) -> Tokens:
     return dataclasses.replace(tokens, shard=shard)
 
 
-def from_last_stage(results: list[T]) -> list[T]:
-    """The results of the last stage, on all."""
+def from_last_stage(results: Results, device: torch.device) -> Results:
+    """Results of the last stage, on all; in host memory."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if dist.get_world_size(group) == 1:
         return results
-    sent: list[Any] = [results]
-    dist.broadcast_object_list(sent, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-    received: list[T] = sent[0]
+    is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    source = parallel_state.get_pipeline_model_parallel_last_rank()
+    here = [
+        {name: [DTYPE_NAMES[value.dtype], list(value.shape)] for name, value in named.items()}
+        for named in (results if is_last else ())
+    ]
+    received: list[dict[str, Tensor]] = []
+    for number, forms in enumerate(gather_json(here, group, device)[-1]):
+        received.append({})
+        for name, (dtype, shape) in forms.items():
+            if is_last:
+                tensor = results[number][name].to(device).contiguous()
+            else:
+                tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+            dist.broadcast(tensor, source, group=group)
+            received[-1][name] = tensor.cpu()
     return received

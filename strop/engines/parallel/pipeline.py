@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
-from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.ranks import Parallel, gather_json
 
 T = TypeVar("T")
 
@@ -218,9 +218,8 @@ class Pipeline:
         return nn.Parameter(tensor, requires_grad=False)
 
     def of_all_stages(self, facts: Mapping[str, T]) -> dict[str, T]:
-        """Facts about the weights that each rank speaks for, from all of them."""
-        gathered: list[Mapping[str, T]] = [{} for _ in self.ranks]
-        dist.all_gather_object(gathered, facts, group=self.group)
+        """Facts about the weights that each rank speaks for, plain JSON, from all of them."""
+        gathered: list[Mapping[str, T]] = gather_json(facts, self.group, self.device)
         return {name: fact for stage in gathered for name, fact in stage.items()}
 
     def find_shared(self, module: nn.Module) -> None:

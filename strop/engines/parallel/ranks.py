@@ -10,8 +10,10 @@ from one thread. A wait ends with an error after the group's timeout.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -118,3 +120,17 @@ def exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: 
     received = rows.new_empty((sum(receive), *rows.shape[1:]))
     dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send), group=group)
     return received
+
+
+def gather_json(value: Any, group: dist.ProcessGroup | None, device: torch.device) -> list[Any]:
+    """A plain JSON value of each rank of a group, in their order; None: of all ranks. They talk on the device."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    num_ranks = dist.get_world_size(group)
+    sizes = torch.zeros(num_ranks, dtype=torch.int64, device=device)
+    sizes[dist.get_rank(group)] = len(data)
+    dist.all_reduce(sizes, group=group)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: len(data)] = data.to(device)
+    parts = [torch.empty_like(padded) for _ in range(num_ranks)]
+    dist.all_gather(parts, padded, group=group)
+    return [json.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes.tolist(), strict=True)]

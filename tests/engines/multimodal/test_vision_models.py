@@ -292,7 +292,11 @@ def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str],
     with pytest.raises(
         ValueError, match="engine.sequence_parallel of this role divides sequences .* set it to 1"
     ):
-        pack(samples(path), load(path), parallel=Parallel(device=torch.device("cpu"), sp_group=group))
+        pack(
+            samples(path),
+            load(path),
+            parallel=Parallel(device=torch.device("cpu"), sp_size=2, sp_group=group),
+        )
 
 
 def test_a_model_whose_own_pass_differs_is_refused(
