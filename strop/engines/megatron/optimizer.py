@@ -58,6 +58,7 @@ class MegatronAdamW:
         *,
         total_steps: int | None,
         is_distributed: bool,
+        names: Sequence[str],
     ) -> None:
         """Take all parameters of the model.
 
@@ -67,6 +68,7 @@ class MegatronAdamW:
             config: numbers of AdamW.
             total_steps: optimizer steps of the run, where the schedule needs to know.
             is_distributed: data-parallel ranks share moments and float32 weights out.
+            names: of all weights of the model, which a poisoned gradient is reported by.
         """
         self.config = config
         self.total_steps = total_steps
@@ -74,7 +76,7 @@ class MegatronAdamW:
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
         self.adam_steps = 0.0
         """Steps that the moments have seen, those of an earlier run included."""
-        self._chunks, self._mapped = list(chunks), list(mapped)
+        self._chunks, self._mapped, self._names = list(chunks), list(mapped), list(names)
         shape = chunks[0].config
         settings = MegatronOptimizerConfig(
             optimizer="adam",
@@ -219,15 +221,17 @@ class MegatronAdamW:
 
     def _poisoned(self) -> str:
         """Names of the weights with a non-finite gradient on any rank."""
-        names = [
+        here = {
             piece.name
             for entry in self._mapped
             if not bool(torch.isfinite(entry.parameter.main_grad).all())  # type: ignore[attr-defined]
             for piece in entry.pieces
-        ]
-        of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(of_ranks, names)
-        bad = sorted({name for names in of_ranks for name in names}) or ["the sum of squares"]
+        }
+        flags = torch.tensor([name in here for name in self._names], dtype=torch.int32)
+        flags = flags.to(self._mapped[0].parameter.device)
+        dist.all_reduce(flags)
+        bad = [name for name, flag in zip(self._names, flags.tolist(), strict=True) if flag]
+        bad = bad or ["the sum of squares"]
         return bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
 
 

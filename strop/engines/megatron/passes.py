@@ -11,8 +11,9 @@ Concurrency: all ranks run as many micro-batches, also empty ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,34 +22,36 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from strop.engines.checkpoint_reader import DTYPE_NAMES
+from strop.engines.checksum.models import dtype_name
 from strop.engines.megatron.model import MegatronModel
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.tokens import Tokens
 
-T = TypeVar("T")
 _EMPTY = torch.zeros((), dtype=torch.int)
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPE_NAMES}
 
 
 def run(
     model: MegatronModel,
     chunks: Sequence[torch.nn.Module],
     micro_batches: Sequence[Tokens],
-    finish: Callable[[Tokens], tuple[Tensor | None, T]],
+    finish: Callable[[Tokens], tuple[Tensor | None, Mapping[str, Tensor]]],
     *,
     trains: bool,
-) -> list[T]:
+) -> list[dict[str, Tensor]]:
     """Pass micro-batches through the model.
 
     Args:
         model: parts of this rank.
         chunks: its stages, as they are called.
         micro_batches: of this rank; as many on every one.
-        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and a result that
-            can be sent.
+        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and tensors in host
+            memory.
         trains: run the backward pass.
 
     Returns:
-        The results, on every rank.
+        The tensors, on every rank.
     """
     is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
     length, shared = 1, micro_batches
@@ -62,7 +65,7 @@ def run(
         part: Any = tokens if tokens.shard is None else tokens.shard
         hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
 
-        def loss(output: Tensor) -> tuple[Tensor, Tensor, T]:
+        def loss(output: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             hidden = output[:, 0]
             known = (
                 F.embedding(tokens.hidden_index, hidden) if tokens.shard is None else part.predicting(hidden)
@@ -72,7 +75,7 @@ def run(
 
         return hidden, loss
 
-    results: list[T] = get_forward_backward_func()(
+    results: list[Mapping[str, Tensor]] = get_forward_backward_func()(
         forward_step_func=forward,
         data_iterator=[iter(shared) for _ in chunks],
         model=list(chunks),
@@ -99,12 +102,29 @@ def _padded(tokens: Tokens, length: int) -> Tokens:
     return dataclasses.replace(tokens, shard=shard)
 
 
-def from_last_stage(results: list[T]) -> list[T]:
-    """The results of the last stage, on all."""
+def from_last_stage(results: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Tensors in host memory of the last stage, by their names, on all stages."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if dist.get_world_size(group) == 1:
-        return results
-    sent: list[Any] = [results]
-    dist.broadcast_object_list(sent, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-    received: list[T] = sent[0]
-    return received
+        return [dict(result) for result in results]
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    forms = [
+        [[name, list(values.shape), dtype_name(values.dtype)] for name, values in result.items()]
+        for result in results
+    ]
+    text = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(text))
+    dist.broadcast(size, src=last, group=group)
+    is_last = dist.get_rank() == last
+    text = text if is_last else text.new_empty(int(size))
+    dist.broadcast(text, src=last, group=group)
+    shared: list[dict[str, Tensor]] = []
+    for number, of_result in enumerate(json.loads(bytes(text.tolist()))):
+        shared.append({})
+        for name, shape, dtype in of_result:
+            values = (
+                results[number][name].contiguous() if is_last else torch.empty(shape, dtype=_DTYPES[dtype])
+            )
+            dist.broadcast(values, src=last, group=group)
+            shared[-1][name] = values
+    return shared
