@@ -3,9 +3,12 @@
     make bench BENCH=weight_sync ARGS="--megabytes 256"
 
 prints one JSON line. One sender and one receiver on this machine, float32 tensors of a transformer's shapes; per
-transport the shortest of several syncs, from begin to verdict: with the digests of every tensor on both sides. The
-peer is a copy of the same bytes within one process, the floor of any transfer through memory. The digest is measured
-alone too, beside SHA-256.
+transport the shortest of several syncs, from begin to verdict: with the digests of every tensor on both sides.
+
+The peers take turns with the syncs: the link, which is the same bytes through the same slots of shared memory between
+the same two processes, copied in and copied out, with no digest, no name and no verdict; and a copy of the same bytes
+within one process, with as many threads as each side has. `share_of_link` and `share_of_copy` are the rates of a sync
+over theirs. The digest is measured alone too, beside SHA-256.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import hashlib
 import json
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,7 +26,7 @@ import torch
 from machine import machine
 from torch import nn
 
-from strop.engines.checksum.tensors import digest_tensor
+from strop.engines.checksum.host import digest_tensor
 from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -62,10 +65,11 @@ def main() -> None:
     trained = model(arguments.megabytes << 20)
     bucket_bytes = arguments.bucket_megabytes << 20
     num_bytes = sum(p.numel() * p.element_size() for p in trained.parameters())
-    copy_s = _best(arguments.repeats, _copier(trained))
     digest_s = _best(arguments.repeats, lambda: [digest_tensor(p) for p in trained.parameters()])
-    sha_s = _best(arguments.repeats, lambda: [_sha256(p) for p in trained.parameters()])
-    seconds = {name: _sync(name, trained, bucket_bytes, arguments.repeats) for name in TRANSPORTS}
+    sha_s = _best(1, lambda: [_sha256(p) for p in trained.parameters()])
+    found = [_sync(name, trained, bucket_bytes, arguments.repeats) for name in TRANSPORTS]
+    seconds = {name: times["sync"] for name, times in zip(TRANSPORTS, found, strict=True)}
+    copy_s, link_s = found[0]["copy"], found[0]["link"]
     print(
         json.dumps(
             {
@@ -75,10 +79,12 @@ def main() -> None:
                 "bucket_bytes": bucket_bytes,
                 "seconds": {name: round(value, 3) for name, value in seconds.items()},
                 "gb_per_s": {name: round(num_bytes / value / 1e9, 2) for name, value in seconds.items()},
+                "gb_per_s_link": round(num_bytes / link_s / 1e9, 2),
                 "gb_per_s_copy": round(num_bytes / copy_s / 1e9, 2),
                 "gb_per_s_digest": round(num_bytes / digest_s / 1e9, 2),
                 "gb_per_s_sha256": round(num_bytes / sha_s / 1e9, 2),
-                "ratio_copy": {name: round(value / copy_s, 1) for name, value in seconds.items()},
+                "share_of_link": round(link_s / seconds["shared_memory"], 2),
+                "share_of_copy": {name: round(copy_s / value, 2) for name, value in seconds.items()},
                 "threads": torch.get_num_threads(),
                 **where,
             }
@@ -107,7 +113,8 @@ def _sha256(parameter: torch.Tensor) -> bytes:
     return hashlib.sha256(parameter.detach().view(-1).view(torch.uint8).numpy().data).digest()
 
 
-def _sync(transport: str, trained: nn.Module, bucket_bytes: int, repeats: int) -> float:
+def _sync(transport: str, trained: nn.Module, bucket_bytes: int, repeats: int) -> dict[str, float]:
+    """Shortest seconds of a sync and, through shared memory, of the link and of a copy, which take turns."""
     if transport == "collective":
         shared_memory.FOLDER = Path("/no/such/folder")
     sender = WeightSender(trained, bucket_bytes=bucket_bytes)
@@ -116,21 +123,68 @@ def _sync(transport: str, trained: nn.Module, bucket_bytes: int, repeats: int) -
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     num_bytes = sum(p.numel() * p.element_size() for p in trained.parameters())
-    process = context.Process(target=_receive, args=(theirs, num_bytes, repeats + 1), daemon=True)
+    process = context.Process(target=_receive, args=(theirs, num_bytes, repeats + 1, transport), daemon=True)
     process.start()
     ours.send(endpoint)
-    reports = [sender.send(version) for version in range(repeats + 1)]
-    assert ours.recv() == [report.digest for report in reports]
-    assert {report.transport for report in reports} == {transport}
+    copier = _copier(trained)
+    times: dict[str, list[float]] = {"sync": [], "link": [], "copy": []}
+    for version in range(repeats + 1):
+        with torch.no_grad():
+            for parameter in trained.parameters():  # a sync that follows has something to send
+                parameter.add_(1)
+        report = sender.send(version)
+        assert report.transport == transport
+        times["sync"].append(report.seconds)
+        assert ours.recv() == report.digest
+        if transport == "shared_memory":
+            times["link"].append(_through_link(sender, trained, ours))
+            times["copy"].append(_best(1, copier))
     process.join()
     sender.close()
-    return min(report.seconds for report in reports[1:])
+    return {name: min(values[1:]) for name, values in times.items() if values}
 
 
-def _receive(connection: Connection, num_bytes: int, count: int) -> None:
-    receiver = WeightReceiver(ModuleTarget(model(num_bytes)))
+def _through_link(sender: WeightSender, trained: nn.Module, other: Connection) -> float:
+    """Seconds of the same bytes through the slots of the last sync, with a plain copy on each side."""
+    session = sender._session
+    assert session is not None
+    link = session._transport
+    assert isinstance(link, shared_memory.SharedMemorySender)
+    session._channel.begin(session._attempt)
+    link.begin()
+    other.send(None)
+    started = time.perf_counter()
+    for part in _parts(trained, link.plan.slot_bytes):
+        room = link.room(len(part))
+        room.copy_(part)
+        session._channel.tell("piece")
+        link.send(room)
+    other.recv()
+    return time.perf_counter() - started
+
+
+def _parts(module: nn.Module, slot_bytes: int) -> Iterator[torch.Tensor]:
+    for parameter in module.parameters():
+        yield from torch.split(parameter.detach().view(-1).view(torch.uint8), slot_bytes)
+
+
+def _receive(connection: Connection, num_bytes: int, count: int, transport: str) -> None:
+    copy = model(num_bytes)
+    receiver = WeightReceiver(ModuleTarget(copy))
     receiver.join(connection.recv(), index=0)
-    connection.send([receiver.receive(version).digest for version in range(count)])
+    for version in range(count):
+        connection.send(receiver.receive(version).digest)
+        if transport == "shared_memory":
+            assert receiver._connection is not None
+            link = receiver._connection._transport
+            assert isinstance(link, shared_memory.SharedMemoryReceiver)
+            connection.recv()
+            link.begin()
+            for part in _parts(copy, link.plan.slot_bytes):
+                receiver._connection.channel.next("a piece")
+                part.copy_(link.receive(len(part)))
+            link.finish()
+            connection.send("done")
     receiver.close()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.agents.episode_routing import EpisodeRouting
 from strop.agents.registry import agent_named
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, add_span
@@ -99,7 +100,7 @@ async def play_episode(
             sequence = _truncate(sequence, limit)
         elif sequence.media:  # it does not end with an image
             sequence = sequence.truncate(len(sequence.response_ids))
-        sequences[index] = sequence
+        sequences[index] = episode.routing.added_to(sequence)
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -126,6 +127,7 @@ class _Episode:
         self._num_open = 0
         self._was_full = False
         self.seconds, self.calls = 0.0, 0
+        self.routing = EpisodeRouting()
         self._spans = SPANS.get()
 
     async def generate(
@@ -179,6 +181,7 @@ class _Episode:
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)
+        self.routing.note(token_ids, output)
         seconds = time.perf_counter() - start
         self.seconds += seconds
         add_span(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from strop.controller.call import BatchAndMetrics, Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode
-from strop.controller.errors import CallTimeout, WorkerFailed
+from strop.controller.errors import CallTimeout, PlacesNotFree, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
@@ -56,6 +56,7 @@ __all__ = [
     "NotEnoughDevices",
     "Partition",
     "Placement",
+    "PlacesNotFree",
     "Registration",
     "ResultFuture",
     "Returns",

@@ -27,3 +27,7 @@ class CallTimeout(TimeoutError):
         self.missing = tuple(missing)
         """Ranks that did not answer."""
         super().__init__(message)
+
+
+class PlacesNotFree(TimeoutError):
+    """Processes were not placed in time: others hold what the cluster has, or a machine that it lists is gone."""

@@ -46,6 +46,7 @@ class InlineRuntime(Runtime):
     """Makes worker groups whose workers live in this process; every pool is this process."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._processes: list[dict[str, Worker]] = []
 
     def groups(
@@ -75,6 +76,7 @@ class InlineRuntime(Runtime):
     def close(self) -> None:
         """Close all workers, last made first; an error of one is raised after all were closed."""
         processes, self._processes = self._processes, []
-        close_all([worker for process in processes for worker in process.values()])
+        with self._ending:
+            close_all([worker for process in processes for worker in process.values()])
         for process in processes:
             process.clear()

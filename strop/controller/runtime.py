@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,9 @@ from strop.controller.roles import RoleSpec
 
 class Runtime(ABC):
     """Makes worker groups on named pools of processes, and ends them; as a context manager it is closed at its end."""
+
+    def __init__(self) -> None:
+        self._ending = ExitStack()
 
     @abstractmethod
     def groups(
@@ -26,6 +30,15 @@ class Runtime(ABC):
         Raises:
             ValueError: there is no such pool, or a role's mesh does not fit it.
         """
+
+    @property
+    def address(self) -> str:
+        """Address of this process for the workers; empty where they live in it."""
+        return ""
+
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Call `close` at the end, after the workers have ended; last given first."""
+        self._ending.callback(close)
 
     @abstractmethod
     def close(self) -> None:

@@ -16,10 +16,13 @@ from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
+from strop.engines.moe.layers import moe_layers
+from strop.engines.moe.routing import RouterPass, Routers, RoutingRecord, routers_of
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
-from strop.engines.parallel.tensor import TensorParallel
+from strop.engines.parallel.tensor import TensorParallel, gather_tokens
+from strop.engines.parallel.vocabulary import VocabularyShard
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -64,6 +67,14 @@ class CausalLM:
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)
+        experts = moe_layers(module)
+        self._routers = routers_of(experts, self._layers() or []) if experts else None
+
+    @property
+    def routers(self) -> Routers | None:
+        """The routers of its experts; None for a dense model, or one whose layers are compiled, on several ranks or not
+        of a known form."""
+        return None if self._is_compiled or self.pipeline is not None else self._routers
 
     @property
     def is_sharded(self) -> bool:
@@ -89,10 +100,7 @@ class CausalLM:
             return Head(nothing.expand(self.head_weight.shape))
         weight: Tensor = self._head.weight
         bias: Tensor | None = self._head.bias
-        vocabulary = None
         if self.tensor_parallel is not None:
-            if not self.is_value_model:
-                vocabulary = self.tensor_parallel.vocabulary(self.vocab_size)
             weight = self.tensor_parallel.local(weight)
             bias = None if bias is None else self.tensor_parallel.local(bias)
         return Head(
@@ -101,8 +109,15 @@ class CausalLM:
             self._banned_ids,
             *self._logit_form,
             product_dtype=self.compute_dtype if is_half else None,
-            vocabulary=vocabulary,
+            vocabulary=self.vocabulary,
         )
+
+    @property
+    def vocabulary(self) -> VocabularyShard | None:
+        """Tokens that this rank has the logits of; None where it has all of them, or a value head."""
+        if self.tensor_parallel is None or self.is_value_model:
+            return None
+        return self.tensor_parallel.vocabulary(self.vocab_size)
 
     @property
     def key_heads(self) -> slice | None:
@@ -149,15 +164,22 @@ class CausalLM:
         Raises:
             ValueError: the architecture keeps them in an unknown place.
         """
+        layers = self._layers()
+        if layers is None:
+            raise ValueError(
+                f"{type(self.module).__name__} has no list of its layers, which sharding and compilation need; run "
+                f"this role in one process without engine.compile"
+            )
+        return layers
+
+    def _layers(self) -> list[nn.Module] | None:
+        """The decoder layers; None where they are in an unknown place."""
         count = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         decoder = self._backbone if self.media is None else self.module.get_decoder()  # type: ignore[operator]
         for part in decoder.modules():
             if isinstance(part, nn.ModuleList) and len(part) == count:
                 return list(part)
-        raise ValueError(
-            f"{type(self.module).__name__} has no list of its {count} layers, which sharding and compilation need; "
-            f"run this role in one process without engine.compile"
-        )
+        return None
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`function(*args)` as one forward pass of the model: a tensor or a tuple of tensors.
@@ -176,6 +198,7 @@ class CausalLM:
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
         received: Tensor | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
 
@@ -186,12 +209,13 @@ class CausalLM:
             media: of the tokens, in their order (`strop.engines.multimodal.vl_model.Vision.arguments`).
             received: hidden states [N, D] of the stage before this one, in place of embeddings; results are then, as on
                 the first of several stages, those of this stage.
+            routing: that the routers of a model with `routers` take part in.
         """
         if self.recurrence is not None:
             context = self.recurrence.packed(context)
         if self._is_compiled:
             context = _Uncompiled(context)
-        with self.precision():
+        with self.precision(), self._routed(routing):
             start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
                 **start,
@@ -212,11 +236,33 @@ class CausalLM:
         position_ids: Tensor,
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
-        """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
+        """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`.
+
+        Where matrices are cut over several ranks, all of them call this with the same tokens, and have all states.
+        """
+        if self.tensor_parallel is not None:
+            assert media is None, "images are refused where ranks share each sequence"
+            hidden = self.tensor_parallel.hidden(
+                lambda ids, positions, attention: self.run(
+                    self.backbone, ids, positions, attention, routing=routing
+                ),
+                input_ids,
+                position_ids,
+                context,
+            )
+            if isinstance(routing, RoutingRecord):  # of this rank's tokens
+                routing.gather(partial(gather_tokens, group=self.tensor_parallel.group), input_ids.shape[1])
+            return hidden
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context, media)
+            return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)
+
+    def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
+        if routing is None or self.routers is None:
+            return contextlib.nullcontext()
+        return self.routers.routed(routing)
 
     def compile_layers(self) -> None:
         """Compile each decoder layer; attention itself stays as it is."""

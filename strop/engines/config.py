@@ -176,6 +176,23 @@ class OptimizerConfig:
             )
 
 
+@section("moe")
+class MoEConfig:
+    """Training of the routers of a model with experts; a dense model has none."""
+
+    balance_loss_coef: NonNegativeFloat = 0.0
+    """Factor of the load-balancing loss of each layer, E sum_i f_i P_i over the tokens of the optimizer batch: 1 where
+    all experts are chosen alike. Counting the choices takes one more forward pass. 0: none."""
+    z_loss_coef: NonNegativeFloat = 0.0
+    """Factor of the router z-loss of each layer, the mean of (log sum exp logits)^2, which keeps logits small; 0: none.
+    """
+
+    @property
+    def is_on(self) -> bool:
+        """Routers have a loss."""
+        return self.balance_loss_coef > 0 or self.z_loss_coef > 0
+
+
 @section("engine.megatron")
 class MegatronConfig:
     distributed_optimizer: bool = True

@@ -17,6 +17,7 @@ from torch import Tensor
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.megatron.checks import check_installed
+from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.tokens import TokenFunction
@@ -32,6 +33,8 @@ class ModelEngine(Protocol):
     affair: they are read through `streamed_weights`."""
     parallel: Parallel
     operations: float | None
+    replays_routing: bool
+    """Tokens go to the experts that rows name; with `engine.kind=torch` alone."""
 
     def map_tokens(
         self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
@@ -52,8 +55,18 @@ class ModelEngine(Protocol):
 class TrainableEngine(ModelEngine, Protocol):
     """A model that learns (`strop.engines.training.TrainEngine`)."""
 
-    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+    def accumulate(
+        self,
+        data: DataProto,
+        loss: Loss,
+        *,
+        rows: Sequence[int] | None = None,
+        router_loss: RouterLoss | None = None,
+    ) -> float:
         """Add the gradient of a loss; its value."""
+
+    def expert_counts(self, data: DataProto) -> Tensor:
+        """Tokens that go to each expert."""
 
     def step(self) -> StepReport:
         """Take an optimizer step."""

@@ -24,15 +24,20 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
 from strop.engines.head import ChosenTokens, Head
+from strop.engines.moe.losses import RouterLoss
+from strop.engines.moe.routing import RouterPass, Routers, Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.engines.parallel.context import ContextTensorShard, context_shard
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import TensorShard, tensor_shard
-from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
+from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch, token_share
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
+
+Part = SequenceShard | TensorShard | ContextTensorShard
+"""A rank's part of a micro-batch that several ranks share."""
 
 
 class PackedModel(Protocol):
@@ -46,6 +51,10 @@ class PackedModel(Protocol):
         """As of `strop.engines.parallel.tensor.TensorParallel`."""
 
     @property
+    def routers(self) -> Routers | None:
+        """The routers of its experts, as far as they take part in a `Routing`."""
+
+    @property
     def head(self) -> Head:
         """The head, on this rank's part of the vocabulary."""
 
@@ -56,6 +65,7 @@ class PackedModel(Protocol):
         context: AttentionContext,
         media: Mapping[str, Tensor] | None = None,
         received: Tensor | None = None,
+        routing: RouterPass | None = None,
     ) -> Tensor:
         """Final hidden states of packed tokens, as of `CausalLM.backbone`."""
 
@@ -79,12 +89,14 @@ class Tokens:
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
-    shard: SequenceShard | TensorShard | ContextTensorShard | None = None
+    shard: Part | None = None
     """This rank's part, where ranks share each sequence."""
     received: Tensor | None = None
     """Hidden states [n, D] of this rank's tokens, of the stage before this one."""
     predicting: Tensor | None = None
     """Hidden states [M, D] that predict the tokens, where they are known; no pass is run."""
+    routing: Routing | None = None
+    """Of this rank's tokens, in a model with experts."""
 
     @property
     def num_tokens(self) -> int:
@@ -138,6 +150,22 @@ class Tokens:
         function, hidden = self.model.head.values, self._hidden
         return function(hidden) if self.shard is None else self.shard.of_each(function, hidden)
 
+    def expert_counts(self) -> Tensor | None:
+        """Tokens [L, E] of this rank that went to each expert of each layer, each once per row that it is part of; None
+        of a model without experts, or with layers that are compiled or routers of another form."""
+        if self.routing is None:
+            return None
+        _ = self._hidden
+        return self.routing.counts() if self.routing.is_known else None
+
+    def router_loss(self) -> Tensor | None:
+        """Terms of the losses of the routers that these tokens have on this rank, a scalar with a gradient; None where
+        there are none."""
+        if self.routing is None:
+            return None
+        _ = self._hidden
+        return self.routing.loss()
+
     @cached_property
     def _hidden(self) -> Tensor:
         """Hidden states [M, D] that predict the tokens; with a shard, this rank's share of them."""
@@ -150,8 +178,12 @@ class Tokens:
         """Hidden states [n, D] of this rank's tokens behind the layers that are here."""
         backbone, shard = self.model.backbone, self.shard
         if shard is None:
-            return backbone(self.input_ids, self.position_ids, self.attention, self.media, self.received)
-        return backbone(shard.input_ids, shard.position_ids, shard.attention, received=self.received)
+            return backbone(
+                self.input_ids, self.position_ids, self.attention, self.media, self.received, self.routing
+            )
+        return backbone(
+            shard.input_ids, shard.position_ids, shard.attention, received=self.received, routing=self.routing
+        )
 
     @property
     def _local_targets(self) -> Tensor:
@@ -163,6 +195,9 @@ class Tokens:
         return share if self.shard is None else self.shard.gather(share)
 
 
+_Row = tuple[Tensor, Tensor, tuple[Media, ...], int, Tensor | None]
+"""Prompt, response, media, the end of the response among those of all rows, and experts [T, L k] of their tokens."""
+
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """Function of each token: tensors [M, ...] by name."""
 
@@ -173,6 +208,8 @@ def pack(
     *,
     rows: Sequence[int] | None = None,
     parallel: Parallel | None = None,
+    router_loss: RouterLoss | None = None,
+    replays: bool = False,
 ) -> Tokens:
     """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
 
@@ -183,6 +220,8 @@ def pack(
         model: that will run.
         rows: numbers of the rows in it; None: all.
         parallel: says which ranks share each sequence; None: this one has all of it.
+        router_loss: of the routers of a model with experts; None: without.
+        replays: tokens go to the experts of column routed_experts [B, T~, L k], where the batch has it.
 
     Raises:
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
@@ -193,20 +232,28 @@ def pack(
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
+    num_rows: list[Tensor] = []  # that each token is part of
+    experts: list[Tensor] = []
     at = 0
-    for group in _by_prompt(data, rows):
-        prompt, response, row_media, _ = group[0]
+    for group in _by_prompt(data, rows, replays=replays):
+        prompt, response, row_media, _, routed = group[0]
         prompt_start, length, alone = at, len(prompt), len(group) == 1
         prompt_media = tuple(medium for medium in row_media if medium.start < length)
         run, in_run = (torch.cat([prompt, response[:-1]]), row_media) if alone else (prompt, prompt_media)
         segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, in_run, inputs)))
         ids.append(prompt)
+        num_rows.append(torch.full((length,), len(group) * (not is_empty)))
+        if routed is not None:
+            experts.append(routed[:length])
         positions.append(placed := _positions(prompt, prompt_media, inputs, "a prompt"))
         media += prompt_media
         at += length
-        for _, response, row_media, end in group:
+        for _, response, row_media, end, routed in group:
             suffix, answer_media = response[:-1], row_media[len(prompt_media) :]
             ids.append(suffix)
+            num_rows.append(torch.ones(len(suffix), dtype=torch.int64))
+            if routed is not None:
+                experts.append(routed[length:])
             if answer_media:
                 position_ids = _positions(torch.cat([prompt, suffix]), row_media, inputs, "a sample")
                 positions.append(position_ids[..., length:])
@@ -238,21 +285,30 @@ def pack(
         targets=sent(torch.cat(targets)[predicting], device),
         response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
+        routing=None
+        if model.routers is None
+        else Routing(
+            sent(torch.cat(num_rows), device),
+            num_layers=model.routers.num_layers,
+            experts=sent(torch.cat(experts), device) if experts else None,
+            loss=router_loss,
+        ),
     )
     if parallel is None or parallel.cp_size == 1:  # else each rank has a plan of its own
         packed.attention.prepare()
     return packed if parallel is None else _shared_out(packed, parallel)
 
 
-def _by_prompt(
-    data: DataProto, rows: Sequence[int] | None
-) -> Iterable[Sequence[tuple[Tensor, Tensor, tuple[Media, ...], int]]]:
-    """The rows of each prompt: prompt, response, media, and the end of the response among those of all rows."""
+def _by_prompt(data: DataProto, rows: Sequence[int] | None, *, replays: bool) -> Iterable[Sequence[_Row]]:
+    """The rows of each prompt."""
     after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
     ends = (after if rows is None else after[list(rows)]).tolist()
-    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
-    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
-        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
+    routed: Sequence[Tensor | None] = [None] * len(ends)
+    if replays and "routed_experts" in data.tensors():
+        routed = columns.rows(data.tensors()["routed_experts"], rows)
+    groups: dict[Hashable, list[_Row]] = {}
+    for (prompt, response, shown), end, experts in zip(token_rows(data, rows), ends, routed, strict=True):
+        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end, experts))
     return groups.values()
 
 
@@ -269,10 +325,30 @@ def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
             f"a sample has images, and engine.{divided[0]} of this role divides sequences over ranks, which images "
             f"cannot be: set it to 1"
         )
-    return dataclasses.replace(tokens, shard=_part(tokens, parallel)) if divided else tokens
+    if not divided:
+        return tokens
+    if tokens.routing is None:
+        return dataclasses.replace(tokens, shard=_part(tokens, parallel))
+    # The place of each token goes the way of its id.
+    n, device = tokens.num_tokens, tokens.input_ids.device
+    numbered = torch.cat([tokens.input_ids, torch.arange(1, n + 1, device=device)[None]])
+    part = _part(dataclasses.replace(tokens, input_ids=numbered), parallel)
+    places = part.input_ids[1] - 1  # -1: padding
+    if parallel.tp_mesh is not None:  # has all tokens of its group
+        places = token_share(places, parallel.tp_mesh.get_group(), fill=-1)
+    return dataclasses.replace(
+        tokens, shard=_with_first_row_of_ids(part), routing=tokens.routing.of_rank(places)
+    )
 
 
-def _part(tokens: Tokens, parallel: Parallel) -> SequenceShard | TensorShard | ContextTensorShard:
+def _with_first_row_of_ids(part: Part) -> Part:
+    if isinstance(part, ContextTensorShard):
+        between = dataclasses.replace(part.between, input_ids=part.between.input_ids[:1])
+        return dataclasses.replace(part, between=between)
+    return dataclasses.replace(part, input_ids=part.input_ids[:1])
+
+
+def _part(tokens: Tokens, parallel: Parallel) -> Part:
     """This rank's part of a micro-batch that several ranks share."""
     key_heads = tokens.model.key_heads
     whole: dict[str, Any] = {

@@ -26,6 +26,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
 from strop.engines.lora.adapters import merged_weights
+from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
@@ -39,6 +40,11 @@ from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
+
+
+def _losses(loss: Loss, tokens: Tokens) -> tuple[Tensor, Tensor | None]:
+    """The loss of these tokens, and that of the routers where there is one."""
+    return loss(tokens), tokens.router_loss()
 
 
 class Engine:
@@ -64,6 +70,8 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self.replays_routing = False
+        """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
         self._offloaded: list[HostCopies] = []
         if is_frozen:
             model.module.requires_grad_(False)
@@ -115,15 +123,46 @@ class Engine:
         order = torch.cat(indices).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
 
-    def _packing(self, data: DataProto, *, trains: bool) -> Callable[[Sequence[int]], Tokens]:
-        """How rows become a micro-batch, whose pass is counted."""
+    def _packing(
+        self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
+    ) -> Callable[[Sequence[int]], Tokens]:
+        """Function that makes a micro-batch of rows, whose pass is counted."""
 
         def packed(rows: Sequence[int]) -> Tokens:
-            tokens = pack(data, self.model, rows=rows, parallel=self.parallel)
+            tokens = pack(
+                data,
+                self.model,
+                rows=rows,
+                parallel=self.parallel,
+                router_loss=router_loss,
+                replays=self.replays_routing,
+            )
             self._count(tokens, trains=trains)
             return tokens
 
         return packed
+
+    def expert_counts(self, data: DataProto) -> Tensor:
+        """Tokens [L, E] of all ranks' rows that go to each expert of each layer, in host memory, by a pass without
+        gradient; each token counts once per row that it is part of.
+
+        Raises:
+            ValueError: as `map_tokens`; or it has no experts, or routers that do not say what they choose.
+        """
+        counts: list[Tensor] = []
+
+        def count(tokens: Tokens) -> dict[str, Tensor]:
+            of_tokens = tokens.expert_counts()
+            if of_tokens is None:
+                raise ValueError(
+                    f"the choices of experts of {type(self.model.module).__name__} are not known: it has none, or "
+                    f"routers of another form, or its layers are compiled"
+                )
+            counts.append(of_tokens)
+            return {}
+
+        self.map_tokens(data, count)
+        return self.parallel.sum(torch.stack(counts).sum(0).cpu())
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
@@ -203,11 +242,19 @@ class TrainEngine(Engine):
             self._offloaded_state.pop().restore()
         return self._optimizer
 
-    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+    def accumulate(
+        self,
+        data: DataProto,
+        loss: Loss,
+        *,
+        rows: Sequence[int] | None = None,
+        router_loss: RouterLoss | None = None,
+    ) -> float:
         """Add the gradient of a loss over rows of a batch; its value. `step` applies what was accumulated.
 
         With several ranks the gradients are added up over them, and the value is that of this rank's rows. The device
-        is waited for once, at the end. Arguments and errors are those of `map_tokens`.
+        is waited for once, at the end. Arguments and errors are those of `map_tokens`; the gradient of a `router_loss`
+        is added, and its value noted in it.
         """
         self.load_to_device()
         budget = self._config.max_tokens_per_device
@@ -215,7 +262,7 @@ class TrainEngine(Engine):
         parts = micro_batches(
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         )
-        packed = self._packing(data, trains=True)
+        packed = self._packing(data, trains=True, router_loss=router_loss)
         factor = 1.0 if self._loss_scale is None else self._loss_scale.value
         if self.model.pipeline is not None:
             total = accumulate_micro_batches(
@@ -229,8 +276,9 @@ class TrainEngine(Engine):
             tokens = packed(part)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
-                value = self.model.run(loss, tokens)
-            scaled = value if factor == 1.0 else value * factor
+                value, of_routers = self.model.run(_losses, loss, tokens)
+            whole = value if of_routers is None else value + of_routers
+            scaled = whole if factor == 1.0 else whole * factor
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
@@ -256,7 +304,8 @@ class TrainEngine(Engine):
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
-        """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
+        """Every parameter gathered over the data-parallel ranks; forward passes inside, without gradients, talk to the
+        ranks alone that hold the other parts of each matrix (tensor parallelism)."""
         self.load_to_device()
         is_whole = self.parallel.mesh is None
         with contextlib.nullcontext() if is_whole else full_parameters(self.model):

@@ -1,6 +1,7 @@
 """The columns of a training batch, declared once: type and axes of each, the stage that makes it, and its consumers.
 
-Axes: B rows (training sequences), P~ and R~ the prompt and response tokens of each row (jagged), K a number of its own.
+Axes: B rows (training sequences), P~ and R~ the prompt and response tokens of each row (jagged), T~ both but the last
+one, K a number of its own.
 What an estimator or a loss of its own reads is declared with it (`needs`); this table says where it comes from.
 """
 
@@ -12,7 +13,7 @@ from typing import Literal
 
 import torch
 
-Axes = Literal["B", "B P~", "B R~", "B R~ K", "B K"]
+Axes = Literal["B", "B P~", "B R~", "B R~ K", "B T~ K", "B K"]
 ColumnStage = Literal[
     "rollout", "reward_model", "old_log_prob", "correction", "ref", "values", "prm_ref", "prm", "adv",
     "teacher", "update_actor",
@@ -76,6 +77,7 @@ COLUMNS: Mapping[str, Column] = {
         _column(
             "token_level_scores", _F32, "B R~", "rollout", "advantages", "resampling", "sampler", "preflight"
         ),
+        _column("routed_experts", torch.int16, "B T~ K", "rollout"),
         _column("reward_parts", _F32, "B K", "rollout", "advantages", "preflight"),
         _column("reward_baselines", _F32, "B", "rollout", "advantages"),
         _column("sample_index", _I64, "B", "rollout", "advantages"),

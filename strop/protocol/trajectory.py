@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from strop.protocol.routed_experts import RoutedExperts
+
 UNFINISHED = "unfinished"
 """Stop reason of a trajectory to which tokens may still be appended."""
 NOT_SAMPLED = -1
@@ -199,6 +201,8 @@ class Trajectory:
     media: tuple[Media, ...] = ()
     """Images and videos of the prompt and of what tools gave, in the order of their tokens, which are counted from the
     first token of the prompt."""
+    routed_experts: RoutedExperts | None = field(default=None, repr=False)
+    """Experts that the first tokens of prompt and response went to when they were generated, where that is recorded."""
     checked: tuple[tuple[Any, ...], ...] = field(default=(), repr=False, compare=False)
     """The very `sampled`, `log_probs` and `versions` that were found to fit each other, so that a copy with other facts
     does not look at every token again. Not for callers."""
@@ -279,7 +283,10 @@ class Trajectory:
             end = min(end, media.pop().start)
         count = end - first
         columns = (self.sampled[:count], self.log_probs[:count], self.versions[:count])
-        return self._with_columns(self.response_ids[:count], columns, media=tuple(media))
+        shorter = self._with_columns(self.response_ids[:count], columns, media=tuple(media))
+        if self.routed_experts is None:
+            return shorter
+        return replace(shorter, routed_experts=self.routed_experts.first(end))
 
     def finish(self, stop_reason: str) -> Trajectory:
         """This trajectory, closed: no token can be appended to the result."""

@@ -21,6 +21,10 @@ class SubprocessEngineConfig(Protocol):
     """Settings of an engine in processes of its own."""
 
     @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+
+    @property
     def takes_media(self) -> bool:
         """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
@@ -57,6 +61,9 @@ class RolloutConfig:
     replicas: PositiveInt = 1
     """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
     devices of one trainer generate, and the others go on where one is lost."""
+    load_balance: bool = True
+    """Rollout processes with nothing to do take over requests of those with much. false: each generates for the prompts
+    that it was given, so that a run on several ranks has the same bits each time (native engine on a CPU)."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -90,6 +97,11 @@ class RolloutConfig:
     """Compute each request alone and from its beginning: on a CPU, tokens and log-probs are then the same to the bit
     whatever runs beside it. Otherwise log-probs differ by rounding, which hardly ever changes a token. Slow: to compare
     runs. For rollout.engine=native."""
+    router_replay: bool = False
+    """Train a model with experts on the routing of the rollout (R3): the experts that each token went to while it was
+    generated are recorded, and log-probs and updates send it to the same ones, with weights from the trainer's own
+    router logits. For rollout.engine=native, and samples that are played for their own step.
+    Source: Ma et al. 2025, arXiv:2510.11370."""
     timeout_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless an engine in a process of its own neither begins nor ends a request for so long."""
@@ -116,6 +128,11 @@ class RolloutConfig:
             getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
         )
         return settings
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return 1 if self.own_processes is None else self.own_processes.num_devices
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:

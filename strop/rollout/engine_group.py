@@ -17,6 +17,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_model, load_model_config
+from strop.engines.moe.layers import num_experts
 from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
@@ -77,6 +78,10 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     Raises:
         ValueError: the sentence says why, and what to do.
     """
+    if rollout.router_replay and not num_experts(load_model_config(model)):
+        raise ValueError(
+            "rollout.router_replay is true, but the model is dense, without experts to route to: set it to false"
+        )
     if rollout.engine == NATIVE:
         return
     check_trainable(rollout)
@@ -110,6 +115,7 @@ def native_engine(context: EngineContext, policy: CausalLM) -> NativeEngine:
         max_running=rollout.max_running,
         version=context.version,
         deterministic=rollout.deterministic,
+        records_routing=rollout.router_replay,
     )
 
 
@@ -147,6 +153,15 @@ class EngineGroup:
     async def wake_up(self) -> None:
         """Every engine takes its memory again."""
         await self._engine.wake_up()
+
+    async def leave(self, failure: str = "") -> None:
+        """End a call of the worker: ranks whose parts of the matrices generate together end it together.
+
+        Args:
+            failure: why this one gives up; "" where it does not.
+        """
+        if isinstance(self._engine, NativeEngine):
+            await self._engine.leave(failure)
 
     async def sleep(self) -> None:
         """Every engine gives its memory back; one that holds little of an accelerator keeps it, and with it the steps

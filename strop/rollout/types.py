@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from strop.protocol.routed_experts import RoutedExperts
+
 StopReason = Literal["stop", "length", "aborted"]
 
 
@@ -61,10 +63,15 @@ class TokenOutput:
     versions: tuple[int, ...]
     """Policy version that sampled each token."""
     stop_reason: StopReason
+    routed_experts: RoutedExperts | None = None
+    """Of prompt and tokens but the last, from an engine that records them (rollout.router_replay)."""
 
 
 OnToken = Callable[[int, float, int], None]
 """Hears of each token as it is sampled: its id, log-prob and policy version."""
+
+Memory = Literal["weights", "kv_cache"]
+"""Memory of an engine that `sleep` gives back."""
 
 Ability = Literal["keyed", "continues_stream", "update_in_flight", "frees_weights", "media"]
 """Capabilities that not every engine has.
@@ -72,7 +79,7 @@ Ability = Literal["keyed", "continues_stream", "update_in_flight", "frees_weight
 keyed: the tokens of a request depend on its key alone, whatever runs beside it (but for rounding).
 continues_stream: with `Sampling.position`, what follows is what an undisturbed request would have sampled.
 update_in_flight: `set_version` while requests run; they go on with the new weights.
-frees_weights: `sleep(2)` gives the memory of the weights back, too.
+frees_weights: `sleep(2)` gives the memory of the weights back, too, and `wake_up` takes it in parts.
 media: prompts may be `MediaTokens`.
 """
 
@@ -144,8 +151,13 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def wake_up(self) -> None:
-        """Take the memory again. Weights that were given back hold nothing until they are written and `set_version`."""
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
+        """Take the memory again. Weights that were given back hold nothing until they are written and `set_version`.
+
+        Args:
+            tags: parts to take, of an engine that `frees_weights`: `weights` before they are written, `kv_cache` when
+                they are, so that it is not there beside the trainer's memory meanwhile. None: all.
+        """
         ...
 
     async def health(self) -> Mapping[str, float]:

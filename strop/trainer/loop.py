@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strop.controller import CallTimeout, WorkerFailed
+from strop.controller import CallTimeout, PlacesNotFree, WorkerFailed
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
 from strop.observability.health import HealthMonitor
@@ -33,6 +33,7 @@ from strop.trainer.config import Config
 from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, train_result
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
+from strop.trainer.fault_tolerance.elastic import MoreMachines, check_for_more, start_elastic_runtime
 from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
@@ -59,7 +60,6 @@ from strop.trainer.worker_groups import (
     make_cost_tracker,
     make_worker_groups,
     rollout_settings,
-    start_runtime,
 )
 from strop.utils.activity import activity
 from strop.utils.gc_freeze import settled
@@ -82,7 +82,7 @@ class Trainer:
         stop: StopRequest | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._whole_config = config, config
         self._run = run
         self._say = say
         self._force = force
@@ -91,6 +91,8 @@ class Trainer:
         self._stop.start(config.run)
         self.is_started = False
         """All roles are there."""
+        self._has_saved = False
+        """The last step was saved."""
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
         check_models(config)
@@ -156,6 +158,9 @@ class Trainer:
                     if not self._early_stopping.reason:  # the last step needs no other one
                         self._stop.check_time(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
+                if self._has_saved and self.config.resources.nodes < self._whole_config.resources.nodes:
+                    self._checkpointer.finish()
+                    check_for_more(self._whole_config, self.config, self.runtime)
             self._checkpointer.finish()
         if step < self.data.num_steps:
             self._say(f"the run ends after step {step}: {self._early_stopping.reason}")
@@ -201,9 +206,11 @@ class Trainer:
         return HealthMonitor(reported=reported, earlier=before)
 
     def _start_roles(self, stack: ExitStack) -> None:
-        config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
-        self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
+        config, runtime = start_elastic_runtime(
+            self._whole_config, log_dir=self._run.path / "logs", say=self._say
+        )
+        self.config, self.runtime = config, stack.enter_context(runtime)
         settings = rollout_settings(
             config,
             version=self._start_step,
@@ -296,7 +303,8 @@ class Trainer:
             self._say(f"step {step}: {finding.message}")
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
-        if is_last or is_new_best or is_due(step, self.config.run.save_every):
+        self._has_saved = is_last or is_new_best or is_due(step, self.config.run.save_every)
+        if self._has_saved:
             with stages.stage("save_checkpoint"):
                 self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
             trackers.log(step, {measure.TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
@@ -392,6 +400,10 @@ def train(
             )
             try:
                 return trainer.fit()
+            except MoreMachines as reason:
+                checkpoint = recovery.take_more(reason)
+            except PlacesNotFree as error:
+                checkpoint = recovery.place_again(error)
             except (WorkerFailed, CallTimeout) as error:
                 if stop.number or not (trainer.is_started or recovery.is_recovering):
                     raise

@@ -143,6 +143,9 @@ class ResourcesConfig:
     """Processes of the main pool, over all nodes; the model is sharded over them."""
     nodes: PositiveInt = 1
     """Machines that the main pool is spread over, evenly."""
+    min_nodes: Annotated[NonNegativeInt, "0 is all of nodes"] = 0
+    """Machines with which the run goes on where others are lost, with as many processes on each; it takes more again,
+    up to `nodes`, at a checkpoint. 0: all of them."""
     apart: dict[str, PositiveInt] = field(default_factory=dict)
     """Roles with processes of their own, and how many: {rollout: 2, critic: 1}. All other roles share the
     processes of the main pool."""

@@ -21,6 +21,16 @@ from strop.workers import metrics as measure
 from strop.workers.reports import EpisodeReport
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
+ENGINE_IDLE = Metric(
+    "rollout/engine_idle_ratio",
+    "1",
+    "share of the engines' time without a request, over the rollout processes of a router, since the step before",
+)
+TAKEN_OVER = Metric(
+    "rollout/requests_taken_over",
+    "requests",
+    "served by another rollout process, in whole or in part, since then",
+)
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
@@ -45,6 +55,10 @@ def step_metrics(
     generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
     if gen_s > 0:
         metrics[GENERATION_SPEED] = generated / gen_s
+    if roles.router is not None:
+        routing = roles.router.take_stats()
+        metrics[ENGINE_IDLE] = routing.idle_share
+        metrics[TAKEN_OVER] = float(routing.num_taken_over)
     usage: dict[str, list[Usage]] = {
         name: as_list(group.call.usage()) for name, group in roles.trained().items()
     }

@@ -30,6 +30,7 @@ from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.engine_group import check_engine
+from strop.rollout.routing.router import Router
 from strop.rollout.types import Sampling
 from strop.trainer.api_costs import CostTracker
 from strop.trainer.config import Config, UpdateSettings
@@ -48,6 +49,7 @@ from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import SampleDecision
 from strop.workers.reward_model import RewardModelWorker, check_reward_model
 from strop.workers.rollout import RolloutSettings, RolloutWorker
+from strop.workers.routers import check_routers
 from strop.workers.teacher import TeacherWorker, check_teacher
 
 
@@ -63,6 +65,8 @@ class WorkerGroups:
     """Display of the progress of generation."""
     sync: WeightSync
     """Weight sync from the actor to generation."""
+    router: Router | None = None
+    """Router over the engines of all rollout workers; None of one worker, or where each generates for itself."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     critic: WorkerGroup[CriticWorker] | None = None
@@ -207,7 +211,12 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
         return InlineRuntime()
     from strop.trainer.ray_runtime import make_runtime  # ray: seconds
 
-    return make_runtime(config.resources, log_dir=log_dir)
+    return make_runtime(config.resources, log_dir=log_dir, devices=rollout_devices(config))
+
+
+def rollout_devices(config: Config) -> dict[str, int]:
+    """Devices of each process of a role, where it may have several."""
+    return {"rollout": config.rollout.num_devices}
 
 
 def check_models(config: Config) -> None:
@@ -239,6 +248,8 @@ def check_models(config: Config) -> None:
         check_teacher(config.model, config.prm.path, key="prm.path")
     if "reward_model" in config.roles:
         check_reward_model(ModelConfig(path=config.reward_model.path))
+    if config.actor.moe.is_on:
+        check_routers(load_model_config(config.model), config.actor.moe, section="actor.moe")
     for name, engine in config.used_engines.items():
         if divides_model(engine):
             shape = _shape(config, name, paths.get(name) or config.model.path)
@@ -344,12 +355,31 @@ def make_worker_groups(
         prm=groups.get("prm"),
         reward_model=groups.get("reward_model"),
         sync=_sync(config, groups, version=settings.version),
+        router=_router(config, runtime, groups["rollout"], settings),
         costs=costs or make_cost_tracker(config, None),
         progress=RolloutProgress(settings.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.start()
     return roles
+
+
+def _router(
+    config: Config, runtime: Runtime, rollout: WorkerGroup[RolloutWorker], settings: RolloutSettings
+) -> Router | None:
+    """Router over the engines of these workers.
+
+    Where groups are held while their processes train, each worker has its turns, and nobody could serve the others. A
+    run that is repeated samples each token where it was sampled.
+    """
+    has_turns = bool(config.async_setting) and "rollout" not in config.resources.apart
+    is_alone = rollout.world_size == 1 or not runtime.address
+    if is_alone or has_turns or settings.is_replayed or not config.rollout.load_balance:
+        return None
+    router = Router(runtime.address)
+    runtime.on_close(router.close)
+    rollout.call.join_router(router.address)
+    return router
 
 
 def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> WeightSync:

@@ -5,6 +5,7 @@ atomic_io.py           Writes that survive a crash
 background.py          Work in a thread beside the process's own
 background_loop.py     Event loops in threads of their own, for what outlives the loop of any one caller or may block
                        it
+c_library.py           Functions in C, compiled once for a machine
 call_loop.py           The event loop of a worker whose work outlives the call that began it
 deadline.py            Time that has limits of its own, as that of a program in a sandbox, is not counted by the
                        deadline of a sample

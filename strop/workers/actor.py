@@ -40,6 +40,7 @@ from strop.workers.config import ActorConfig
 from strop.workers.correction_columns import correction_columns
 from strop.workers.estimates import compute_advantages
 from strop.workers.models import TrainedWorker, TrainingInit
+from strop.workers.routers import ExpertLoads, loss_parts, router_loss
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
@@ -63,7 +64,9 @@ class ActorWorker(TrainedWorker):
         load_extensions(algorithm.extensions)
         self._algorithm = algorithm
         self._loss = loss_spec(algorithm)
+        self._moe = actor.moe
         self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
+        self.engine.replays_routing = True
         self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -94,8 +97,12 @@ class ActorWorker(TrainedWorker):
                 "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
                 "or use a ReferenceWorker"
             )
-        with adapters.adapter_off(self.engine.model):
-            return self.token_columns(data, log_prob_column("ref_log_prob", data))
+        self.engine.replays_routing = False  # the experts are those of another model
+        try:
+            with adapters.adapter_off(self.engine.model):
+                return self.token_columns(data, log_prob_column("ref_log_prob", data))
+        finally:
+            self.engine.replays_routing = True
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
     def update_policy(self, data: DataProto, totals: BatchTotals) -> BatchAndMetrics[Update]:
@@ -124,19 +131,24 @@ class ActorWorker(TrainedWorker):
             if spec.declaration.prepare is not None:
                 passed = self.engine.map_tokens(data, log_prob_column("log_probs", data))
                 batch |= self._prepared(batch, passed["log_probs"])
+            of_routers = router_loss(self.engine, self._moe, data)
             has_gradient = rows_with_gradient(spec, batch, row_lengths)
+            if of_routers is not None:
+                has_gradient = [True] * len(data)
             loss = _BatchLoss(
                 spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
                 device=self.engine.model.device,
             )  # fmt: skip
             with_gradient = [row for row, has in enumerate(has_gradient) if has]
-            value = self.engine.accumulate(data, loss, rows=with_gradient)
+            value = self.engine.accumulate(data, loss, rows=with_gradient, router_loss=of_routers)
             without = [row for row, has in enumerate(has_gradient) if not has]
             if self.engine.parallel.max(len(without)):  # on any rank
                 self.engine.map_tokens(data, loss.measure, rows=without)
             report = self.engine.step()
-        metrics = loss.metrics.read()
-        metrics[LOSS] = Mean(value, share)
+        metrics = loss.metrics.read() | loss.loads.metrics("actor", self.engine.parallel, share)
+        router_value, parts = loss_parts(of_routers, self._moe, self.engine)
+        metrics |= {metric.of("actor"): Mean(part * share, share) for metric, part in parts.items()}
+        metrics[LOSS] = Mean(value + share * router_value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
         of_pass = {
@@ -238,7 +250,7 @@ class _BatchLoss:
         self._num_trained = int((batch["weights"] != 0).sum())
         self._row_ids = row_numbers(row_lengths)
         self._batch = {name: sent(column, device) for name, column in batch.items()}
-        self.metrics = TensorMetrics()
+        self.metrics, self.loads = TensorMetrics(), ExpertLoads()
         self.columns = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
         """[N], by the weights before the step."""
 
@@ -265,6 +277,7 @@ class _BatchLoss:
             chosen_log_probs=chosen_log_probs,
             is_likely=is_likely,
         )
+        self.loads.add(tokens)
         record_loss(self.metrics, result, num_trained=self._num_trained, share=self._share)
         for name, values in (("log_probs", log_probs), ("entropys", entropies)):
             self.columns[name][positions] = values.detach().to(self.columns[name])

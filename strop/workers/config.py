@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from strop.config.sections import section
-from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, MoEConfig, OptimizerConfig
 from strop.utils.field_types import FiniteFloat, PositiveFloat, PositiveInt
 
 
@@ -16,6 +16,8 @@ class ActorConfig:
     """Optimizer of the policy."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Batching of the policy's forward and backward passes."""
+    moe: MoEConfig = field(default_factory=MoEConfig)
+    """Losses of the routers of a model with experts."""
     samples_per_update: PositiveInt | Literal["all"] = "all"
     """Most samples of an optimizer step; a batch is cut evenly into as few steps as that allows. all: one step on the
     whole batch, exactly on-policy."""

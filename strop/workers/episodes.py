@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from strop.protocol import DataProto, columns
+from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome
 
@@ -95,7 +96,8 @@ def episode_rows(
 
     Columns: prompts [B, P~], responses, response_mask, rollout_log_probs and token_level_scores [B, R~] (rewards of
     single answers on the last token of each, the rest on the last response token); uid, id and episode_id beside
-    them. Without episodes, the same columns with no row.
+    them; routed_experts [B, T~, K] where a sequence has them, -1 where nothing is known of a token. Without episodes,
+    the same columns with no row.
     """
     trajectories = [sequence for episode in episodes for sequence in episode.sequences]
     counts = [len(episode.sequences) for episode in episodes]
@@ -135,6 +137,7 @@ def episode_rows(
                 responses, flat([t.log_probs for t in trajectories], torch.float32)
             ),
             "token_level_scores": columns.jagged_like(responses, scores),
+            **_routed_column(trajectories),
         },
         non_tensors={
             "uid": np.array([t.uid for t in trajectories], dtype=object),
@@ -147,3 +150,20 @@ def episode_rows(
     )
     rows.meta_info["temperature"] = temperature
     return rows
+
+
+def _routed_column(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+    """Experts of the tokens that a model reads of each sequence, all but its last; nothing where none has any."""
+    known = [sequence.routed_experts for sequence in trajectories if sequence.routed_experts is not None]
+    if not known:
+        return {}
+    width = known[0].num_layers * known[0].num_chosen
+    rows = []
+    for sequence in trajectories:
+        num_read = len(sequence.prompt_ids) + len(sequence.response_ids) - 1
+        row = np.full((num_read, width), -1, dtype=np.int16)
+        if sequence.routed_experts is not None:
+            tokens = sequence.routed_experts.first(num_read).tokens
+            row[: len(tokens)] = np.frombuffer(b"".join(tokens), dtype=TOKEN_DTYPE).reshape(-1, width)
+        rows.append(torch.from_numpy(row))
+    return {"routed_experts": columns.jagged(rows)}

@@ -32,11 +32,14 @@ from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.engine_group import EngineContext, Generation
 from strop.rollout.engine_setup import make_engine_group
+from strop.rollout.routing.client import RoutedClient
+from strop.rollout.routing.router import RouterAddress
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
 from strop.run.samples import SampleStore
 from strop.utils.call_loop import CallEventLoop
+from strop.utils.machine_limits import usable_cores
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.estimator_columns import part_columns, step_columns
 from strop.workers.models import TrainedWorker
@@ -125,6 +128,7 @@ class RolloutWorker(Worker):
         self._event_loop = self._make_event_loop()
         media = self._make_engines(model)
         self._takes_media = media is not None
+        self._routed = RoutedClient(self._engines.client, begins_again=rollout.deterministic)
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=settings.logs
         )
@@ -138,7 +142,7 @@ class RolloutWorker(Worker):
 
     def _clients(self) -> tuple[GenerateClient, Scorers]:
         """Client of the engines and pool of scorers that episodes use."""
-        return self._engines.client, self._pool
+        return self._routed, self._pool
 
     def _make_episode_runner(self, model: ModelConfig, media: Reader | None) -> EpisodeRunner:
         settings, (client, scorers) = self._settings, self._clients()
@@ -210,9 +214,13 @@ class RolloutWorker(Worker):
                 sampling=sampling,
                 on_episode=self._on_episode,
             )
-            episodes = self._event_loop.run(work)
+            episodes = self._event_loop.run(self._together(work))
         reports = [episode_report(episode) for episode in episodes]
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
+
+    def _together(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """The work of this worker in a step; its engines serve the other workers too, until all have ended."""
+        return self._routed.run_together(work, version=self._engines.first.engine.version)
 
     def _on_episode(self, episode: Episode) -> None:
         self._tally.add(episode)
@@ -228,7 +236,12 @@ class RolloutWorker(Worker):
             self._engines.begin()
             self._event_loop.run(self._engines.wake_up())
             self._tally.reset()
-            yield
+            try:
+                yield
+            except Exception as error:
+                self._event_loop.run(self._engines.leave(str(error) or type(error).__name__))
+                raise
+            self._event_loop.run(self._engines.leave())
 
     def _check_media(self, prompts: Iterable[Prompt]) -> None:
         """Refuse images in the data, which a reward model would not see."""
@@ -305,6 +318,21 @@ class RolloutWorker(Worker):
         self._event_loop.run(self._engines.check(probe, version, limit_s=self._rollout.timeout_s))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def join_router(self, address: RouterAddress) -> None:
+        """Serve the requests of all rollout workers, and have them served by all."""
+        continues = "continues_stream" in self._engines.first.engine.abilities
+        shares_cores = self._settings.device == "cpu" and self.local_world_size > usable_cores()
+        joining = self._routed.join(
+            address,
+            index=self.rank,
+            host=self.placement.node,
+            capacity=self._rollout.max_running * self._rollout.replicas,
+            # Processes that share a core gain nothing: what one takes over, the other loses.
+            can_continue=continues and not self._rollout.deterministic and not shares_cores,
+        )
+        self._event_loop.run(joining)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
         """Connect to the actor that will send weights."""
         self._own_engine().join(endpoint, index=self.rank)
@@ -359,6 +387,7 @@ class RolloutWorker(Worker):
         if not self._is_closed:
             self._is_closed = True
             self._event_loop.run(self._pool.close())
+            self._event_loop.run(self._routed.close())
             self._event_loop.run(self._engines.close())
             self._episode_runner.close()
             self._event_loop.close()

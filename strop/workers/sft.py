@@ -9,13 +9,14 @@ from strop.algorithms.losses.distillation import topk_forward_kl
 from strop.algorithms.losses.policy import DISTILLATION_LOSS, DISTILLATION_STATISTIC
 from strop.controller import Dispatch, register
 from strop.data.sft.config import SftDistillationConfig
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
 from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.models import TrainedWorker, TrainingInit
+from strop.workers.routers import ExpertLoads, loss_parts, router_loss
 from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
@@ -41,8 +42,10 @@ class SupervisedWorker(TrainedWorker):
         optim: OptimizerConfig,
         learning: TrainingInit,
         distillation: SftDistillationConfig | None = None,
+        moe: MoEConfig | None = None,
     ) -> None:
         super().__init__()
+        self._moe = moe or MoEConfig()
         self._distillation = distillation or SftDistillationConfig()
         self._learn(load_model, model, engine, optim, learning, role="actor")
         self.engine.model.unused_tokens = ()  # texts make them unlikely
@@ -60,10 +63,12 @@ class SupervisedWorker(TrainedWorker):
         mask, row_lengths = flat_mask(data.tensors())
         weights = Aggregation(mode="token-mean").weights(mask, totals, row_lengths)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up
-        metrics = TensorMetrics()
+        metrics, loads = TensorMetrics(), ExpertLoads()
+        of_routers = router_loss(self.engine, self._moe, data)
         top = [columns.flat(data.tensors()[name]) for name in TEACHER] if self._distillation.is_on else []
 
         def loss(tokens: Tokens) -> Tensor:
+            loads.add(tokens)
             if self._distillation.is_on:
                 ids, log_probs = (column[tokens.response_index] for column in top)
                 return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
@@ -71,9 +76,12 @@ class SupervisedWorker(TrainedWorker):
             token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
             return -weighted_sum(log_probs, token_weights)
 
-        value = self.engine.accumulate(data, loss)
+        value = self.engine.accumulate(data, loss, router_loss=of_routers)
+        router_value, parts = loss_parts(of_routers, self._moe, self.engine)
         report = self.engine.step()
-        return Update.of("train", report, {LOSS: Mean(value, share), **metrics.read()})
+        numbers = metrics.read() | loads.metrics("train", self.engine.parallel, share)
+        numbers |= {metric.of("train"): Mean(part * share, share) for metric, part in parts.items()}
+        return Update.of("train", report, {LOSS: Mean(value + share * router_value, share), **numbers})
 
     def _distance(
         self,

@@ -35,7 +35,7 @@ ABOUT_THEM = re.compile(
 NOT_HERE = {
     "profiling is set up outside strop",
     "multi-token prediction is neither trained nor used",
-    "expert routing is not replayed",
+    "a reference keeps its own routing",
     "weights are not quantized in training",
     "a reward model scores; it does not generate",
     "there is one implementation",

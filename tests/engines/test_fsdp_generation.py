@@ -37,12 +37,14 @@ def generate(model: CausalLM, requests: Sequence[int]) -> list[tuple[list[int], 
 
     async def run() -> list[TokenOutput]:
         engine = NativeEngine(model, max_running=3)
-        return await asyncio.gather(
+        outputs = await asyncio.gather(
             *(
                 engine.generate(str(r), PROMPTS[r], Sampling(key=100 + r, max_tokens=4 + 3 * r))
                 for r in requests
             )
         )
+        await engine.leave()
+        return outputs
 
     async def bounded() -> list[TokenOutput]:
         async with asyncio.timeout(60):

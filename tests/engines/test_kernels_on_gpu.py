@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from strop.engines import head_kernels
 from strop.engines.attention import AttentionForm, PackedAttention, Segment
 from strop.engines.head import Head, _gradient, _statistics
+from strop.engines.parallel.context import context_layout
 from strop.engines.rotary_kernels import rotate
 
 pytestmark = pytest.mark.gpu
@@ -83,6 +85,41 @@ def test_one_call_of_flash_attention_is_the_buckets_attention(
     results = []
     for attend in (plan.attend, lambda layer, *rest: plan._attend_in_buckets(*rest)):
         out = attend(0, *leaves, form)
+        results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
+    for found, wanted in zip(*results, strict=True):
+        assert float((found - wanted).float().norm() / wanted.float().norm()) < 0.02
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (3, 1)])
+def test_queries_of_a_context_rank_see_what_they_see_in_the_whole_row(
+    window: int | None, heads: int, kv_heads: int
+) -> None:
+    segments = [Segment(start=0, length=150), Segment(start=150, length=9)]
+    segments += [Segment(start=159, length=70, prefix_start=150, prefix_length=9)]
+    num_tokens, num_ranks = 229, 4
+    torch.manual_seed(0)
+    leaves = [
+        torch.randn(num_tokens, count, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        for count in (heads, kv_heads, kv_heads)
+    ]
+    weight = torch.randn(num_tokens, heads, 64, device=DEVICE, dtype=torch.bfloat16)
+    form = AttentionForm(scaling=0.125, window=window)
+    layout = context_layout(segments, num_tokens, num_ranks)
+    order = layout.tokens.flatten().to(DEVICE)
+
+    def divided(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        placed = [F.pad(row, (0, 0, 0, 0, 0, len(order) - num_tokens))[order] for row in (query, key, value)]
+        outputs = []
+        for rank, queries in enumerate(placed[0].chunk(num_ranks)):
+            plan = PackedAttention(layout.segments[rank], device=DEVICE, places=layout.places(rank))
+            assert plan._varlen is not None
+            outputs.append(plan.attend(0, queries, *placed[1:], form))
+        return torch.cat(outputs)[layout.where[:num_tokens].to(DEVICE)]
+
+    whole = PackedAttention(segments, device=DEVICE)
+    results = []
+    for out in (divided(*leaves), whole._attend_in_buckets(*leaves, form)):
         results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
     for found, wanted in zip(*results, strict=True):
         assert float((found - wanted).float().norm() / wanted.float().norm()) < 0.02

@@ -63,7 +63,7 @@ def results(engine: TrainEngine, which: slice) -> dict[str, Any]:
         "off": off,
         "head": gathered,
         "parameters": {n: gradients.full(p.detach()).clone() for n, p in model.named_parameters()},
-        "merged": {name: tensor.clone() for name, tensor in merged_tensors(model)},
+        "merged": {name: gradients.full(tensor).clone() for name, tensor in merged_tensors(model)},
         "state": {n: gradients.full(t).clone() for n, t in engine.optimizer.state()[0].items()},
     }
 

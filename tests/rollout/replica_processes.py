@@ -14,9 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from rollout.engine_process.address import EngineAddress
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.server import EngineServer
-from rollout.engine_process.wire import EngineAddress
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig

@@ -12,6 +12,7 @@ from torch import Tensor
 from strop.engines.attention import AttentionForm
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.cpu import kernel
+from strop.utils import c_library
 
 LENGTHS = [0, 1, 7, 30, 15, 16, 17]
 KV_HEADS = 2
@@ -118,11 +119,11 @@ def test_compiled_code_that_others_can_change_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = kernel._folder()
+    folder = c_library.cache_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     with pytest.raises(PermissionError, match="can be changed by others"):
-        kernel._folder()
+        c_library.cache_folder()
 
 
 @needs_gcc

@@ -254,13 +254,15 @@ def test_memory_is_given_back_and_taken_again(engine: SglangEngine) -> None:
         await engine.sleep(1)
         await engine.sleep(2)
         assert (await engine.health())["running"] == 0.0, "asleep, it is asked without a token"
+        await engine.wake_up(("weights",))
+        assert engine._tags == ["kv_cache"]
         await engine.wake_up()
         await engine.wake_up()
         output: TokenOutput = await engine.generate("a", [3, 4], Sampling(key=1, max_tokens=2))
         assert len(output.token_ids) == 2
         asked = (await engine._process.get("model_info", timeout_s=5))["asked"]
         assert asked.count("/release_memory_occupation") == 2
-        assert asked.count("/resume_memory_occupation") == 1
+        assert asked.count("/resume_memory_occupation") == 2
 
     asyncio.run(work())
 

@@ -48,13 +48,16 @@ def make_model(folder: Path, *, seed: int) -> Any:
     return model
 
 
-async def start(folder: Path, log: Path, *, unused: tuple[int, ...] = ()) -> VllmEngine:
+async def start(
+    folder: Path, log: Path, *, unused: tuple[int, ...] = (), tensor_parallel: int = 1
+) -> VllmEngine:
     settings = Settings(
         model=str(folder), dtype="float32", device="cpu", max_tokens=1100, max_running=16, num_threads=1,
         shares_device=True, log=log, unused_tokens=unused,
     )  # fmt: skip
     held = weights_of_folder(ModelConfig(path=str(folder)))
-    return await start_vllm(VllmConfig(cpu_cache_gib=0.25), settings, held, version=0)
+    config = VllmConfig(cpu_cache_gib=0.25, tensor_parallel=tensor_parallel)
+    return await start_vllm(config, settings, held, version=0)
 
 
 @dataclass
@@ -451,3 +454,19 @@ def test_nothing_is_left_of_vllm_when_its_owner_is_killed(
         for one in [owner, *started]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
+
+
+def test_an_engine_over_two_devices_generates_as_the_model_does_and_takes_its_weights(tmp_path: Path) -> None:
+    """Two processes of vLLM share each matrix; a CPU stands for two devices."""
+    models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    with asyncio.Runner() as runner:
+        engine = runner.run(start(tmp_path / "0", tmp_path / "vllm.log", tensor_parallel=2))
+        try:
+            served = Served(engine, models, runner)
+            for which in (0, 1, 0):
+                served.update(which)
+                output = served.generate(name=f"with {which}")
+                assert difference(models[which], output) < TOLERANCE
+                assert difference(models[1 - which], output) > 100 * TOLERANCE
+        finally:
+            runner.run(engine.close())

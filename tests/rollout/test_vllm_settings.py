@@ -154,3 +154,12 @@ def test_what_a_received_run_would_start_is_named() -> None:
     assert {"rollout.vllm.python", "rollout.vllm.engine_args"} <= {
         named.key for named in code_references(config)
     }
+
+
+def test_an_engine_spans_tensor_parallel_times_pipeline_parallel_devices(tmp_path: Path) -> None:
+    config = VllmConfig(tensor_parallel=4, pipeline_parallel=2)
+    assert config.num_devices == 8
+    arguments = settings(tmp_path, tmp_path / "log").engine_args(config)
+    assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (4, 2)
+    with pytest.raises(ValueError, match="names pipeline_parallel_size, which follows from other settings"):
+        VllmConfig(engine_args={"pipeline_parallel_size": 2})

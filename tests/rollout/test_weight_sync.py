@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
+from rollout.sync_cases import BUCKET_BYTES, NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata
-from strop.rollout.weight_sync import collective, sender, shared_memory
+from strop.rollout.weight_sync import collective, sender, shards, shared_memory, stream
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -39,6 +39,8 @@ from strop.rollout.weight_sync.types import (
 )
 
 TRANSPORTS = ("shared_memory", "collective")
+THIRD = "layers.0.weight"
+"""First weight of the third bucket."""
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
 
 
@@ -90,18 +92,21 @@ def assert_unverified(pair: Pair, reason: str) -> None:
 
 
 class Faults:
-    """What a test does to the buckets on their way; each fault happens once."""
+    """What a test does to the buckets of the first sync on their way."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._announce: Callable[[int, Bucket], list[Bucket]] = lambda number, bucket: [bucket]
-        self._data: Callable[[int, Tensor], Tensor] = lambda number, data: data
-        self._number = 0
+        self._announce: Callable[[str, Bucket], list[Bucket]] = lambda name, bucket: [bucket]
+        self._data: Callable[[str, Tensor], Tensor] = lambda name, data: data
+        self._name = ""  # of the first weight in the bucket
+        self._num_syncs = 0
         self._pending: list[Callable[[], None]] = []
         announce = sender._Session._announce
         faults = self
 
         def announced(session: sender._Session, bucket: Bucket) -> None:
-            changed = faults._announce(faults._number, bucket)
+            faults._name = bucket.entries[0][0].name
+            faults._num_syncs += faults._name == "norm"
+            changed = faults._announce(faults._name, bucket) if faults._num_syncs == 1 else [bucket]
             faults._pending = [partial(announce, session, one) for one in changed]
 
         monkeypatch.setattr(sender._Session, "_announce", announced)
@@ -111,16 +116,19 @@ class Faults:
     def _sending(self, send: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], None]:
         def sent(transport: Any, data: Tensor) -> None:
             for announce in self._pending:
+                changed = self._data(self._name, data) if self._num_syncs == 1 else data
+                if isinstance(transport, shared_memory.SharedMemorySender):
+                    room = transport.room(len(data))
+                    changed = room.copy_(changed)
                 announce()
-                send(transport, self._data(self._number, data))
-            self._number += 1
+                send(transport, changed)
 
         return sent
 
-    def change_announcement(self, change: Callable[[int, Bucket], list[Bucket]]) -> None:
+    def change_announcement(self, change: Callable[[str, Bucket], list[Bucket]]) -> None:
         self._announce = change
 
-    def change_data(self, change: Callable[[int, Tensor], Tensor]) -> None:
+    def change_data(self, change: Callable[[str, Tensor], Tensor]) -> None:
         self._data = change
 
 
@@ -161,8 +169,9 @@ def test_nothing_is_verified_before_the_first_sync(pair: Pair) -> None:
 
 
 def test_a_dropped_bucket_is_named_and_a_later_sync_repairs_it(pair: Pair, faults: Faults) -> None:
-    # Bucket 0 holds norm, scale and steps, 1 the embedding (1472 bytes), 2 layers.0.weight (1024), 3 the rest.
-    faults.change_announcement(lambda number, bucket: [] if number == 2 else [bucket])
+    # Buckets hold norm, scale and steps; the embedding (1472 bytes; in shared memory two of them); layers.0.weight
+    # (1024); the rest.
+    faults.change_announcement(lambda name, bucket: [] if name == THIRD else [bucket])
     whole = f"sync 12 incomplete: 1 of {NUM_TENSORS} tensors missing (layers.0.weight){REFUSAL}"
     first, *others = failures(pair.sync(12))
     assert others == [whole, whole]
@@ -172,7 +181,7 @@ def test_a_dropped_bucket_is_named_and_a_later_sync_repairs_it(pair: Pair, fault
 
 
 def test_missing_tensors_are_counted_and_the_first_ones_named(pair: Pair, faults: Faults) -> None:
-    def only_the_first(number: int, bucket: Bucket) -> list[Bucket]:
+    def only_the_first(name: str, bucket: Bucket) -> list[Bucket]:
         return [replace(bucket, entries=bucket.entries[:1])]
 
     faults.change_announcement(only_the_first)
@@ -184,8 +193,8 @@ def test_missing_tensors_are_counted_and_the_first_ones_named(pair: Pair, faults
 
 
 def test_one_flipped_bit_is_found_and_named(pair: Pair, faults: Faults) -> None:
-    def flipped(number: int, data: Tensor) -> Tensor:
-        if number != 2:
+    def flipped(name: str, data: Tensor) -> Tensor:
+        if name != THIRD:
             return data
         data = data.clone()
         data[77] ^= 16
@@ -209,32 +218,32 @@ def renamed(bucket: Bucket, **changes: Any) -> Bucket:
     ("change", "message"),
     [
         (
-            lambda number, bucket: [bucket, bucket] if number == 2 else [bucket],
-            "sync 5 corrupted: layers.0.weight arrived twice, in buckets 2 and 3",
+            lambda name, bucket: [bucket, bucket] if name == THIRD else [bucket],
+            r"sync 5 corrupted: layers.0.weight arrived twice, in buckets (2 and 3|3 and 4)",
         ),
         (
-            lambda number, bucket: [renamed(bucket, name="layers.9.weight")] if number == 2 else [bucket],
-            "sync 5 corrupted: bucket 2 holds layers.9.weight, which the sync did not announce",
+            lambda name, bucket: [renamed(bucket, name="layers.9.weight")] if name == THIRD else [bucket],
+            r"sync 5 corrupted: bucket [23] holds layers.9.weight, which the sync did not announce",
         ),
         (
-            lambda number, bucket: [renamed(bucket, shape=(8, 32))] if number == 2 else [bucket],
-            "sync 5 corrupted: layers.0.weight arrived as [8, 32] torch.float32, but [16, 16] torch.float32 was",
+            lambda name, bucket: [renamed(bucket, shape=(8, 32))] if name == THIRD else [bucket],
+            r"sync 5 corrupted: layers.0.weight arrived as \[8, 32\] torch.float32, but \[16, 16\] torch.float32 was",
         ),
         (
-            lambda number, bucket: (
-                [replace(bucket, entries=((bucket.entries[0][0], 64),))] if number == 2 else [bucket]
+            lambda name, bucket: (
+                [replace(bucket, entries=((bucket.entries[0][0], 64),))] if name == THIRD else [bucket]
             ),
-            "sync 5 corrupted: layers.0.weight does not lie within bucket 2 of 1024 bytes",
+            r"sync 5 corrupted: layers.0.weight does not lie within bucket [23] of 1024 bytes",
         ),
     ],
 )
 def test_buckets_that_do_not_fit_the_announcement_are_refused(
-    pair: Pair, faults: Faults, change: Callable[[int, Bucket], list[Bucket]], message: str
+    pair: Pair, faults: Faults, change: Callable[[str, Bucket], list[Bucket]], message: str
 ) -> None:
     faults.change_announcement(change)
     _, *results = pair.sync(5)
     for failure in failures(results):
-        assert failure.startswith(message)
+        assert re.match(message, failure)
         assert failure.endswith(REFUSAL)
     assert_repaired_by(pair, 5)
 
@@ -416,16 +425,17 @@ def test_merged_weights_are_sent_in_place_of_the_models_own() -> None:
 def test_an_error_of_the_sender_reaches_every_receiver_and_is_no_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = sender.parameter_stream
+    fetch = stream.next_weight
 
-    def breaking(*args: Any, **options: Any) -> Iterator[Bucket]:
-        monkeypatch.setattr(sender, "parameter_stream", stream)
-        for number, bucket in enumerate(stream(*args, **options)):
-            if number == 2:
-                raise RuntimeError("out of memory in the gather")
-            yield bucket
+    def breaking(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
+        if weight.name == THIRD:
+            for module in (stream, shards):
+                monkeypatch.setattr(module, "next_weight", fetch)
+            raise RuntimeError("out of memory in the gather")
+        return fetch(source, weight)
 
-    monkeypatch.setattr(sender, "parameter_stream", breaking)
+    for module in (stream, shards):
+        monkeypatch.setattr(module, "next_weight", breaking)
     first, *others = pair.sync(2)
     assert str(first) == "out of memory in the gather"
     for message in failures(others):
@@ -457,17 +467,22 @@ def test_an_error_of_a_receiver_is_named_by_the_sender_and_is_no_end(pair: Pair)
     assert_repaired_by(pair, 2)
 
 
-def test_after_a_failure_the_actors_ranks_stay_in_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 goes on gathering after a receiver has refused, because the other ranks do."""
-    stream, gathered = sender.parameter_stream, []
+def test_after_a_failure_the_actors_ranks_stay_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the network rank 0 goes on gathering after a receiver has refused, because the other ranks do. (With shared
+    memory they are told: test_weight_sync_shards.py.)"""
+    use("collective", monkeypatch)
+    made, gathered = sender.parameter_stream, []
 
     def counted(*args: Any, **options: Any) -> Iterator[Bucket]:
-        for bucket in stream(*args, **options):
+        for bucket in made(*args, **options):
             gathered.append(len(bucket.entries))
             yield bucket
 
     monkeypatch.setattr(sender, "parameter_stream", counted)
+    pairs = connected()
+    pair = next(pairs)
     side_by_side([lambda: pair.sender.send(2), *(lambda r=r: r.refuse(2, "busy") for r in pair.receivers)])
+    pairs.close()
     assert sum(gathered) == NUM_TENSORS
 
 
@@ -585,7 +600,7 @@ def test_strangers_in_the_middle_of_a_transfer_change_nothing(pair: Pair, faults
     endpoint = pair.sender._session.endpoint
     strangers: list[socket.socket] = []
 
-    def come(number: int, bucket: Bucket) -> list[Bucket]:
+    def come(name: str, bucket: Bucket) -> list[Bucket]:
         transport = pair.sender._session._transport  # type: ignore[union-attr]
         for port in {endpoint.port, transport.plan.port} - {0}:  # type: ignore[union-attr]
             for said in NOISE.values():
@@ -617,13 +632,6 @@ def test_calls_in_the_wrong_order_say_what_to_do() -> None:
         WeightReceiver(ModuleTarget(net(1))).join(endpoint, index=2)
     with pytest.raises(ConnectionError, match="the weight sender at 127.0.0.1 port 1 does not answer"):
         WeightReceiver(ModuleTarget(net(1)), timeout_s=1.0).join(endpoint, index=1)
-
-
-def test_ranks_that_only_gather_have_no_endpoint_and_no_digest() -> None:
-    gathering = WeightSender(net(1), rank=1)
-    assert gathering.open(num_receivers=1) is None
-    report = gathering.send(3)
-    assert (report.transport, report.digest, report.num_tensors) == ("gather", "", NUM_TENSORS)
 
 
 def listening() -> list[tuple[str, int]]:
@@ -797,3 +805,130 @@ def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPat
 
 def test_a_weight_knows_its_bytes() -> None:
     assert TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30
+
+
+class WholeTensors:
+    """A target that takes tensors whole, as vLLM and SGLang do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        inner = ModuleTarget(module)
+        self.weights_metadata, self.digests = inner.weights_metadata, inner.digests
+        self._load = inner.load
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        self.shapes |= {name: tuple(tensor.shape) for name, tensor in tensors}
+        self._load(tensors)
+
+
+def test_a_target_that_takes_whole_tensors_gets_those_that_came_in_parts() -> None:
+    model, copy = net(1), net(2)
+    target = WholeTensors(copy)
+    sending = WeightSender(model, bucket_bytes=BUCKET_BYTES, timeout_s=20.0)
+    endpoint = sending.open(num_receivers=1)
+    assert endpoint is not None
+    receiver = WeightReceiver(target, timeout_s=20.0)
+    receiver.join(endpoint, index=0)
+    results = side_by_side([lambda: sending.send(1), lambda: receiver.receive(1)])
+    sending.close()
+    assert [result.transport for result in results] == ["shared_memory"] * 2
+    assert bits(copy) == bits(model)
+    assert target.shapes["embed.weight"] == (23, 16)
+    assert len(target.shapes) == NUM_TENSORS
+
+
+def test_parts_that_come_in_the_wrong_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = SenderChannel.tell
+
+    def told(channel: SenderChannel, kind: str, **content: Any) -> None:
+        if content.get("start"):
+            content["start"] -= 8
+        tell(channel, kind, **content)
+
+    monkeypatch.setattr(SenderChannel, "tell", told)
+    pairs = connected()
+    _, *others = next(pairs).sync(1)
+    pairs.close()
+    for failure in failures(others):
+        assert (
+            "bucket 2 holds bytes 1016 to 1464 of embed.weight, which has 1472, and 1024 have arrived"
+            in failure
+        )
+
+
+# Only what changed, over the network.
+
+
+def sent_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the weights that travel from now on."""
+    names: list[str] = []
+    announce = sender._Session._announce
+
+    def announced(session: sender._Session, bucket: Bucket) -> None:
+        names.extend(weight.name for weight, _ in bucket.entries)
+        announce(session, bucket)
+
+    monkeypatch.setattr(sender._Session, "_announce", announced)
+    return names
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    use("collective", monkeypatch)
+    yield from connected()
+
+
+def test_only_what_changed_travels_over_the_network(far: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = sent_names(monkeypatch)
+    assert_repaired_by(far, 1)
+    assert len(names) == NUM_TENSORS
+    del names[:]
+    with torch.no_grad():
+        far.model.layers[1].weight[3, 2] += 1
+        far.model.norm[4] = -0.0
+    assert_repaired_by(far, 2)
+    assert names == ["norm", "layers.1.weight"]
+    del names[:]
+    assert_repaired_by(far, 3)
+    assert names == []
+
+
+def test_a_worker_without_the_last_version_gets_everything(
+    far: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sent_names(monkeypatch)
+    assert_repaired_by(far, 1)
+    far.receivers[1]._digest = "of other weights"
+    del names[:]
+    assert_repaired_by(far, 2)
+    assert len(names) == NUM_TENSORS
+    assert far.sender._session is not None
+    far.receivers[0].join(far.sender._session.endpoint, index=0)  # as a process that has started again
+    far.receivers[0]._version = None
+    for parameter in far.copies[0].parameters():
+        parameter.data.zero_()
+    del names[:]
+    assert_repaired_by(far, 3)
+    assert len(names) == NUM_TENSORS
+
+
+def test_weights_that_were_changed_in_the_worker_are_found_though_they_do_not_travel(far: Pair) -> None:
+    assert_repaired_by(far, 1)
+    with torch.no_grad():
+        far.copies[0].layers[0].bias[1] += 1
+    results = far.sync(2)
+    assert "layers.0.bias differs from its digest" in str(results[1])
+    assert far.receivers[0].version is None
+    assert_repaired_by(far, 3)  # everything travels again
+
+
+def test_a_weight_that_was_neither_sent_nor_known_is_missed(
+    far: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leaves weights out for a worker that has said it lacks them."""
+    change_commit(monkeypatch, lambda content: content.update(unchanged=["norm"]))
+    monkeypatch.setattr(sender._Session, "_announce", lambda session, bucket: None)
+    monkeypatch.setattr(collective.CollectiveSender, "send", lambda transport, data: None)
+    _, *others = far.sync(1)
+    for failure in failures(others):
+        assert "10 of 10 tensors missing" in failure

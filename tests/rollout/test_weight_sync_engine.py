@@ -17,10 +17,11 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.checksum.models import digest_weights
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
-from strop.rollout.weight_sync import shared_memory
+from strop.rollout.weight_sync import sender, shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.stream import Bucket
 from strop.rollout.weight_sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
 from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 
@@ -130,17 +131,16 @@ def test_prompts_computed_with_older_weights_are_forgotten(rollout: Rollout) -> 
 def test_a_failed_sync_refuses_generation_and_a_good_one_repairs_it(
     rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = shared_memory.SharedMemorySender.send
+    announce = sender._Session._announce
 
-    def corrupt(transport: shared_memory.SharedMemorySender, data: torch.Tensor) -> None:
-        data = data.clone()
-        data[0] ^= 1
-        send(transport, data)
+    def corrupt(session: sender._Session, bucket: Bucket) -> None:
+        bucket.data[0] ^= 1  # in the shared memory
+        announce(session, bucket)
 
     async def scenario() -> None:
         await rollout.sync(1)
         with monkeypatch.context() as patched:
-            patched.setattr(shared_memory.SharedMemorySender, "send", corrupt)
+            patched.setattr(sender._Session, "_announce", corrupt)
             with pytest.raises(SyncError, match="^sync 2 corrupted: "):
                 await rollout.sync(2)
         with pytest.raises(UnverifiedWeights, match=r"^request one is refused, .*: sync 2 corrupted: "):

@@ -261,7 +261,7 @@ def test_two_ranks_with_shards_bring_every_bit_to_two_receivers(transport: str, 
     for sync in range(2):
         first, second, *received = (result[sync] for result in results)
         assert first[0] == transport
-        assert second[0] == "gather"
+        assert second[0] == "shards"
         assert received[0][0] == received[1][0] == transport
         for one in (second, *received):
             assert one[1:] == first[1:], "digest, number of tensors, bits"

@@ -1,4 +1,4 @@
-"""Runs whose matrices lie on two ranks each: those of one process, with generation, checkpoints and a critic."""
+"""Runs whose matrices, or layers, lie on two ranks: those of one process, with generation, checkpoints and a critic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from tiny_runs import Done, Project, resume_in, train_in
 
 EXACT = ("model.dtype=float64", "resources.num_threads=1", "algorithm.adv_estimator=gae", "run.save_every=1")
-ON_TWO = ("resources.runtime=ray", "resources.ranks=2", "actor.engine.tensor_parallel=2")
+ON_TWO = ("resources.runtime=ray", "resources.ranks=2")
+AXES = ("tensor_parallel", "pipeline_parallel")
 COMPARED = ("actor/pg_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm", "actor/entropy")
 
 
@@ -17,13 +18,20 @@ def numbers(run: Done) -> list[list[float]]:
 
 
 @pytest.mark.dist
-def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", AXES)
+def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: Path, axis: str) -> None:
     """The second step samples with what the first has taught."""
     settings = (*EXACT, "trainer.max_steps=2", "algorithm.adv_estimator=grpo")
     alone = train_in(tmp_path / "alone", project.config(*settings))
     apart = train_in(
         tmp_path / "apart",
-        project.config(*settings, *ON_TWO, "resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5"),
+        project.config(
+            *settings,
+            *ON_TWO,
+            f"actor.engine.{axis}=2",
+            "resources.apart={rollout: 1}",
+            "resources.cpus_per_rank=0.5",
+        ),
     )
     names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "response_length/mean")
     for ours, expected in zip(apart.steps, alone.steps, strict=True):
@@ -33,14 +41,17 @@ def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: P
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize("axis", AXES)
 def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
-    project: Project, tmp_path: Path
+    project: Project, tmp_path: Path, axis: str
 ) -> None:
     """Also with a checkpoint of two ranks that one process continues, and the other way round."""
     alone = train_in(tmp_path / "alone", project.config(*EXACT, "trainer.max_steps=2"))
     on_two = train_in(
         tmp_path / "on_two",
-        project.config(*EXACT, *ON_TWO, "critic.engine.tensor_parallel=2", "trainer.max_steps=2"),
+        project.config(
+            *EXACT, *ON_TWO, f"actor.engine.{axis}=2", f"critic.engine.{axis}=2", "trainer.max_steps=2"
+        ),
     )
     assert len(alone.steps) == len(on_two.steps) == 2
     for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
@@ -48,6 +59,6 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
     longer = resume_in(alone.folder, "trainer.max_steps=3")
     back = resume_in(
         on_two.folder, "trainer.max_steps=3", "resources.runtime=inline", "resources.ranks=1",
-        "actor.engine.tensor_parallel=1", "critic.engine.tensor_parallel=1",
+        f"actor.engine.{axis}=1", f"critic.engine.{axis}=1",
     )  # fmt: skip
     assert numbers(back) == [pytest.approx(one, abs=1e-9, rel=1e-9) for one in numbers(longer)]

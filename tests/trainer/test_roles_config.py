@@ -139,6 +139,14 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
                 "actor.optim.name=muon",
             )
         ),
+        (
+            [
+                "resources.runtime=ray",
+                "rollout.engine=vllm",
+                "rollout.vllm={tensor_parallel: 2, pipeline_parallel: 2}",
+            ],
+            "spans tensor_parallel x pipeline_parallel = 4 devices, but the processes of the trainer have one each",
+        ),
         (["critic.path=x"], "critic.path is 'x', but algorithm.adv_estimator=grpo uses no values"),
         (["reference.path=x"], "but nothing uses a reference model"),
         (["trainer.critic_warmup=3"], "trainer.critic_warmup is 3, but algorithm.adv_estimator=grpo"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
-from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
 from strop.workers.actor import ActorWorker
 from strop.workers.config import ActorConfig
@@ -36,6 +36,7 @@ def make_actor(
     lora: LoraConfig | None = None,
     checkpoint: Path | None = None,
     device: str = "cpu",
+    moe: MoEConfig | None = None,
 ) -> ActorWorker:
     """A policy with a fresh optimizer, or that of a checkpoint."""
     return ActorWorker(
@@ -43,6 +44,7 @@ def make_actor(
         ActorConfig(
             optim=OptimizerConfig(lr=LR, max_grad_norm=0.5, weight_decay=weight_decay),
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
+            moe=moe or MoEConfig(),
         ),
         algorithm,
         TrainingInit(device=device, num_updates=10, checkpoint=checkpoint),

@@ -207,7 +207,9 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     monkeypatch.setattr(
         actor.engine,
         "accumulate",
-        lambda data, loss, rows: rows_with_gradient.append(len(rows)) or accumulate(data, loss, rows=rows),
+        lambda data, loss, rows, **more: (
+            rows_with_gradient.append(len(rows)) or accumulate(data, loss, rows=rows)
+        ),
     )
     left_out = update(actor, batch)
     assert rows_with_gradient == [4]

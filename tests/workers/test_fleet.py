@@ -93,7 +93,7 @@ from strop.engines.model import load_model
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.registry import engines
 from rollout.engine_process.engine import RemoteEngine
-from rollout.engine_process.wire import EngineAddress
+from rollout.engine_process.address import EngineAddress
 from strop.rollout.engine_group import Generation
 
 HERE = Path(__file__).parent

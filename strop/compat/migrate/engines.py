@@ -118,8 +118,8 @@ def engine_devices(key: str, value: object, facts: Facts) -> Outcome:
     if value is None or integer(value) <= 1:
         return skip("one device has the whole model, as here")
     return lack(
-        "every process generates with the whole model on its own device; rollout.vllm.tensor_parallel and "
-        "rollout.sglang.tensor_parallel are for a run of one process"
+        "an engine over several devices has processes of its own here: rollout.vllm.tensor_parallel and "
+        "pipeline_parallel (or those of rollout.sglang), with resources.apart={rollout: N} for N engines"
     )
 
 

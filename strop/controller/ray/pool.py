@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from strop.controller.errors import PlacesNotFree
 from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
 from strop.controller.ray.errors import NotEnoughDevices
 
@@ -33,6 +34,7 @@ class RayResourcePool:
         *,
         device: str | None = None,
         cpus_per_process: float = 1.0,
+        devices_per_process: int = 1,
     ) -> None:
         """Describe a pool; nothing is taken yet.
 
@@ -43,7 +45,8 @@ class RayResourcePool:
             max_colocate_count: worker groups that may share the places, each with processes of its own (roles that are
                 fused into one process count once); each of them gets this part of a place's cores and device.
             device: kind of device, one per process; `cpu` for none.
-            cpus_per_process: cores of a place, a fraction where processes share one.
+            cpus_per_process: cores of a place for each of its devices, a fraction where processes share one.
+            devices_per_process: devices of a place, all on one node; on a CPU, so many times the cores.
 
         Raises:
             ValueError: there is no node, a node has no process, or a number is too small.
@@ -57,7 +60,9 @@ class RayResourcePool:
         self.device = device or ("cuda" if use_gpu else "cpu")
         """Kind of device."""
         self.cpus_per_process = cpus_per_process
-        """Cores of a place."""
+        """Cores of a place for each of its devices."""
+        self.devices_per_process = devices_per_process
+        """Devices of a place."""
         self._num_users = 0
         self.machines: Sequence[Node] = []
         """The nodes in the order of `process_on_nodes`, once the places are taken."""
@@ -74,6 +79,10 @@ class RayResourcePool:
         if max_colocate_count < 1:
             raise ValueError(
                 f"pool {name_prefix!r} has max_colocate_count {max_colocate_count}; at least 1 group"
+            )
+        if devices_per_process < 1:
+            raise ValueError(
+                f"pool {name_prefix!r} has {devices_per_process} devices per process; at least 1"
             )
         if cpus_per_process <= 0:
             raise ValueError(
@@ -111,7 +120,8 @@ class RayResourcePool:
     def place(self) -> dict[str, float]:
         """Resources of one process, by Ray's names."""
         resource = accelerator_resource(self.device)
-        return {"CPU": self.cpus_per_process, **({resource: 1.0} if resource else {})}
+        count = float(self.devices_per_process)
+        return {"CPU": self.cpus_per_process * count, **({resource: count} if resource else {})}
 
     @property
     def is_taken(self) -> bool:
@@ -146,7 +156,7 @@ class RayResourcePool:
             is_detached: the places outlive this process.
 
         Raises:
-            TimeoutError: others hold what the cluster has.
+            PlacesNotFree: others hold what the cluster has.
             ValueError: the places are to outlive this process, but are held already.
         """
         if self._group is not None and is_detached:
@@ -166,7 +176,7 @@ class RayResourcePool:
         )
         if not group.wait(timeout_s):
             remove_placement_group(group)
-            raise TimeoutError(
+            raise PlacesNotFree(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
                 f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
                 f"add a machine"
@@ -195,16 +205,7 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
         NotEnoughDevices: there are too few nodes, or they have too little; in a private cluster also where
             this process's other worker groups hold it, since nobody else can give it back.
     """
-    needs = [
-        _sum(
-            [
-                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
-                for pool in pools
-                if number < pool.num_nodes
-            ]
-        )
-        for number in range(max(pool.num_nodes for pool in pools))
-    ]
+    needs = _needs(pools)
     end = time.monotonic() + _SETTLE_S
     while True:
         nodes = cluster.nodes()
@@ -222,6 +223,28 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
                 )
             )
         time.sleep(0.1)
+
+
+def has_free_nodes(
+    cluster: Cluster, pools: Sequence[RayResourcePool], *, beside: Collection[str] = ()
+) -> bool:
+    """True where nodes of the cluster, other than those named, have free what pools need that are spread alike."""
+    nodes = [node for node in cluster.nodes() if node.node_id not in beside]
+    return _fit_nodes(_needs(pools), nodes, [node.free for node in nodes]) is not None
+
+
+def _needs(pools: Sequence[RayResourcePool]) -> list[dict[str, float]]:
+    """Resources that the pools need of each of their nodes."""
+    return [
+        _sum(
+            [
+                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
+                for pool in pools
+                if number < pool.num_nodes
+            ]
+        )
+        for number in range(max(pool.num_nodes for pool in pools))
+    ]
 
 
 def _fit_nodes(
@@ -250,11 +273,24 @@ def _shortage_text(
     request = " and ".join(
         f"{pool.world_size} processes of {_in_words(pool.place)} each (pool {pool.name!r})" for pool in pools
     )
+    totals = "".join(
+        f"; {pool.name} needs {pool.world_size} replicas x {pool.devices_per_process} devices = "
+        f"{pool.world_size * pool.devices_per_process}, the cluster has {_num_devices(pool, nodes):g}"
+        for pool in pools
+        if pool.devices_per_process > 1
+    )
     per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
     return (
-        f"asked for {request}: {per_node}. {supply}: {_resources_text(nodes)}. Lower resources.ranks, lower "
+        f"asked for {request}: {per_node}{totals}. {supply}: {_resources_text(nodes)}. Lower resources.ranks, lower "
         f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
     )
+
+
+def _num_devices(pool: RayResourcePool, nodes: Sequence[Node]) -> float:
+    """Devices of the nodes, of the kind of a pool; on a CPU, as many as have their cores."""
+    resource = accelerator_resource(pool.device)
+    total = sum(node.total.get(resource or "CPU", 0.0) for node in nodes)
+    return total if resource else total // pool.cpus_per_process
 
 
 def _resources_text(nodes: Sequence[Node]) -> str:

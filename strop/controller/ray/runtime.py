@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
-from strop.controller.ray.cluster import Cluster
+from strop.controller.ray.cluster import Cluster, this_address
 from strop.controller.ray.detached import DetachedName, store_group_info
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import Traffic
-from strop.controller.ray.pool import RayResourcePool, choose_nodes
+from strop.controller.ray.pool import RayResourcePool, choose_nodes, has_free_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
@@ -72,6 +72,7 @@ class PoolsRuntime(Runtime):
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
             ValueError: `env` names what is set in each process.
         """
+        super().__init__()
         self.traffic = Traffic()
         """Traffic through the controller for all groups of this runtime."""
         self._log_dir = log_dir
@@ -139,6 +140,16 @@ class PoolsRuntime(Runtime):
         )
         return dict(groups)
 
+    @property
+    def address(self) -> str:
+        """Address of this process within the cluster."""
+        return this_address()
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray's names of the nodes that the processes are on."""
+        return tuple(node.node_id for node in self._nodes)
+
     def leave(self) -> None:
         """Let detached processes go on without this controller; more than once does no harm."""
         self._manager.leave()
@@ -147,7 +158,8 @@ class PoolsRuntime(Runtime):
 
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
-        self._manager.close(CLOSE_S)
+        with self._ending:
+            self._manager.close(CLOSE_S)
         if self._temporary and self._log_dir is not None and not self._manager.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
@@ -198,6 +210,7 @@ class RayRuntime(PoolsRuntime):
         device: str = "cpu",
         cpus_per_rank: float = 1.0,
         apart: Mapping[str, int] | None = None,
+        devices: Mapping[str, int] | None = None,
         **options: Unpack[RuntimeOptions],
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
@@ -208,24 +221,67 @@ class RayRuntime(PoolsRuntime):
             device: kind of device of each process.
             cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
             apart: further pools by name, with their number of processes.
+            devices: devices of each process of a pool, by its name, all on one node; 1 of others.
             options: address, call_timeout_s, start_timeout_s, log_dir and env, as of PoolsRuntime.
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
             ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
         """
-        sizes = {MAIN: ranks, **(apart or {})}
-        pools = {
-            name: RayResourcePool(
-                _processes_per_node(name, size, nodes),
-                name_prefix=name,
-                max_colocate_count=1,
-                device=device,
-                cpus_per_process=cpus_per_rank,
-            )
-            for name, size in sizes.items()
-        }
+        pools = _pools(
+            ranks=ranks,
+            nodes=nodes,
+            device=device,
+            cpus_per_rank=cpus_per_rank,
+            apart=apart or {},
+            devices=devices or {},
+        )
         super().__init__(pools, **options)
+
+
+def free_places(
+    *,
+    ranks: int,
+    nodes: int,
+    device: str,
+    cpus_per_rank: float,
+    apart: Mapping[str, int],
+    devices: Mapping[str, int],
+    address: str | None,
+    beside: Collection[str],
+) -> bool:
+    """True where the cluster has free places for the processes of a runtime with these arguments (`RayRuntime`) on
+    nodes other than those named."""
+    pools = _pools(
+        ranks=ranks, nodes=nodes, device=device, cpus_per_rank=cpus_per_rank, apart=apart, devices=devices
+    )
+    cluster = Cluster(address)
+    try:
+        return has_free_nodes(cluster, list(pools.values()), beside=beside)
+    finally:
+        cluster.close()
+
+
+def _pools(
+    *,
+    ranks: int,
+    nodes: int,
+    device: str,
+    cpus_per_rank: float,
+    apart: Mapping[str, int],
+    devices: Mapping[str, int],
+) -> dict[str, RayResourcePool]:
+    return {
+        name: RayResourcePool(
+            _processes_per_node(name, size, nodes),
+            name_prefix=name,
+            max_colocate_count=1,
+            device=device,
+            cpus_per_process=cpus_per_rank,
+            devices_per_process=devices.get(name, 1),
+        )
+        for name, size in {MAIN: ranks, **apart}.items()
+    }
 
 
 def _processes_per_node(pool: str, size: int, nodes: int) -> list[int]:

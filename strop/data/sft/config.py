@@ -9,7 +9,7 @@ from typing import Any, Literal
 from strop.config.sections import section
 from strop.data.config import Column, JsonMessages, check_template_kwargs
 from strop.data.mixture.settings import check_mixture
-from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, MoEConfig, OptimizerConfig
 from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
 from strop.utils.remote_path import fetched
 
@@ -129,6 +129,8 @@ class SftConfig:
     """Optimizer."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Micro-batches of forward and backward passes."""
+    moe: MoEConfig = field(default_factory=MoEConfig)
+    """Losses of the routers of a model with experts."""
     examples_per_update: PositiveInt = 32
     """Conversations per optimizer step."""
     num_epochs: PositiveInt = 1

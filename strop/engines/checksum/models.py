@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from strop.engines.checksum.tensors import WORD_BYTES, finish, word_sum
+from strop.engines.checksum.host import word_sum
+from strop.engines.checksum.tensors import WORD_BYTES, finish
 from strop.engines.gradients import full, local, meeting_device
 from strop.engines.parallel.pipeline import pipeline_of
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
@@ -59,6 +60,19 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
         weight.name: finish(number, weight.num_bytes)
         for weight, number in zip(metadata, numbers, strict=True)
     }
+
+
+def digest_of_shards(tensor: Tensor, dtype: torch.dtype) -> int:
+    """`digest_tensor` of the whole of one tensor in this dtype, as `weight_digests` finds it; the ranks of a shard all
+    call this."""
+    cast = tensor.detach().to(dtype)
+    shard = _row_shard(cast)
+    num_bytes = cast.numel() * dtype.itemsize
+    if shard is None:
+        return finish(int(word_sum(full_weight(cast, dtype))), num_bytes)
+    total = word_sum(shard.rows, first_byte=shard.first_byte).to(meeting_device(cast))
+    dist.all_reduce(total, group=shard.group)
+    return finish(int(total), num_bytes)
 
 
 def combine_digests(metadata: WeightsMetadata, digests: Mapping[str, int]) -> str:

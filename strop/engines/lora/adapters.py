@@ -103,16 +103,19 @@ def adapter_off(model: CausalLM) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-    """Every weight as a full tensor with its adapter added, under the base model's Hugging Face names.
+    """Every weight with its adapter added, under the base model's Hugging Face names: as a full tensor, but as the
+    model's own shard where no adapter changes it.
 
     Names and order are those of `weights.weights_metadata`: tied weights come once. One weight is made at a time.
     """
     layers = {_weight_name(name, layer): layer for name, layer in _layers(model)}
     tensors = named_weights(model.module)
     for weight in weights_metadata(model.module):
-        tensor = full(tensors[weight.name].detach())
-        layer = layers.get(weight.name)
-        yield weight.name, tensor if layer is None else tensor + _delta(layer).to(tensor.dtype)
+        tensor, layer = tensors[weight.name].detach(), layers.get(weight.name)
+        if layer is not None:
+            tensor = full(tensor)
+            tensor = tensor + _delta(layer).to(tensor.dtype)
+        yield weight.name, tensor
 
 
 def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
@@ -151,8 +154,9 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
     """
     state: dict[str, Tensor] = {}
     for name, tensor in merged_tensors(model):
+        whole = full(tensor)
         if write:
-            state[name] = tensor.to("cpu", copy=True)
+            state[name] = whole.to("cpu", copy=True)
     if write:
         module: Any = model.module
         module.save_pretrained(folder, state_dict=state)

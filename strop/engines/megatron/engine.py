@@ -34,6 +34,7 @@ from strop.engines.megatron.model import MegatronModel
 from strop.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronAdamW
 from strop.engines.megatron.weight_map import Mapped
 from strop.engines.megatron.whole_weights import filled, forms, parts_to_save, whole_weights
+from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.offload import HostCopies
@@ -72,6 +73,7 @@ class MegatronEngine:
                 "use torch, or bfloat16"
             )
         self.model = model
+        self.replays_routing = False
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
         join_groups(config, self.parallel)
@@ -217,8 +219,27 @@ class MegatronTrainEngine(MegatronEngine):
         self._offloaded_state: list[HostCopies] = []
         self._take_weights()
 
-    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
-        """As `strop.engines.training.TrainEngine.accumulate`; the loss is called by the last pipeline stage alone."""
+    def expert_counts(self, data: DataProto) -> Tensor:
+        """Refused: losses of routers are those of the torch engine (trainer/checks/parallel.py says so before)."""
+        raise ValueError(
+            "engine.kind=megatron has no losses of routers: set those of the role's `moe` section to 0"
+        )
+
+    def accumulate(
+        self,
+        data: DataProto,
+        loss: Loss,
+        *,
+        rows: Sequence[int] | None = None,
+        router_loss: RouterLoss | None = None,
+    ) -> float:
+        """As `strop.engines.training.TrainEngine.accumulate`; the loss is called by the last pipeline stage alone.
+
+        Raises:
+            ValueError: a loss of the routers.
+        """
+        if router_loss is not None:
+            self.expert_counts(data)
         self.load_to_device()
         micro = self._micro_batches(data, rows)
         total = torch.zeros((), dtype=torch.float64, device=self._parts.device)

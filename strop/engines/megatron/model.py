@@ -31,6 +31,7 @@ from strop.engines.head import Head
 from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
+from strop.engines.moe.routing import Routers
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.vocabulary import VocabularyShard
@@ -44,6 +45,8 @@ class MegatronModel:
     """Text alone."""
     key_heads: slice | None = None
     """Each rank has the key heads of its queries."""
+    routers: Routers | None = None
+    """They take part in no `Routing`."""
 
     def __init__(self, whole: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
         """Build the part of the model, without values.

@@ -24,7 +24,7 @@ arXiv:2211.15841 (without dropped tokens). Exercised on gloo with CPU tensors.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor, Shard
 from strop.engines.moe.layers import MoELayer, moe_layers, num_experts
 from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.parallel.ranks import exchanged
+from strop.engines.parallel.ulysses import exchange_rows
 
 
 def check_expert_parallel(
@@ -118,12 +119,10 @@ class ExpertParallel:
 
     @contextlib.contextmanager
     def whole_parameters(self) -> Iterator[None]:
-        """Every expert on every rank, as plain tensors; forward passes inside talk to nobody.
-
-        Whoever has cut the parameters further puts them back afterwards.
-        """
-        for layer in self.layers:
-            for name, parameter in list(layer.experts.named_parameters(recurse=False)):
+        """Every expert on every rank, as plain tensors; forward passes inside talk to nobody."""
+        own = [dict(layer.experts.named_parameters(recurse=False)) for layer in self.layers]
+        for layer, parameters in zip(self.layers, own, strict=True):
+            for name, parameter in parameters.items():
                 if isinstance(parameter, DTensor):
                     whole = nn.Parameter(parameter.full_tensor(), requires_grad=False)
                     layer.experts._parameters[name] = whole
@@ -132,6 +131,8 @@ class ExpertParallel:
             yield
         finally:
             self._switch(is_on=True)
+            for layer, parameters in zip(self.layers, own, strict=True):
+                layer.experts._parameters.update(parameters)
 
     def _switch(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -209,25 +210,3 @@ def _local_parameters(experts: nn.Module) -> Iterator[None]:
     finally:
         for name, _ in experts.named_parameters(recurse=False):
             experts.__dict__.pop(name, None)
-
-
-def exchange_rows(
-    rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
-) -> Tensor:
-    """`ranks.exchanged` with a gradient, which goes back the way the rows came."""
-    received: Tensor = _ExchangeRows.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
-    return received
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.way = send, receive, group
-        return exchanged(rows, send, receive, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        send, receive, group = ctx.way
-        return exchanged(grads[0], receive, send, group), None, None, None

@@ -8,7 +8,7 @@ The experts of a layer are a unit inside of the layer's where they have ranks of
 parallelism, experts.py).
 
 Concurrency: sharding, forward and backward passes and `full_parameters` are collectives: every rank calls them
-in the same order. Inside `full_parameters` forward passes talk to nobody.
+in the same order. Inside `full_parameters` forward passes talk to tensor-parallel ranks alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
@@ -153,26 +154,34 @@ def sync_gradients(model: CausalLM, *, is_last: bool, every_pass: bool, keep_par
 
 @contextlib.contextmanager
 def full_parameters(model: CausalLM) -> Iterator[None]:
-    """Every parameter gathered on every rank, in the compute precision; for generation, without gradients.
+    """Every parameter gathered over the data-parallel ranks, in the compute precision; for generation, without
+    gradients.
 
-    Inside, ranks run different numbers of forward passes: none of them communicates. It costs the memory of one
-    copy in the compute precision, which is freed at the end.
+    Inside, ranks run different numbers of forward passes: none of them communicates but with the ranks that hold the
+    other parts of its matrices (tensor parallelism), which stay cut. It costs the memory of one copy of what a rank
+    computes with, in the compute precision, which is freed at the end; nothing where that is what it holds already.
     """
     units = sharded_units(model)
-    for unit in units:
-        unit.unshard()
+    if not _computes_with_what_it_holds(model):
+        for unit in units:
+            unit.unshard()
     try:
-        with _hooks_lifted(units), _whole_experts(model), _whole_matrices(model), _whole_stages(model):
+        with _hooks_lifted(units), _whole_experts(model), _whole_stages(model):
             yield
     finally:
         reshard(model)
 
 
-def _whole_matrices(model: CausalLM) -> contextlib.AbstractContextManager[None]:
-    """The parts of matrices that tensor-parallel ranks hold, gathered; inside `full_parameters`."""
-    if model.tensor_parallel is None:
-        return contextlib.nullcontext()
-    return model.tensor_parallel.whole_parameters(model.module)
+def _computes_with_what_it_holds(model: CausalLM) -> bool:
+    """Each shard is this rank's whole part of a matrix that is cut over tensor-parallel ranks alone, in the precision
+    of its products: gathering would copy it."""
+    if model.tensor_parallel is None or model.compute_dtype in HALF:
+        return False
+    parameter = next(p for p in model.module.parameters() if not p.is_meta)
+    assert isinstance(parameter, DTensor), "the model is sharded"
+    mesh = parameter.device_mesh
+    assert mesh.mesh_dim_names is not None, "meshes of ranks have names"
+    return mesh.size(mesh.mesh_dim_names.index("shard")) == 1
 
 
 def _whole_stages(model: CausalLM) -> contextlib.AbstractContextManager[None]:

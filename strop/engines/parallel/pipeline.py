@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
@@ -103,12 +104,10 @@ class Pipeline:
         self.ranks = dist.get_process_group_ranks(self.group)
         """Number of each rank of the pipeline among all."""
         self.device = parallel.device
-        self._decoder: Any = module.base_model
+        self._decoder = cast(Any, module.base_model)
         (self._embedding_name, self._layers_name, self._norm_name) = self._decoder.config.base_model_pp_plan
-        self._layers, self._norm = (
-            self._decoder._modules[self._layers_name],
-            self._decoder._modules[self._norm_name],
-        )
+        self._layers: nn.ModuleList = self._decoder._modules[self._layers_name]
+        self._norm: nn.Module = self._decoder._modules[self._norm_name]
         self._placeholders = nn.ModuleList(_Skip() for _ in self._layers)
         num_stages = self.num_ranks * self.num_chunks
         self._stages = stage_layers(len(self._layers), num_stages, engine.pipeline_layers)
@@ -171,24 +170,23 @@ class Pipeline:
 
     @contextlib.contextmanager
     def whole_parameters(self, module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-        """Every parameter of every stage on every rank, as plain tensors; forward passes inside run the whole model
-        and talk to nobody.
+        """The parameters of every stage on every rank; forward passes inside run the whole model, and talk to nobody
+        but the ranks that share its matrices.
 
         Args:
-            module: whose parameters are whole on the ranks of their stage.
+            module: whose parameters are gathered over the data-parallel ranks of their stage; matrices that are cut
+                stay cut.
             dtype: in which floating-point parameters travel; None: that of each.
         """
-        whole: dict[int, nn.Parameter] = {}
+        received: dict[int, nn.Parameter] = {}
         kept: list[tuple[nn.Module, str, nn.Parameter]] = []
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) not in received:
+                received[id(parameter)] = self._received(name, parameter, dtype)
             path, _, last = name.rpartition(".")
             part = module.get_submodule(path)
-            if id(parameter) not in whole:
-                to = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
-                tensor = self.whole(name, lambda p=parameter, to=to: p.detach().to(to), parameter, to)  # type: ignore[misc]
-                whole[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
             kept.append((part, last, parameter))
-            part._parameters[last] = whole[id(parameter)]
+            part._parameters[last] = received[id(parameter)]
         self._is_whole = True
         try:
             yield
@@ -196,6 +194,28 @@ class Pipeline:
             self._is_whole = False
             for part, last, parameter in kept:
                 part._parameters[last] = parameter
+
+    def _received(self, name: str, parameter: nn.Parameter, dtype: torch.dtype | None) -> nn.Parameter:
+        """A parameter, or this rank's part of it, from the stage that has it; the parameter itself where it is here."""
+        to = parameter.dtype if dtype is None or not parameter.is_floating_point() else dtype
+        own = local(parameter.detach())
+        if parameter.is_meta or not self.is_mine(name):
+            tensor = torch.empty(own.shape, dtype=to, device=self.device)
+        else:
+            tensor = own.to(to).contiguous()
+        dist.broadcast(tensor, self.ranks[self.owners[name]], group=self.group)
+        if not parameter.is_meta:
+            return parameter
+        if isinstance(parameter, DTensor):
+            tensor = DTensor.from_local(
+                tensor,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        return nn.Parameter(tensor, requires_grad=False)
 
     def of_all_stages(self, facts: Mapping[str, T]) -> dict[str, T]:
         """Facts about the weights that each rank speaks for, from all of them."""
@@ -238,10 +258,8 @@ class Pipeline:
     def _check_passes_on(self, module: nn.Module) -> None:
         """Without layers and norm, hidden states come out as they went in."""
         weight = next(module.parameters())
-        hidden = torch.linspace(
-            -1, 1, 2 * module.config.hidden_size, dtype=weight.dtype, device=weight.device
-        )  # type: ignore[union-attr, arg-type]
-        hidden = hidden.view(1, 2, -1)
+        size: int = 2 * self._decoder.config.hidden_size
+        hidden = torch.linspace(-1, 1, size, dtype=weight.dtype, device=weight.device).view(1, 2, -1)
         positions = torch.arange(2, device=weight.device)[None]
         output = self._decoder(
             inputs_embeds=hidden, position_ids=positions, use_cache=False

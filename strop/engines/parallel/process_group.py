@@ -32,6 +32,12 @@ class Ranks(Parallel):
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """As `Parallel.sum`."""
+        added = tensor.detach().cpu().clone()
+        dist.all_reduce(added)
+        return added
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """As `Parallel.gather`."""
         share = tensor.detach().cpu()

@@ -85,6 +85,10 @@ class Parallel:
         """The largest value of all ranks."""
         return value
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks of a tensor of the same shape, in host memory."""
+        return tensor.detach().cpu()
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensor of each share of the rows, in their order; the same on every rank.
 

@@ -41,7 +41,7 @@ class Schedule:
     """Passes of all ranks of a pipeline, in order."""
 
     passes: Sequence[Sequence[StagePass]]
-    """Those of each rank."""
+    """Passes of each rank, in order."""
     num_chunks: int
 
     @property
@@ -54,7 +54,7 @@ class Schedule:
         return chunk * len(self.passes) + rank
 
     def needed(self, rank: int, stage_pass: StagePass) -> Message | None:
-        """What a pass of a rank waits for; None where it begins at the tokens, or at the loss."""
+        """Message that a pass of a rank waits for; None where it begins at the tokens, or at the loss."""
         stage = self.stage(rank, stage_pass.chunk)
         if stage == (0 if stage_pass.is_forward else self.num_stages - 1):
             return None
@@ -69,7 +69,7 @@ class Schedule:
         return stage % len(self.passes), message
 
     def messages(self, sender: int, receiver: int, *, is_forward: bool) -> list[Message]:
-        """What one rank sends to another in one direction, in order."""
+        """Messages that one rank sends to another in one direction, in order."""
         given = [
             self.given(sender, stage_pass)
             for stage_pass in self.passes[sender]

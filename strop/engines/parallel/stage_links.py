@@ -19,7 +19,7 @@ from strop.engines.parallel.schedule import Message, Schedule
 
 
 class StageLinks:
-    """What one rank sends and receives while a schedule runs."""
+    """Sends and receives of one rank while a schedule runs."""
 
     def __init__(self, pipeline: Pipeline, schedule: Schedule, buffer: Callable[[int], Tensor]) -> None:
         """Prepare the links; nothing is sent yet.
@@ -49,7 +49,7 @@ class StageLinks:
         self._sent.append((tensor, work))
 
     def receive(self, message: Message) -> Tensor:
-        """What a pass waits for."""
+        """Receive the tensor that a pass waits for."""
         sender = (message.stage + (-1 if message.is_forward else 1)) % self._pipeline.num_ranks
         expected = self._expected[sender, message.is_forward]
         group = self._pipeline.group if message.is_forward else self._pipeline.back_group

@@ -24,7 +24,6 @@ Sources: Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,9 +116,9 @@ class TensorParallel:
             ValueError: the plan names no matrix of the model.
         """
         self._mesh = mesh
-        self._group: dist.ProcessGroup = mesh.get_group()
+        self.group: dist.ProcessGroup = mesh.get_group()
+        """The ranks that hold the other parts."""
         self._size, self._rank = mesh.size(), mesh.get_local_rank()
-        self._is_on = True
         self._embedding: Any = module.get_input_embeddings()  # type: ignore[operator]
         self._looked_up = torch.empty(0)
         if (padding := self._embedding.padding_idx) is not None:  # its row has no gradient
@@ -153,40 +152,42 @@ class TensorParallel:
                 part.register_forward_pre_hook(partial(self._show_local, styles.get(part)))
                 part.register_forward_hook(self._hide_local, always_call=True)
 
-    def vocabulary(self, num_rows: int) -> VocabularyShard | None:
-        """This rank's part of so many rows of embedding and head; None while it has all of them."""
-        if not self._is_on:
-            return None
+    def vocabulary(self, num_rows: int) -> VocabularyShard:
+        """This rank's part of so many rows of embedding and head."""
         first, size = _share(num_rows, self._size, self._rank)
-        return VocabularyShard(first=first, size=size, group=self._group)
+        return VocabularyShard(first=first, size=size, group=self.group)
 
     def local(self, parameter: Tensor, style: str | None = None, name: str = "") -> Tensor:
         """This rank's part of a parameter, as a tensor; of one that every rank has, the gradient is a partial sum."""
         if not isinstance(parameter, DTensor):
             return parameter
-        is_cut = parameter.placements[0].is_shard()
-        local: Tensor = parameter.to_local(grad_placements=None if is_cut else [Partial()])
+        is_cut = parameter.placements[-1].is_shard()
+        has_gradient = torch.is_grad_enabled() and not is_cut
+        local: Tensor = parameter.to_local(grad_placements=[Partial()] if has_gradient else None)
         # What is added on every rank, and then added up, is added once.
         return local / self._size if style == ROWS and name == "bias" else local
 
-    @contextlib.contextmanager
-    def whole_parameters(self, module: nn.Module) -> Iterator[None]:
-        """Every parameter whole on every rank, as plain tensors; forward passes inside talk to nobody.
+    def hidden(
+        self,
+        run: Callable[[Tensor, Tensor, AttentionContext], Tensor],
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+    ) -> Tensor:
+        """Hidden states [N, D] of packed tokens, on every rank of the group, which all call this with the same tokens.
 
-        Whoever has cut the parameters further puts them back afterwards.
+        Without gradient; keys and values that `context` sees are those of this rank's heads.
+
+        Args:
+            run: the forward pass, which gives those of this rank's share of the tokens.
+            input_ids, position_ids: [1, N].
+            context: of all tokens.
         """
-        whole: dict[int, nn.Parameter] = {}
-        for part in module.modules():
-            for name, parameter in list(part.named_parameters(recurse=False)):
-                if isinstance(parameter, DTensor) and not parameter.is_meta:  # else it is of another stage
-                    if id(parameter) not in whole:
-                        whole[id(parameter)] = nn.Parameter(parameter.full_tensor(), requires_grad=False)
-                    part._parameters[name] = whole[id(parameter)]
-        self._is_on = False
-        try:
-            yield
-        finally:
-            self._is_on = True
+        num_tokens = input_ids.shape[1]
+        padding = tokens_per_rank(num_tokens, self._size) * self._size - num_tokens
+        attention = TensorAttention(context, num_tokens, self.key_heads)
+        hidden = run(F.pad(input_ids, (0, padding)), F.pad(position_ids, (0, padding)), attention)
+        return gather_tokens(hidden, self.group)[:num_tokens]
 
     def _cut_parameters(self, parts: Sequence[nn.Module], styles: Mapping[nn.Module, str]) -> None:
         cut: dict[int, nn.Parameter] = {}  # tied parameters stay tied
@@ -209,9 +210,8 @@ class TensorParallel:
 
     def _show_local(self, style: str | None, part: nn.Module, args: Any) -> None:
         """Let the module's own forward pass find this rank's parts under the names of its parameters."""
-        if self._is_on:
-            for name, parameter in part.named_parameters(recurse=False):
-                part.__dict__[name] = self.local(parameter, style, name)
+        for name, parameter in part.named_parameters(recurse=False):
+            part.__dict__[name] = self.local(parameter, style, name)
 
     def _hide_local(self, part: nn.Module, args: Any, output: Any) -> None:
         for name, _ in part.named_parameters(recurse=False):
@@ -219,35 +219,27 @@ class TensorParallel:
 
     def _gather_input(self, region: nn.Module, args: Any, kwargs: Any) -> Any:
         """All tokens before a region."""
-        if not self._is_on:
-            return None
         if args:
             return (self._gathered(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self._gathered(kwargs["hidden_states"])}
 
     def _gathered(self, hidden: Tensor) -> Tensor:
-        tokens = gather_tokens(hidden.reshape(-1, hidden.shape[-1]), self._group)
+        tokens = gather_tokens(hidden.reshape(-1, hidden.shape[-1]), self.group)
         return tokens.view(*hidden.shape[:-2], *tokens.shape)
 
-    def _scatter_output(self, part: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    def _scatter_output(self, part: nn.Module, args: Any, output: Tensor) -> Tensor:
         """This rank's tokens behind a region, added up over the ranks."""
-        if not self._is_on:
-            return None
-        tokens = _scatter_tokens(output.reshape(-1, output.shape[-1]), self._group)
+        tokens = _scatter_tokens(output.reshape(-1, output.shape[-1]), self.group)
         return tokens.view(*output.shape[:-2], *tokens.shape)
 
-    def _look_up(self, embedding: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
-        if (vocabulary := self.vocabulary(self._embedding.num_embeddings)) is None:
-            return None
-        self._looked_up = vocabulary.places(args[0])
+    def _look_up(self, embedding: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        self._looked_up = self.vocabulary(self._embedding.num_embeddings).places(args[0])
         return (self._looked_up.clamp(min=0),)
 
-    def _scatter_embedding(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    def _scatter_embedding(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Embeddings of this rank's tokens, whose rows lie on any rank."""
-        if not self._is_on:
-            return None
         here = output.masked_fill((self._looked_up < 0)[..., None], 0)
-        return _scatter_tokens(here[0], self._group)[None]
+        return _scatter_tokens(here[0], self.group)[None]
 
 
 class TensorAttention:

@@ -158,7 +158,7 @@ class UlyssesAttention:
 
     def _exchange(self, rows: Tensor) -> Tensor:
         counts = [len(rows) // self._size] * self._size
-        return _all_to_all(rows, counts, counts, self._group)
+        return exchange_rows(rows, counts, counts, self._group)
 
 
 def _key_repeats(heads: int, key_heads: int, heads_per_rank: int) -> int:
@@ -201,7 +201,7 @@ class SequenceShard:
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
         sent = F.embedding(self.send_index, hidden)
-        received = _all_to_all(sent, self.send_counts, self.receive_counts, self.group)
+        received = exchange_rows(sent, self.send_counts, self.receive_counts, self.group)
         return F.embedding(self.receive_index, received)
 
     def share(self, values: Tensor) -> Tensor:
@@ -227,6 +227,13 @@ class SequenceShard:
 def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
     """Neighbouring tokens of each rank; up to `num_ranks - 1` tokens of padding follow the row's last."""
     return max(1, math.ceil(num_tokens / num_ranks))
+
+
+def token_share(row: Tensor, group: dist.ProcessGroup, *, fill: int) -> Tensor:
+    """This rank's part [n] of a row [N] of numbers of all tokens; the last parts end in `fill`."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    n = tokens_per_rank(len(row), size)
+    return F.pad(row, (0, n * size - len(row)), value=fill)[rank * n : (rank + 1) * n]
 
 
 def shard_micro_batch(
@@ -309,9 +316,10 @@ def piece(row: Tensor, length: int, size: int, rank: int) -> Tensor:
     return padded[..., rank * length : (rank + 1) * length]
 
 
-def _all_to_all(
+def exchange_rows(
     rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
+    """`exchanged` with a gradient, which goes back the way the rows came."""
     received: Tensor = _AllToAll.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
     return received
 

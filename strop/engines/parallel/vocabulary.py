@@ -28,6 +28,23 @@ class VocabularyShard:
         places = token_ids - self.first
         return torch.where((places >= 0) & (places < self.size), places, -1)
 
+    @property
+    def rank(self) -> int:
+        """Place of this rank in the group."""
+        return dist.get_rank(self.group)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum of the tensors of all ranks, in place."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits [N, V] of the whole vocabulary, from those [N, v] of each rank: for the few rows that need them."""
+        sizes = self.gather(torch.tensor(self.size, device=logits.device)).tolist()
+        padded = torch.nn.functional.pad(logits, (0, max(sizes) - self.size))
+        parts = self.gather(padded).unbind()
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+
     def gather(self, tensor: Tensor) -> Tensor:
         """[T, ...]: the tensors of all ranks, which have one shape; without gradient."""
         gathered = tensor.new_empty((dist.get_world_size(self.group), *tensor.shape))

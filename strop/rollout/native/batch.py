@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.moe.routing import RoutingRecord
+from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.cuda_graph import static_step
@@ -38,22 +40,31 @@ def pick_decode_steps(model: CausalLM) -> DecodeSteps | None:
 class DecodeBatch:
     """The running and waiting sequences of one model."""
 
-    def __init__(self, model: CausalLM, *, max_running: int, reuses: bool = True) -> None:
+    def __init__(
+        self, model: CausalLM, *, max_running: int, reuses: bool = True, records_routing: bool = False
+    ) -> None:
         """Args:
         model: whose weights are used.
         max_running: sequences decoded together.
         reuses: a sequence may begin with what was computed for others.
+        records_routing: note the experts of each token.
         """
+        if records_routing and model.routers is None:
+            raise ValueError(
+                f"rollout.router_replay is true, but {type(model.module).__name__} has no experts, or routers of "
+                f"another form: set it to false"
+            )
+        self._records = records_routing
         self._model = model
         self._max_running = max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
         self._states = model.recurrence and model.recurrence.slots(max_running)
-        self.prefill = Prefill(model, reuses=reuses)
+        self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing)
         self._half = half_weights(model)
         self._decoder = model if self._half is None else self._half.model
-        self._steps = pick_decode_steps(self._decoder)
+        self._steps = None if records_routing else pick_decode_steps(self._decoder)
         self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
@@ -83,6 +94,10 @@ class DecodeBatch:
         """Memory of the running sequences' keys and values, and of those kept for later requests."""
         states = self._states.num_bytes if self._states else 0
         return self._cache.num_bytes + states + self.prefill.num_bytes
+
+    def use_memory(self, free_bytes: int) -> None:
+        """Grow as if so much memory were free: ranks that compute the same sequences together grow alike."""
+        self._cache.free_bytes = free_bytes
 
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
@@ -210,11 +225,15 @@ class DecodeBatch:
         self._cache.write(slots, prefilled.key_values)
         if self._states:
             self._states.write(slots, prefilled.states)
+        model_routers = self._model.routers
         for slot, request in zip(slots, group, strict=False):
             sampling = request.sampling
             position = sampling.position + len(request.token_ids)
             options = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.key, position)
             self._rows[slot] = (*options, length, prefilled.shift, 0)
+            if self._records and model_routers is not None:
+                request.routed += prefilled.routed[len(request.routed) :]  # the first reading counts
+                request.num_routed_layers = model_routers.num_layers
         self.running.extend(group[:count])
         return count
 
@@ -263,10 +282,17 @@ class DecodeBatch:
         lengths, ids, positions = sent(torch.from_numpy(inputs), model.device)
         rows["length"] += 1
 
+        record = RoutingRecord() if self._records else None
+
         def forward() -> Tensor:
             attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
             context = self._states.decoding(attention) if self._states else attention
-            return model.head.logits(model.hidden(ids[None], positions[None], context))
+            return model.head.logits(model.hidden(ids[None], positions[None], context, routing=record))
+
+        if record is not None:
+            logits = forward()
+            self._note_routed(record)
+            return logits
 
         if self._steps is None or self._steps.is_disabled:
             return forward()
@@ -274,10 +300,16 @@ class DecodeBatch:
             ids, lengths, positions, self._cache, num_tokens=num_tokens, forward=forward
         )
 
+    def _note_routed(self, record: RoutingRecord) -> None:
+        """Enter the experts of the token that each running sequence has just read."""
+        chosen = record.chosen()
+        for request, token in zip(self.running, chosen.numpy().astype(TOKEN_DTYPE), strict=True):
+            request.routed.append(token.tobytes())
+
     def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
         rows = self._rows[slots.start : slots.stop]
-        sampled, at = next_tokens(logits, rows)
+        sampled, at = next_tokens(logits, rows, self._model.vocabulary)
         if sampled.device.type == "cpu":
             tokens, log_probs = sampled.tolist(), at.tolist()
         else:  # the device is waited for once; ids are exact in float64

@@ -42,6 +42,8 @@ class SlotCache:
         """The attention of some layer reads the longest sequence's length of every slot."""
         self.state_bytes = 0
         """Memory that a slot takes elsewhere, however many tokens it has."""
+        self.free_bytes: int | None = None
+        """Memory that is free on every rank that holds a part of the heads; None: what this process finds free."""
 
     def expect(self, num_tokens: int, *, num_slots: int) -> None:
         """So many sequences are in sight, and one may get so long: there is room from the beginning, where memory
@@ -111,7 +113,8 @@ class SlotCache:
             spare_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
         if num_tokens > tokens:
             spare_tokens = _rounded(max(num_tokens, int(GROW_SHARE * tokens)))
-        room = FREE_SHARE * free_bytes(self._data.device)
+        free = free_bytes(self._data.device) if self.free_bytes is None else self.free_bytes
+        room = FREE_SHARE * free
         sizes = [(spare_slots, spare_tokens), (num_slots, _rounded(num_tokens))]
         expected_slots, expected_tokens = self._expected
         if self._data.device.type == "cpu":

@@ -4,20 +4,26 @@ Concurrency: everything happens on one event loop. `generate` adds a request and
 driver task steps the batch and gives the loop a turn between steps, so agents and reward workers go on. The
 driver ends when no request is left, and starts again with the next one. A failed step fails every request
 it held, with the error itself.
+
+Where matrices are cut over several ranks (tensor parallelism), each has such an engine and requests of its own, and
+all ranks step in the same order over the requests of all of them (rank_group.py): their drivers begin with the first
+call of `generate` or `leave`, and end together, when every rank has called `leave`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.engines.causal_lm import CausalLM
 from strop.protocol.trajectory import media_of
 from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.rank_group import Asked, Note, RankFailed, RankGroup
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
-from strop.rollout.types import Ability, OnToken, Sampling, TokenOutput
+from strop.rollout.types import Ability, Memory, OnToken, Sampling, TokenOutput
 from strop.utils.machine_limits import device_bytes, free_bytes
 
 HEALTH_TIMEOUT_S = 60.0
@@ -26,6 +32,8 @@ SMALL_SHARE = 0.1
 """Share of an accelerator's memory that generation may keep while others work ..."""
 ROOMY_SHARE = 0.5
 """... as long as so much of it is free."""
+_IDLE_S = 0.002
+"""Between two looks at the other ranks' requests while there are none."""
 
 
 class NativeEngine:
@@ -38,19 +46,38 @@ class NativeEngine:
         max_running: int,
         version: int = 0,
         deterministic: bool = False,
+        records_routing: bool = False,
     ) -> None:
         """Nothing is computed yet.
 
         Args:
             model: whose parameters generate.
-            max_running: sequences decoded together.
+            max_running: sequences decoded together; for each of the ranks that generate together.
             version: policy version that they hold.
             deterministic: each request is computed alone and from its beginning, so that on a CPU neither tokens nor
                 log-probs depend, to the bit, on what runs beside or ran before it.
+            records_routing: outputs say which experts their tokens went to.
+
+        Raises:
+            ValueError: the routing is to be recorded of a model without experts.
         """
+        parts = model.tensor_parallel
+        self._ranks = None if parts is None else RankGroup(parts.group)
+        if self._ranks is not None:  # each holds its part of the keys and values of every sequence
+            max_running *= self._ranks.size
         self._batch = DecodeBatch(
-            model, max_running=1 if deterministic else max_running, reuses=not deterministic
+            model,
+            max_running=1 if deterministic else max_running,
+            reuses=not deterministic,
+            records_routing=records_routing,
         )
+        self._told: list[Request] = []  # in the note that is under way
+        self._asked: list[Request] = []  # the other ranks do not know of these yet
+        self._dropped: list[str] = []  # ... nor of the end of these
+        self._of_ranks: dict[tuple[int, str], Request] = {}
+        self._forgets = self._is_leaving = False
+        self._failure = ""
+        self._broken: Exception | None = None  # ended the requests of all ranks; until `leave`
         self._vocab_size = model.vocab_size
         self._media = model.media
         self._max_positions = model.max_positions
@@ -103,17 +130,51 @@ class NativeEngine:
                 f"request {request_id} has {len(media)} images or videos, but the model takes text alone; use a "
                 f"vision-language model"
             )
+        if self._broken is not None:
+            raise self._broken
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         request = Request(request_id, prompt, sampling, media, on_token, future)
         self._requests[request_id] = request
-        self._batch.waiting.append(request)
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive())
+        (self._batch.waiting if self._ranks is None else self._asked).append(request)
+        self._start_driver()
         try:
             return await future
         finally:
             if self._requests.pop(request_id, None) is not None and future.cancelled():
-                self._batch.remove([request])
+                self._take_out([request])
+
+    def _start_driver(self) -> asyncio.Task[None]:
+        if self._driver is None or self._driver.done():
+            drive = self._drive() if self._ranks is None else self._drive_together(self._ranks)
+            self._driver = asyncio.create_task(drive)
+        return self._driver
+
+    def _take_out(self, requests: Sequence[Request]) -> None:
+        """Compute these no longer; with other ranks, from the step on before which they hear of it."""
+        if self._ranks is None:
+            self._batch.remove(requests)
+            return
+        for request in requests:
+            request.on_token = None
+            if request in self._asked:
+                self._asked.remove(request)
+            else:
+                self._dropped.append(request.request_id)
+
+    async def leave(self, failure: str = "") -> None:
+        """This rank's call is over: take part in the others' requests until theirs are. Without other ranks nothing.
+
+        Args:
+            failure: why this rank gives up, so that all others do; "" where it does not.
+        """
+        if self._ranks is None:
+            return
+        self._is_leaving, self._failure = True, failure
+        try:
+            if self._broken is None:  # else nobody is there any more
+                await self._start_driver()
+        finally:
+            self._is_leaving, self._failure, self._broken = False, "", None
 
     async def set_version(self, version: int) -> None:
         """The shared parameters now hold this policy version.
@@ -140,13 +201,15 @@ class NativeEngine:
         """End these requests, or all, with the tokens they have."""
         names = list(self._requests) if request_ids is None else request_ids
         requests = [self._requests[name] for name in names if name in self._requests]
-        self._batch.remove(requests)
+        self._take_out(requests)
         for request in requests:
             request.end("aborted")
 
     async def flush_cache(self) -> None:
         """Forget computed prompts and sequences that ended; those that run keep what they have."""
-        self._batch.prefill.forget()
+        if self._ranks is None:
+            self._batch.prefill.forget()
+        self._forgets = True
 
     async def sleep(self, level: Literal[1, 2] = 1) -> None:
         """Give the cache's memory back; the next request takes it again.
@@ -177,17 +240,18 @@ class NativeEngine:
         total = device_bytes(device)
         return self._batch.held_bytes <= SMALL_SHARE * total and free_bytes(device) >= ROOMY_SHARE * total
 
-    async def wake_up(self) -> None:
-        """Nothing is to be done: the cache grows with the next request."""
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
+        """Nothing is to be done: the weights are the model's, and the cache grows with the next request."""
 
     async def health(self) -> Mapping[str, float]:
-        """Generate one token for real, unless paused; numbers about the engine.
+        """Generate one token for real, unless paused or together with other ranks, which may not be asked; numbers
+        about the engine.
 
         Raises:
             TimeoutError: no token within HEALTH_TIMEOUT_S.
         """
         is_held = not self._running.is_set()
-        if not is_held:
+        if not is_held and self._ranks is None:
             self._num_checks += 1
             name = f"health check {self._num_checks}"
 
@@ -222,8 +286,72 @@ class NativeEngine:
                 await self._running.wait()
                 self._batch.step(self._version)
         except Exception as error:  # noqa: BLE001  (handed to every request that waits)
-            requests = list(self._requests.values())
-            self._batch.remove(requests)
-            for request in requests:
-                if request.future is not None and not request.future.done():
-                    request.future.set_exception(error)
+            self._fail(error)
+
+    async def _drive_together(self, ranks: RankGroup) -> None:
+        """As `_drive`, in step with the other ranks, until all leave."""
+        try:
+            while True:
+                note = self._note()
+                notes = await asyncio.to_thread(ranks.exchange, note)
+                self._heed(notes)
+                if all(other.is_done for other in notes):
+                    return
+                if self._batch.is_idle or all(other.is_done or other.is_held for other in notes):
+                    await asyncio.sleep(_IDLE_S)
+                else:
+                    self._batch.step(self._version)
+        except Exception as error:  # noqa: BLE001  (handed to every request that waits)
+            self._fail(error)
+
+    def _note(self) -> Note:
+        """Note of this rank before the next step."""
+        asked = [Asked(one.request_id, one.prompt_ids, one.sampling) for one in self._asked]
+        note = Note(
+            asked=asked, dropped=tuple(self._dropped), is_done=self._is_leaving,
+            is_held=not self._running.is_set(), forgets=self._forgets, failure=self._failure,
+            free_bytes=free_bytes(self._batch.device),
+        )  # fmt: skip
+        self._told, self._asked, self._dropped, self._forgets = self._asked, [], [], False
+        return note
+
+    def _heed(self, notes: Sequence[Note]) -> None:
+        """Do what every rank does before a step.
+
+        Raises:
+            RankFailed: one has given up.
+        """
+        assert self._ranks is not None, "there are others"
+        gone = [
+            self._of_ranks[rank, name] for rank, note in enumerate(notes) for name in note.dropped
+            if (rank, name) in self._of_ranks
+        ]  # fmt: skip
+        self._batch.remove(gone)
+        for request in gone:
+            request.end("aborted")
+        here = set(map(id, itertools.chain(self._batch.waiting, self._batch.running)))
+        self._of_ranks = {key: request for key, request in self._of_ranks.items() if id(request) in here}
+        for rank, note in enumerate(notes):
+            new = [Request(asked.request_id, asked.prompt_ids, asked.sampling) for asked in note.asked]
+            new = self._told if rank == self._ranks.rank else new
+            self._of_ranks |= {(rank, request.request_id): request for request in new}
+            self._batch.waiting.extend(new)
+        if any(note.forgets for note in notes):
+            self._batch.prefill.forget()
+        self._batch.use_memory(min(note.free_bytes for note in notes))
+        for rank, note in enumerate(notes):
+            if note.failure:
+                raise RankFailed(
+                    f"rank {rank} of the {len(notes)} that generate together gave up: {note.failure}"
+                )
+
+    def _fail(self, error: Exception) -> None:
+        """Hand an error to every request that waits, and forget those of other ranks."""
+        requests = [*self._requests.values(), *self._of_ranks.values()]
+        self._batch.remove(requests)
+        self._of_ranks.clear()
+        self._asked, self._dropped = [], []
+        self._broken = error if self._ranks is not None else None
+        for request in requests:
+            if request.future is not None and not request.future.done():
+                request.future.set_exception(error)

@@ -13,7 +13,9 @@ from torch import Tensor
 from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.linear_attention.layers import States
+from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
+from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request
 
@@ -72,6 +74,8 @@ class PrefilledPrompt:
     """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
     states: States = ()
     """Of layers that carry a state, behind the last token."""
+    routed: tuple[bytes, ...] = ()
+    """Experts of each token, where they are recorded (`RoutedExperts.tokens`)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class _Piece:
     start: int
     stop: int
     states: States = ()  # computed before
+    routed: tuple[bytes, ...] = ()  # computed before
 
 
 class KeptPrefixes(Protocol):
@@ -108,14 +113,16 @@ class KeptPrefixes(Protocol):
 class Prefill:
     """Computes what requests begin with, each distinct beginning once."""
 
-    def __init__(self, model: CausalLM, *, reuses: bool = True) -> None:
-        """With `reuses`, a request may begin with tokens that were computed for others."""
-        self._model = model
+    def __init__(self, model: CausalLM, *, reuses: bool = True, records_routing: bool = False) -> None:
+        """With `reuses`, a request may begin with tokens that were computed for others; not where experts are recorded,
+        which nobody keeps beside the keys and values of earlier requests."""
+        self._model, self._records = model, records_routing
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
+        reuses = reuses and not records_routing
         self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
-        # Keys and values, and states, of the first tokens of what is too long for a step.
-        self._begun: dict[Hashable, tuple[Tensor, States]] = {}
+        # Keys and values, states and experts of the first tokens of what is too long for a step.
+        self._begun: dict[Hashable, tuple[Tensor, States, tuple[bytes, ...]]] = {}
         self.num_computed = 0
         """Given tokens computed so far."""
         self.num_reused = 0
@@ -163,7 +170,7 @@ class Prefill:
         for request in requests:
             if request.given_key in self._done:
                 continue
-            prefix, states = self._begun.pop(request.given_key, (None, ()))
+            prefix, states, routed = self._begun.pop(request.given_key, (None, (), ()))
             if prefix is None and self._kept is not None and not request.media:
                 prefix = self._kept.find(request)
                 self.num_reused += 0 if prefix is None else prefix.shape[3]
@@ -172,7 +179,7 @@ class Prefill:
             if size > room and request.media and pieces:
                 break
             size = size if request.media else min(size, room)
-            pieces.append(_Piece(request, prefix, start, start + size, states))
+            pieces.append(_Piece(request, prefix, start, start + size, states, routed))
             room -= size
             if room <= 0:
                 break
@@ -208,7 +215,9 @@ class Prefill:
             arguments = model.media.arguments(media, device=model.device)
         placed = [self._positions(piece) for piece in pieces]
         positions = joined_positions(placed).to(model.device)
-        hidden = model.hidden(ids[None], positions, with_states or attention, arguments)
+        record = RoutingRecord() if self._records else None
+        hidden = model.hidden(ids[None], positions, with_states or attention, arguments, record)
+        chosen = None if record is None else record.chosen()
         last = torch.tensor([segment.start + segment.length - 1 for segment in segments], device=model.device)
         logits = model.head.logits(hidden[last])
         key_values = attention.key_values(model.compute_dtype)
@@ -216,13 +225,17 @@ class Prefill:
             tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
             tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
             states = with_states.states(index) if with_states else ()
-            request = piece.request
+            request, routed = piece.request, piece.routed
+            if chosen is not None:
+                of_piece = chosen[segment.start : segment.start + segment.length]
+                routed += tuple(token.tobytes() for token in of_piece.numpy().astype(TOKEN_DTYPE))
             if piece.stop < len(request.given_ids):
-                self._begun[request.given_key] = tokens, states
+                self._begun[request.given_key] = tokens, states, routed
             else:
                 shift = next_position(placed[index]) - piece.stop
-                prefilled = PrefilledPrompt(request.given_ids, tokens, logits[index].clone(), shift, states)
-                self._done[request.given_key] = prefilled
+                self._done[request.given_key] = PrefilledPrompt(
+                    request.given_ids, tokens, logits[index].clone(), shift, states, routed
+                )
         self.num_computed += len(ids)
 
     def _blocks(self, piece: _Piece) -> tuple[Span, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from strop.protocol.routed_experts import RoutedExperts
 from strop.protocol.trajectory import Media
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
@@ -33,6 +34,11 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routed: list[bytes] = field(default_factory=list)
+    """Experts of each token that the model read, the first time it did (`RoutedExperts.tokens`); where they are
+    recorded."""
+    num_routed_layers: int = 0
+    """Layers with experts; 0 where they are not recorded."""
     stop_reason: StopReason | None = None
     """Reason it ended."""
 
@@ -66,5 +72,14 @@ class Request:
                 log_probs=tuple(self.log_probs),
                 versions=tuple(self.versions),
                 stop_reason=stop_reason,
+                routed_experts=self._routed_experts(),
             )
             self.future.set_result(output)
+
+    def _routed_experts(self) -> RoutedExperts | None:
+        if not self.num_routed_layers or not self.routed:
+            return None
+        num_chosen = len(self.routed[0]) // (2 * self.num_routed_layers)  # two bytes each
+        return RoutedExperts(
+            num_layers=self.num_routed_layers, num_chosen=num_chosen, tokens=tuple(self.routed)
+        )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.rollout.native.cpu import kernel
 from strop.utils.device import sent
 from strop.utils.rng import uniforms
@@ -36,12 +37,23 @@ BLOCK = 1024
 """Probabilities that are added up apart on an accelerator."""
 
 
-def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def next_tokens(
+    logits: Tensor, rows: Rows, vocabulary: VocabularyShard | None = None
+) -> tuple[Tensor, Tensor]:
     """Sampled tokens [B] int64 and their log-probs [B] for unscaled logits [B, V]; advances the positions.
 
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
+
+    Args:
+        logits: of the whole vocabulary, or [B, v] of the part of it that this rank has.
+        rows: how each is sampled.
+        vocabulary: that part; all its ranks call this with the same rows, and get the same tokens.
     """
+    if vocabulary is not None:
+        tokens, log_probs = _over_ranks(logits, rows, vocabulary)
+        rows["position"] += 1
+        return tokens, log_probs
     sampled = kernel.sample(logits, rows["temperature"], rows["key"], rows["position"])
     if sampled is None:
         tokens, log_probs = _in_torch(logits, rows)
@@ -54,11 +66,58 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     return tokens, log_probs
 
 
-def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _over_ranks(logits: Tensor, rows: Rows, vocabulary: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Tokens [B] and log-probs [B] of a vocabulary over several ranks, from a few numbers of each rank; all logits of
+    those rows alone whose distribution top-k or top-p cuts."""
+    logits = _scaled(logits, rows)
+    normalizer = vocabulary.logsumexp(logits)
+    is_greedy = rows["temperature"] == 0
+    is_cut = ~is_greedy & ((rows["top_k"] > 0) | (rows["top_p"] < 1.0))
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    for chosen, pick in ((is_greedy, _likeliest), (is_cut, _drawn_of_cut), (~is_greedy & ~is_cut, _drawn)):
+        if chosen.any():
+            at = torch.from_numpy(chosen).to(logits.device)
+            tokens[at] = pick(logits[at], normalizer[at], rows[chosen], vocabulary)
+    log_probs = vocabulary.at(logits, vocabulary.places(tokens)[:, None])[:, 0] - normalizer
+    return tokens, log_probs
+
+
+def _likeliest(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: VocabularyShard) -> Tensor:
+    return vocabulary.top_k(logits, 1)[1][:, 0]
+
+
+def _drawn_of_cut(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: VocabularyShard) -> Tensor:
+    return _invert(_truncated_probs(vocabulary.whole(logits), normalizer, rows), rows)
+
+
+def _drawn(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: VocabularyShard) -> Tensor:
+    """The inverse of the distribution, of which each rank knows its tokens: where they begin and end among those of
+    all ranks say the sums of the ranks."""
+    cumulative = torch.exp(logits - normalizer[:, None]).cumsum(-1, dtype=torch.float64)
+    masses = cumulative.new_zeros(len(rows)) if not vocabulary.size else cumulative[:, -1]
+    ends = vocabulary.gather(masses).cumsum(0)  # [T, B]
+    u = sent(torch.from_numpy(uniforms(rows["key"], rows["position"])), logits.device)
+    threshold = torch.minimum(u, u.new_tensor(1 - 1e-15)) * ends[-1]
+    owner = (ends <= threshold).sum(0)
+    start = ends[vocabulary.rank] - masses
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    if vocabulary.size:
+        place = torch.searchsorted(cumulative, (threshold - start)[:, None], right=True)[:, 0]
+        tokens = vocabulary.first + place.clamp_(max=vocabulary.size - 1)
+    return vocabulary.total(torch.where(owner == vocabulary.rank, tokens, 0))
+
+
+def _scaled(logits: Tensor, rows: Rows) -> Tensor:
+    """Logits divided by each row's temperature; by 1 where it is greedy."""
     temperature = rows["temperature"]
-    if np.any(temperature != 1.0):
-        divisor = sent(torch.from_numpy(np.where(temperature == 0, 1.0, temperature)), logits.device)
-        logits = logits / divisor.to(logits.dtype)[:, None]
+    if np.all(temperature == 1.0):
+        return logits
+    divisor = sent(torch.from_numpy(np.where(temperature == 0, 1.0, temperature)), logits.device)
+    return logits / divisor.to(logits.dtype)[:, None]
+
+
+def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    temperature, logits = rows["temperature"], _scaled(logits, rows)
     normalizer = torch.logsumexp(logits, dim=-1)
     if np.all(temperature == 0):
         tokens = logits.argmax(-1)

@@ -224,6 +224,7 @@ class RolloutClient:
         heard = len(request.token_ids) - before  # none of an engine that says only the whole
         for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
             request.hear(*token)
+        request.routed_experts = output.routed_experts
         return request.output(output.stop_reason)
 
     async def _watch(self) -> None:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.engine_group import EngineContext, EngineGroup, Generation
+from strop.rollout.native.engine import NativeEngine
 from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.load_weights import make_engine, pull_weights
@@ -78,6 +79,12 @@ class EngineReplicas(EngineGroup):
         """Every engine takes its memory again."""
         await self._each(lambda replica: replica.engine.wake_up(), waits=True)
 
+    async def leave(self, failure: str = "") -> None:
+        """As EngineGroup; one of a user's own may be the native engine at heart."""
+        for replica in self._engines:
+            if isinstance(replica.engine, NativeEngine):
+                await replica.engine.leave(failure)
+
     async def sleep(self) -> None:
         """Every engine gives its memory back."""
         await self._each(lambda replica: replica.engine.sleep(), waits=True)
@@ -104,7 +111,10 @@ class EngineReplicas(EngineGroup):
 
         async def take(replica: Generation) -> None:
             assert replica.target is not None, "as the first"
-            await replica.engine.wake_up()
+            if "frees_weights" in replica.engine.abilities:  # its cache comes when it generates
+                await replica.engine.wake_up(("weights",))
+            else:
+                await replica.engine.wake_up()
             pull_weights(trained, replica.target)  # not in a thread: all ranks of a sharded policy take part
             await replica.engine.set_version(version)
 
@@ -120,6 +130,7 @@ class EngineReplicas(EngineGroup):
         async def compare(replica: Generation) -> None:
             if replica.scores is None:
                 return
+            await replica.engine.wake_up()
             try:
                 async with asyncio.timeout(limit_s):
                     log_probs = await replica.scores(probe.token_ids)

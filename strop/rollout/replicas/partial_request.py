@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from strop.protocol.routed_experts import RoutedExperts
 from strop.protocol.trajectory import MediaTokens, media_of
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
@@ -21,16 +22,26 @@ class PartialRequest:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routed_experts: RoutedExperts | None = None
+    """Of the engine that answered last, which read everything before."""
     losses: list[str] = field(default_factory=list)
     """Reasons for which engines lost it, one after another."""
+    num_attempts: int = 0
+    """Times that `rest` was asked for."""
+    _num_told: int = 0
 
     def hear(self, token: int, log_prob: float, version: int) -> None:
         """Enter a token, and tell the caller."""
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
-        if self.on_token is not None:
+        if self.on_token is not None and len(self.token_ids) > self._num_told:
             self.on_token(token, log_prob, version)
+
+    def begin_again(self) -> None:
+        """Forget the tokens so far, which come again; the caller is told of none a second time."""
+        self._num_told = max(self._num_told, len(self.token_ids))
+        self.token_ids, self.log_probs, self.versions = [], [], []
 
     def end(self) -> StopReason | None:
         """Reason of its end where no engine said so; None: more is to come."""
@@ -39,8 +50,10 @@ class PartialRequest:
         return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
 
     def rest(self) -> tuple[str, Sequence[int], Sampling]:
-        """Request for the rest: the id, the prompt with the tokens so far, and the sampling."""
-        if not self.losses:
+        """Request for the rest, of one more attempt: an id of its own, the prompt with the tokens so far, and the
+        sampling."""
+        self.num_attempts += 1
+        if self.num_attempts == 1:
             return self.request_id, self.prompt_ids, self.sampling
         ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
         if media := media_of(self.prompt_ids):
@@ -51,7 +64,7 @@ class PartialRequest:
             max_tokens=self.sampling.max_tokens - used,
             position=self.sampling.position + used,
         )
-        return f"{self.request_id}~{len(self.losses)}", ids, sampling
+        return f"{self.request_id}~{self.num_attempts - 1}", ids, sampling
 
     def output(self, stop_reason: StopReason) -> TokenOutput:
         """Output for the caller."""
@@ -60,4 +73,5 @@ class PartialRequest:
             log_probs=tuple(self.log_probs),
             versions=tuple(self.versions),
             stop_reason=stop_reason,
+            routed_experts=self.routed_experts,
         )

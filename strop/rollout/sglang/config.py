@@ -13,7 +13,7 @@ from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 OURS = (
     "model_path", "trust_remote_code", "dtype", "load_format", "context_length", "max_running_requests", "tp_size",
-    "host", "port", "api_key", "skip_tokenizer_init", "custom_weight_loader", "incremental_streaming_output",
+    "pp_size", "host", "port", "api_key", "skip_tokenizer_init", "custom_weight_loader", "incremental_streaming_output",
     "enable_memory_saver", "weight_version",
 )  # fmt: skip
 """Arguments of SGLang's server that follow from other settings, or that training depends on."""
@@ -24,7 +24,9 @@ class SglangConfig:
     python: str = ""
     """Python of an environment with SGLang. Empty: what the variable STROP_SGLANG names."""
     tensor_parallel: PositiveInt = 1
-    """Devices that share one copy of the model."""
+    """Devices that share each matrix of one copy of the model."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages of layers, one after another, each on tensor_parallel devices."""
     mem_fraction_static: PositiveShare = 0.5
     """Share of a device's memory for weights and cache; the rest is the trainer's."""
     start_timeout_s: PositiveFloat = 600.0
@@ -38,6 +40,11 @@ class SglangConfig:
                 raise ValueError(
                     f"rollout.sglang.server_args names {name}, which follows from other settings: remove it"
                 )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def takes_media(self) -> bool:

@@ -20,7 +20,7 @@ from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.sglang.target import LOADER, TIMEOUT_S, SglangTarget
-from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.utils.rng import random_key
 
 HEALTH_TIMEOUT_S = 60.0
@@ -63,6 +63,7 @@ class SglangSettings:
             "context_length": self.max_tokens,
             "max_running_requests": self.max_running,
             "tp_size": config.tensor_parallel,
+            "pp_size": config.pipeline_parallel,
             "skip_tokenizer_init": True,
             "incremental_streaming_output": True,
             "enable_memory_saver": True,
@@ -194,11 +195,11 @@ class SglangEngine:
             await self._process.post("release_memory_occupation", {"tags": tags}, timeout_s=TIMEOUT_S)
             self._tags += tags
 
-    async def wake_up(self) -> None:
-        """Take the memory again."""
-        if self._tags:
-            await self._process.post("resume_memory_occupation", {"tags": self._tags}, timeout_s=TIMEOUT_S)
-            self._tags = []
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
+        """Take the memory again, or a part of it."""
+        if taken := [tag for tag in self._tags if tags is None or tag in tags]:
+            await self._process.post("resume_memory_occupation", {"tags": taken}, timeout_s=TIMEOUT_S)
+            self._tags = [tag for tag in self._tags if tag not in taken]
 
     async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, at temperature 1."""

@@ -13,7 +13,8 @@ from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 OURS = (
     "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
-    "logprobs_mode", "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
+    "pipeline_parallel_size", "logprobs_mode", "skip_tokenizer_init",
+    "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
 )  # fmt: skip
 """Arguments of vLLM's engine that follow from other settings, or that training depends on."""
 
@@ -24,7 +25,9 @@ class VllmConfig:
     """Python of the environment with vLLM. Empty: what the variable STROP_VLLM names, else the environment that
     `strop engine install vllm` makes."""
     tensor_parallel: PositiveInt = 1
-    """Devices that share one copy of the model."""
+    """Devices that share each matrix of one copy of the model."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages of layers, one after another, each on tensor_parallel devices."""
     gpu_memory_utilization: PositiveShare = 0.5
     """Share of a device's memory that vLLM takes, weights and cache; the rest is the trainer's."""
     cpu_cache_gib: PositiveFloat = 1.0
@@ -32,7 +35,7 @@ class VllmConfig:
     start_timeout_s: PositiveFloat = 600.0
     """Limit for importing vLLM and making its engine, in seconds."""
     engine_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's engine by their Python names, such as {pipeline_parallel_size: 2}."""
+    """Further arguments of vLLM's engine by their Python names, such as {enable_expert_parallel: true}."""
 
     def __post_init__(self) -> None:
         for name in OURS:
@@ -40,6 +43,11 @@ class VllmConfig:
                 raise ValueError(
                     f"rollout.vllm.engine_args names {name}, which follows from other settings: remove it"
                 )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def takes_media(self) -> bool:

@@ -22,7 +22,7 @@ from strop.engines.weights import WeightsMetadata
 from strop.protocol.trajectory import media_of
 from strop.rollout.replicas.prompt_checks import checked_prompt
 from strop.rollout.requests import generate_one_token
-from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python
 from strop.rollout.vllm.pictures import SharedPictures
@@ -34,6 +34,8 @@ HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
 _CPU_TOKENS_PER_STEP = 4096
 """Most tokens that vLLM computes at a time on a CPU, if no sequence is longer."""
+_PARTS: tuple[Memory, ...] = ("weights", "kv_cache")
+"""Memory that vLLM gives back at either level, and takes again in this order."""
 _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
@@ -95,6 +97,7 @@ class Settings:
             "max_model_len": self.max_tokens,
             "max_num_seqs": self.max_running,
             "tensor_parallel_size": config.tensor_parallel,
+            "pipeline_parallel_size": config.pipeline_parallel,
             "logprobs_mode": "processed_logprobs",
             "skip_tokenizer_init": True,
             "enable_sleep_mode": self.device == "cuda" and self.shares_device,
@@ -157,7 +160,8 @@ class VllmEngine:
         self._process = process
         self._version = version
         self._running: dict[str, None] = {}
-        self._asleep = self._is_paused = False
+        self._asleep: list[Memory] = []  # parts of the memory that were given back
+        self._is_paused = False
         self._num_checks = itertools.count(1)
 
     @property
@@ -282,7 +286,7 @@ class VllmEngine:
             raise ValueError(f"{len(self._running)} requests are running; wait for them or abort them first")
         if self._gives_memory_back:
             await self._process.ask("sleep", timeout_s=TIMEOUT_S, level=level)
-            self._asleep = True
+            self._asleep = list(_PARTS)
         elif level == 2:
             raise ValueError(
                 "sleep(2) of vLLM on a CPU: it keeps its weights; end the engine to have their memory"
@@ -290,11 +294,11 @@ class VllmEngine:
         else:
             await self.flush_cache()
 
-    async def wake_up(self) -> None:
-        """Take the memory again."""
-        if self._asleep:
-            await self._process.ask("wake", timeout_s=TIMEOUT_S, tags=None)
-            self._asleep = False
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
+        """Take the memory again, or a part of it; requests run once all of it is there."""
+        if taken := [tag for tag in self._asleep if tags is None or tag in tags]:
+            await self._process.ask("wake", timeout_s=TIMEOUT_S, tags=taken)
+            self._asleep = [tag for tag in self._asleep if tag not in taken]
 
     async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, at temperature 1."""

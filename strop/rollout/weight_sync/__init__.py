@@ -16,6 +16,8 @@ model_target.py     The parameters of a model in this process, into which weight
 probe.py            Probe of an engine's weights by what it computes, where they cannot be read back
 receiver.py         The side of a rollout worker
 sender.py           The side of the actor
+sender_ranks.py     The ranks of the actor while they send weights together
+shards.py           Weights leave their shards for memory that all ranks of the sender see
 shared_memory.py    Buckets through shared memory, for a sender and receivers on one node
 stream.py           Weights leave as a stream of buckets
 target.py           Targets of weights

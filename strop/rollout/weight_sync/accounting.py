@@ -36,6 +36,7 @@ class TransferState:
         self._sent = sent
         self._needed = needed
         self._arrived: dict[str, int] = {}
+        self._begun: tuple[str, int] | None = None
         self._problem: SyncError | None = None
         missing = [weight.name for weight in needed if not any(name in sent.by_name for name in weight.names)]
         if missing:
@@ -61,6 +62,38 @@ class TransferState:
             value = tensor_at(data, weight, offset)
             loads += [(name, value) for name in self._destinations[weight.name]]
         return loads
+
+    def take_part(
+        self, number: int, weight: TensorMetadata, start: int, data: Tensor
+    ) -> list[tuple[str, int, Tensor]]:
+        """Enter a bucket that holds a part of one weight, which arrive in their order: the engine's names, the first
+        byte, and the bytes [n] uint8. Empty once something went wrong."""
+        if self._problem is not None:
+            return []
+        expected = self._begun[1] if self._begun is not None and self._begun[0] == weight.name else 0
+        stop = start + len(data)
+        self._problem = self._problem_of(number, weight, 0, max(len(data), weight.num_bytes))
+        if self._problem is None and (start != expected or not start < stop <= weight.num_bytes):
+            self._problem = SyncCorrupted(
+                f"sync {self._version} corrupted: bucket {number} holds bytes {start} to {stop} of {weight.name}, "
+                f"which has {weight.num_bytes}, and {expected} have arrived; {REFUSAL}"
+            )
+        if self._problem is not None:
+            return []
+        self._begun = (weight.name, stop) if stop < weight.num_bytes else None
+        if self._begun is None:
+            self._arrived[weight.name] = number
+        return [(name, start, data) for name in self._destinations[weight.name]]
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Enter weights that are said to be those of the last sync, which their digests have to show."""
+        for name in names:
+            if self._problem is None and (name in self._arrived or name not in self._sent.by_name):
+                self._problem = SyncCorrupted(
+                    f"sync {self._version} corrupted: {name} was left out, which arrived or was not announced; "
+                    f"{REFUSAL}"
+                )
+            self._arrived[name] = -1
 
     def check_complete(self) -> None:
         """Every tensor arrived once.

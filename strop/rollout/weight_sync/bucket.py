@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.checksum.tensors import digest_tensor
+from strop.engines.checksum.host import digest_tensor
 from strop.rollout.weight_sync.stream import ALIGNMENT
 
 

@@ -115,8 +115,8 @@ class SenderChannel:
         if self._lost:
             raise ConnectionError(next(iter(self._lost.values())))
 
-    def hear(self, kind: str, number: int, doing: str) -> None:
-        """Wait until every receiver has answered `kind` with this number.
+    def hear(self, kind: str, number: int, doing: str, *, also: int | None = None) -> None:
+        """Wait until every receiver has answered `kind` with this number, or with the number `also`.
 
         Raises:
             ReceiverFailed: a receiver reports a failure instead.
@@ -124,12 +124,18 @@ class SenderChannel:
             TimeoutError: an answer did not come within the deadline; `doing` says which one.
         """
         deadline = time.monotonic() + self.timeout_s
-        receivers = range(self.num_receivers)
-        while waiting := [index for index in receivers if (kind, number, index) not in self._answers]:
+        receivers, numbers = range(self.num_receivers), (number, number if also is None else also)
+        while waiting := [
+            index for index in receivers if not any((kind, one, index) in self._answers for one in numbers)
+        ]:
             for index in waiting:  # one that has answered may leave
                 if index in self._lost:
                     raise ConnectionError(self._lost[index])
             self._pump_until(deadline, f"rollout worker {waiting[0]} {doing}")
+
+    def say_so(self, kind: str, number: int) -> bool:
+        """True if every receiver has answered `kind` with this number, which is not waited for."""
+        return all((kind, number, index) in self._answers for index in range(self.num_receivers))
 
     def failure_of_receiver(self) -> str:
         """The first failure that a receiver reports within a moment; "" if none does."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.engines.checksum.tensors import digest_tensor
+from strop.engines.checksum.host import copied, digest_tensor
+from strop.engines.checksum.tensors import finish
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 
 
@@ -23,6 +24,8 @@ class ModuleTarget:
                 f"{sharded} is sharded over ranks; weights are received by a model that is whole in its process"
             )
         self._module = module
+        self._sums: dict[int, tuple[int, int]] = {}
+        """Of parameters that were loaded: the word sum of what they held then, and its bytes."""
 
     def weights_metadata(self) -> WeightsMetadata:
         """The parameters and persistent buffers."""
@@ -33,14 +36,28 @@ class ModuleTarget:
         """Copy into the parameters, which stay the same objects."""
         live = named_weights(self._module)
         for name, value in tensors:
-            live[name].copy_(value)
+            self._sums[id(live[name])] = int(copied(value, live[name].detach())), live[name].nbytes
+
+    @torch.no_grad()
+    def load_part(self, name: str, start: int, data: Tensor) -> None:
+        """Copy into a part of a parameter."""
+        parameter = named_weights(self._module)[name]
+        total, stop = self._sums.pop(id(parameter), (0, 0)) if start else (0, 0)
+        place = parameter.detach().view(-1).view(torch.uint8)[start : start + len(data)]
+        total += int(copied(data, place, first_byte=start))
+        if start == stop:
+            self._sums[id(parameter)] = total, start + len(data)
 
     def digests(self, names: Sequence[str]) -> dict[str, int]:
-        """Digests of the parameters as they are now; a tied one is read once."""
+        """Digests of the parameters; a tied one is read once. Those that were loaded since the last call were read back
+        as they were written, while they lay near; all others are read now."""
         live = named_weights(self._module)
         digests: dict[int, int] = {}
         for name in names:
             tensor = live[name]
             if id(tensor) not in digests:
-                digests[id(tensor)] = digest_tensor(tensor)
+                total, num_bytes = self._sums.get(id(tensor), (0, -1))
+                is_read = num_bytes == tensor.nbytes
+                digests[id(tensor)] = finish(total, num_bytes) if is_read else digest_tensor(tensor)
+        self._sums.clear()
         return {name: digests[id(live[name])] for name in names}

@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+from torch import Tensor
+
 from strop.engines.checksum.models import combine_digests
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.accounting import TransferState
@@ -20,8 +23,8 @@ from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
 from strop.rollout.weight_sync.sender import TIMEOUT_S
 from strop.rollout.weight_sync.shared_memory import SharedMemoryReceiver, shares_memory
-from strop.rollout.weight_sync.stream import weight_from_json, weights_from_json
-from strop.rollout.weight_sync.target import WeightTarget
+from strop.rollout.weight_sync.stream import tensor_at, weight_from_json, weights_from_json
+from strop.rollout.weight_sync.target import PartTarget, WeightTarget
 from strop.rollout.weight_sync.transport import Plan, ReceivingTransport
 from strop.rollout.weight_sync.types import (
     REFUSAL,
@@ -52,6 +55,8 @@ class WeightReceiver:
         self._connection: _Connection | None = None
         self._version: int | None = None
         self._begun: int | None = None
+        self._digest = ""
+        """Of the verified version."""
         self._reason = "no weights have arrived yet"
 
     @property
@@ -100,15 +105,18 @@ class WeightReceiver:
         begin = connection.wait_for(version)
         try:
             self._check_order(begin, version)
+            holds_base = self._version is not None and begin.get("base") == self._digest
             self._version, self._begun = None, version
             self._reason = f"sync {version} is under way"
-            report = _IncomingSync(connection, begin, version).run(self._target, started)
+            report = _IncomingSync(connection, begin, version, holds_base=holds_base).run(
+                self._target, started
+            )
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self._reason = reason if self._version is None else self._reason
             connection.give_up(reason)
             raise
-        self._version = version
+        self._version, self._digest = version, report.digest
         return report
 
     def refuse(self, version: int, reason: str) -> NoReturn:
@@ -201,11 +209,14 @@ class _Connection:
 class _IncomingSync:
     """One sync, from its begin to the verdict."""
 
-    def __init__(self, connection: _Connection, begin: Message, version: int) -> None:
+    def __init__(self, connection: _Connection, begin: Message, version: int, *, holds_base: bool) -> None:
         self._connection = connection
+        self._holds_base = holds_base
         self._channel = connection.channel
         self._begin = begin
         self._version = version
+        self._whole = torch.empty(0, dtype=torch.uint8)
+        """A weight that arrives in parts, for a target that takes whole ones."""
 
     def run(self, target: WeightTarget, started: float) -> SyncReport:
         """Load and verify everything."""
@@ -215,8 +226,10 @@ class _IncomingSync:
         transfer = TransferState(self._version, sent, target.weights_metadata())
         try:
             transport = self._connection.transport(plan)
-            self._channel.tell("ready")
+            self._channel.tell("ready", number=int(self._holds_base))
             commit = self._load(transfer, target, transport)
+            if self._holds_base:  # who does not gets all of them
+                transfer.keep([str(name) for name in commit.get("unchanged", ())])
             transfer.check_complete()
             digest = self._verify(transfer, sent, target, commit)
             self._channel.tell("verified")
@@ -243,11 +256,18 @@ class _IncomingSync:
             match message:
                 case {"kind": "go"}:
                     transport.begin()
-                case {"kind": "bucket", "num_bytes": int(num_bytes), "entries": list(entries)}:
+                case {
+                    "kind": "bucket",
+                    "num_bytes": int(num_bytes),
+                    "entries": list(entries),
+                    "start": start,
+                }:
                     with self._understood():
                         arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
                     data = transport.receive(num_bytes)
-                    if loads := transfer.take(num_buckets, arriving, data):
+                    if start is not None and len(arriving) == 1:
+                        self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
+                    elif loads := transfer.take(num_buckets, arriving, data):
                         target.load(loads)
                     num_buckets += 1
                 case {"kind": "commit"}:
@@ -257,6 +277,23 @@ class _IncomingSync:
                     raise SyncCorrupted(
                         f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
                     )
+
+    def _load_part(
+        self, transfer: TransferState, target: WeightTarget, number: int, weight: TensorMetadata, start: int,
+        data: Tensor,
+    ) -> None:  # fmt: skip
+        """Load a part of a weight; a target that takes whole ones gets it when the last part is there."""
+        loads = transfer.take_part(number, weight, start, data)
+        if loads and isinstance(target, PartTarget):
+            for name, first, part in loads:
+                target.load_part(name, first, part)
+        elif loads:
+            if start == 0:
+                self._whole = torch.empty(weight.num_bytes, dtype=torch.uint8)
+            self._whole[start : start + len(data)].copy_(data)
+            if start + len(data) == weight.num_bytes:
+                target.load([(name, tensor_at(self._whole, weight, 0)) for name, _, _ in loads])
+                self._whole = self._whole.new_empty(0)
 
     def _verify(
         self, transfer: TransferState, sent: WeightsMetadata, target: WeightTarget, commit: Message

@@ -1,16 +1,18 @@
 """The side of the actor: weights leave its shards and go to all rollout workers at once.
 
-Concurrency: all ranks of the actor call `send` in the same order; rank 0 talks to the receivers, the others take part
-in the gathers. The receivers call `receive` at the same time. Whatever goes wrong on the way, rank 0 goes through
-the rest of the gathers before it raises, so the actor's ranks stay in step and a sync can be tried again.
+Concurrency: all ranks of the actor call `send` in the same order; rank 0 talks to the receivers. Where all of them and
+all receivers are on one node, each rank puts its own part of every weight into shared memory (shards.py); otherwise
+weights are gathered one by one, and rank 0 sends them over the network. The receivers call `receive` at the same time.
+Whatever goes wrong on the way, rank 0 ends it for the other ranks before it raises, so the actor's ranks stay in step
+and a sync can be tried again.
 
     message     from       says
     begin       sender     version, metadata, transport
-    ready       receiver   the metadata fit and the transport is there
+    ready       receiver   the metadata fit, the transport is there, and (1) it holds the weights of the last sync
     go          sender     every receiver is ready
-    bucket      sender     which weights the next bytes are
-    piece, read both       of shared memory: a slot is full, a slot is free
-    commit      sender     the digest of every weight
+    bucket      sender     which weights, or which part of one, the next bytes are
+    read        receiver   of shared memory: a slot is free again
+    commit      sender     the digest of every weight, and which are those of the last sync and were not sent
     verified    receiver   the live parameters have these digests
     failed      receiver   instead of any of its answers: why not
     abort       sender     nothing more of this attempt comes, and why
@@ -20,21 +22,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from strop.engines.checksum.models import combine_digests
-from strop.engines.checksum.tensors import finish, word_sum
-from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.engines.checksum.models import combine_digests, digest_of_shards
+from strop.engines.parallel.pipeline import pipeline_of
+from strop.engines.weights import TensorMetadata, WeightsMetadata, weights_metadata
 from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.channel import ReceiverFailed, SenderChannel
 from strop.rollout.weight_sync.collective import CollectiveSender, common_device
-from strop.rollout.weight_sync.shared_memory import SharedFile, SharedMemorySender
+from strop.rollout.weight_sync.sender_ranks import SenderRanks
+from strop.rollout.weight_sync.shards import ShardStream
+from strop.rollout.weight_sync.shared_memory import SharedFile, SharedMemoryHelper, SharedMemorySender
 from strop.rollout.weight_sync.stream import ALIGNMENT, BUCKET_BYTES, Bucket, parameter_stream, weight_as_json
-from strop.rollout.weight_sync.transport import SendingTransport
+from strop.rollout.weight_sync.transport import Plan, SendingTransport
 from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncReport
 from strop.utils.json_messages import Message
 
@@ -71,6 +76,7 @@ class WeightSender:
         self._dtype = dtype
         self._timeout_s = timeout_s
         self._session: _Session | None = None
+        self._helper: SharedMemoryHelper | None = None
 
     def open(self, *, num_receivers: int, host: str = "127.0.0.1") -> Endpoint | None:
         """Rank 0 listens for the receivers, on this address of its node only; other ranks have no endpoint.
@@ -101,21 +107,15 @@ class WeightSender:
         """
         started = time.monotonic()
         metadata = weights_metadata(self._module, dtype=self._dtype)
-        stream = parameter_stream(
-            self._module,
-            bucket_bytes=self._bucket_bytes,
-            yields_buckets=self._rank == 0,
-            dtype=self._dtype,
-            weights=weights,
-        )
-        digest, transport = "", "gather"
-        try:
-            if self._rank == 0:
-                digest, transport = self._opened().send(version, metadata, stream)
-        except Exception:
-            _use_up(stream)  # the other ranks gather to the end, whatever happened here
-            raise
-        _use_up(stream)
+        outgoing = _Outgoing(
+            module=self._module, metadata=metadata, weights=weights, ranks=SenderRanks.of(self._rank),
+            bucket_bytes=self._bucket_bytes, dtype=self._dtype,
+        )  # fmt: skip
+        digest, transport = "", "shards"
+        if self._rank == 0:
+            digest, transport = self._opened(outgoing).send(version, outgoing)
+        else:
+            self._helper = outgoing.help(self._helper)
         return SyncReport(
             version=version,
             transport=transport,
@@ -131,8 +131,9 @@ class WeightSender:
             self._session.close()
             self._session = None
 
-    def _opened(self) -> _Session:
+    def _opened(self, outgoing: _Outgoing) -> _Session:
         if self._session is None:
+            outgoing.give_up()
             raise ValueError("the weight sync is not open; call open(num_receivers=...) first")
         return self._session
 
@@ -147,6 +148,7 @@ class _Session:
         self._attempt = 0
         self._transport: SendingTransport | None = None
         self._num_joins = 0
+        self._base: _Base | None = None
         self._file = self._make_file()
         self.endpoint = Endpoint(
             host=channel.host,
@@ -156,21 +158,31 @@ class _Session:
             num_receivers=channel.num_receivers,
         )
 
-    def send(self, version: int, metadata: WeightsMetadata, stream: Iterator[Bucket]) -> tuple[str, str]:
+    def send(self, version: int, outgoing: _Outgoing) -> tuple[str, str]:
         """One sync; the digest of what was sent, and the name of the transport."""
         self._attempt += 1
+        metadata = outgoing.metadata
         try:
-            transport = self._transport_for(self._channel.wait_for_receivers(), metadata)
+            transport = self._transport_for(self._channel.wait_for_receivers(), outgoing)
             self._channel.begin(self._attempt)
             inventory = [weight_as_json(weight) for weight in metadata]
-            self._channel.tell("begin", version=version, weights=inventory, plan=transport.plan.to_json())
-            self._channel.hear("ready", 0, f"to be ready for sync {version}")
+            base, self._base = self._base, None
+            self._channel.tell(
+                "begin", version=version, weights=inventory, plan=transport.plan.to_json(),
+                base=None if base is None else base.digest,
+            )  # fmt: skip
+            self._channel.hear("ready", 0, f"to be ready for sync {version}", also=1)
             self._channel.tell("go")
             transport.begin()
-            digests = self._stream(transport, stream)
-            digest = combine_digests(metadata, digests)
-            self._channel.tell("commit", digests=digests, digest=digest)
+            if isinstance(transport, SharedMemorySender):
+                sent = _Sent(self._put(transport, outgoing))
+            else:
+                is_known = base is not None and self._channel.say_so("ready", 1)
+                sent = self._stream(transport, outgoing, base.digests if base and is_known else {})
+            digest = combine_digests(metadata, sent.digests)
+            self._channel.tell("commit", digests=sent.digests, digest=digest, unchanged=sent.unchanged)
             self._channel.hear("verified", 0, f"to verify sync {version}")
+            self._base = _Base(digest, sent.digests)
             return digest, transport.plan.name
         except ReceiverFailed as error:
             self._give_up(f"it failed at {error}")
@@ -184,6 +196,8 @@ class _Session:
         except BaseException as error:
             self._give_up(str(error) or type(error).__name__)
             raise
+        finally:
+            outgoing.give_up()  # nothing where it has ended
 
     def close(self) -> None:
         """End everything."""
@@ -192,36 +206,46 @@ class _Session:
             self._file.remove()
         self._channel.close()
 
-    def _stream(self, transport: SendingTransport, stream: Iterator[Bucket]) -> dict[str, int]:
-        """Send all buckets; the digests of their weights."""
-        sums: list[Tensor] = []
-        sizes: list[tuple[str, int]] = []
+    def _put(self, transport: SharedMemorySender, outgoing: _Outgoing) -> dict[str, int]:
+        """Hand on the buckets that all ranks fill; the digests of their weights."""
+        stream = outgoing.shards(transport)
         for bucket in stream:
-            self._announce(bucket)
-            for weight, tensor in bucket.tensors():
-                sums.append(word_sum(tensor))
-                sizes.append((weight.name, weight.num_bytes))
+            self._announce(bucket)  # it lies in its slot already
             transport.send(bucket.data)
         transport.finish()
-        totals = torch.stack(sums).tolist()  # one wait for the device
-        return {name: finish(total, size) for (name, size), total in zip(sizes, totals, strict=True)}
+        return stream.digests
+
+    def _stream(self, transport: SendingTransport, outgoing: _Outgoing, base: Mapping[str, int]) -> _Sent:
+        """Send buckets of those weights that are not the ones that the receivers have."""
+        sent = _Sent({})
+        for bucket in outgoing.gathered(base, sent):
+            self._announce(bucket)
+            transport.send(bucket.data)
+        transport.finish()
+        return sent
 
     def _announce(self, bucket: Bucket) -> None:
         entries = [[*weight_as_json(weight), offset] for weight, offset in bucket.entries]
-        self._channel.tell("bucket", num_bytes=len(bucket.data), entries=entries)
+        self._channel.tell("bucket", num_bytes=len(bucket.data), entries=entries, start=bucket.start)
 
     def _give_up(self, reason: str) -> None:
         with suppress(ConnectionError):
             self._channel.tell("abort", reason=reason)
         self._drop_transport()
 
-    def _transport_for(self, joined: list[Message], metadata: WeightsMetadata) -> SendingTransport:
+    def _transport_for(self, joined: list[Message], outgoing: _Outgoing) -> SendingTransport:
         """The transport of the syncs before, unless one failed or somebody joined."""
         if self._num_joins != self._channel.num_joins:
             self._drop_transport()
         if self._transport is None:
-            self._transport = self._over_memory(joined, metadata) or self._over_network(joined)
+            self._transport = self._over_memory(joined, outgoing.metadata)
             self._num_joins = self._channel.num_joins
+        plan = None if self._transport is None else self._transport.plan
+        if not outgoing.begin(plan, self._channel.session):
+            if isinstance(self._transport, SharedMemorySender):  # a rank of the actor is on another node
+                self._drop_transport()
+            self._transport = self._transport or self._over_network(joined)
+        assert self._transport is not None, "there is one for every place"
         return self._transport
 
     def _over_memory(self, joined: list[Message], metadata: WeightsMetadata) -> SendingTransport | None:
@@ -235,7 +259,8 @@ class _Session:
         if file is None:
             return None
         # A small model needs no large slots: what is reserved is taken from the node's memory.
-        slot_bytes = min(self._bucket_bytes, max(1, metadata.num_bytes + ALIGNMENT * len(metadata)))
+        slot_bytes = min(self._bucket_bytes, metadata.num_bytes + ALIGNMENT * len(metadata))
+        slot_bytes = max(1, min(slot_bytes, shared_memory.SLOT_BYTES) // ALIGNMENT) * ALIGNMENT
         try:
             return SharedMemorySender(self._channel, file, made_in=self._attempt, slot_bytes=slot_bytes)
         except OSError as error:
@@ -264,6 +289,129 @@ class _Session:
         if self._transport is not None:
             self._transport.close()
             self._transport = None
+
+
+@dataclass
+class _Sent:
+    """Digests of all weights of a sync, and the names of those that the receivers had already."""
+
+    digests: dict[str, int]
+    unchanged: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The weights that every receiver holds since the last sync: their common digest, and that of each."""
+
+    digest: str
+    digests: Mapping[str, int]
+
+
+@dataclass(kw_only=True)
+class _Outgoing:
+    """The weights of one sync, as a rank of the actor gives them: shard by shard, or gathered one by one.
+
+    Rank 0 says how (`begin`); whatever happens afterwards, `give_up` lets the other ranks go.
+    """
+
+    module: nn.Module
+    metadata: WeightsMetadata
+    weights: Iterable[tuple[str, Tensor]] | None
+    ranks: SenderRanks
+    bucket_bytes: int
+    dtype: torch.dtype | None
+
+    def __post_init__(self) -> None:
+        self._end: Callable[[], object] = lambda: self.ranks.hear({"ends": True})
+        """On rank 0: lets the others go, which wait for what comes next."""
+
+    def begin(self, plan: Plan | None, session: str) -> bool:
+        """On rank 0: tell the others how the weights leave; True if all of them see the shared memory.
+
+        Args:
+            plan: of the transport; None for one that is not made yet.
+            session: of the shared memory.
+        """
+        is_shared = plan is not None and plan.name == "shared_memory"
+        self.ranks.hear({"plan": plan.to_json() if plan and is_shared else None, "session": session})
+        if is_shared and not self.ranks.failed(False):
+            self._end = lambda: self.ranks.go_on(False)
+            return True
+        self._end = lambda: _use_up(self.gathered())
+        return False
+
+    def help(self, helper: SharedMemoryHelper | None) -> SharedMemoryHelper | None:
+        """On every other rank: take part, as rank 0 says; the shared memory, for the next time."""
+        heard = self.ranks.hear()
+        if heard.get("ends"):
+            return helper
+        if heard["plan"] is None:
+            _use_up(self.gathered())
+            return None
+        plan, failure = Plan(**heard["plan"]), False
+        try:
+            if helper is None or helper.plan != plan:
+                helper = SharedMemoryHelper(plan, session=heard["session"])
+        except OSError as error:
+            logger.info("this rank of the actor is on another node than rank 0 (%s)", error)
+            failure, helper = True, None
+        if self.ranks.failed(failure):
+            _use_up(self.gathered())
+            return None
+        assert helper is not None, "no rank has failed"
+        helper.begin()
+        for _ in self.shards(helper):
+            pass
+        return helper
+
+    def shards(self, room: SharedMemorySender | SharedMemoryHelper) -> ShardStream:
+        """The buckets that all ranks fill."""
+        stream = ShardStream(
+            self.module, self.metadata, bucket_bytes=room.plan.slot_bytes, room=room.room, ranks=self.ranks,
+            weights=self.weights,
+        )  # fmt: skip
+        self._end = stream.close
+        return stream
+
+    def gathered(self, base: Mapping[str, int] | None = None, sent: _Sent | None = None) -> Iterator[Bucket]:
+        """Buckets of weights that all ranks gather; those of rank 0 alone are filled.
+
+        Args:
+            base: on rank 0, digests of what the receivers have: such weights are left out.
+            sent: learns the digest of each weight, and which were left out.
+        """
+        known: dict[str, int] = self.ranks.hear({"base": base or {}} if self.ranks.rank == 0 else None)[
+            "base"
+        ]
+        sent = sent or _Sent({})
+
+        def is_unchanged(weight: TensorMetadata, shard: Tensor) -> bool:
+            digest = sent.digests[weight.name] = self._digest(weight, shard)
+            if known.get(weight.name) != digest:
+                return False
+            sent.unchanged.append(weight.name)
+            return True
+
+        stream = parameter_stream(
+            self.module, bucket_bytes=self.bucket_bytes, yields_buckets=self.ranks.rank == 0, dtype=self.dtype,
+            weights=self.weights, skips=is_unchanged,
+        )  # fmt: skip
+        self._end = lambda: _use_up(stream)
+        return stream
+
+    def _digest(self, weight: TensorMetadata, shard: Tensor) -> int:
+        """Digest of a weight, on every rank, from the ranks that hold its shards."""
+        pipeline = pipeline_of(self.module)
+        if pipeline is None:
+            return digest_of_shards(shard, weight.dtype)
+        name = weight.name
+        own = {name: digest_of_shards(shard, weight.dtype)} if pipeline.is_mine(name) else {}
+        return pipeline.of_all_stages(own)[name]
+
+    def give_up(self) -> None:
+        """On rank 0: let the others go; harmless where all has ended."""
+        self._end()
+        self._end = lambda: None
 
 
 def _use_up(stream: Iterator[Bucket]) -> None:

@@ -1,8 +1,8 @@
 """Buckets through shared memory, for a sender and receivers on one node.
 
-One file of the node's memory file system holds two slots. The sender fills one while the receivers read the other;
-a bucket larger than a slot travels in pieces. The sender says on the channel when a piece lies in its slot, and fills
-the slot again when every receiver has said there that it is done with it.
+One file of the node's memory file system holds two slots of a bucket each. The ranks of the sender fill one together,
+each with its part of the weights, while the receivers read the other. A bucket is announced on the channel when it
+lies in its slot, which is filled again when every receiver has said there that it is done with it.
 
 The file has a name only until all receivers have mapped it, so the memory is given back however the processes end.
 For a process that was killed in that short time, the next sender removes the file: its owner holds a lock on it that
@@ -32,8 +32,12 @@ FOLDER = Path("/dev/shm")
 """Folder in which Linux keeps files in memory."""
 PREFIX = "strop-weights-"
 NUM_SLOTS = 2
+SLOT_BYTES = 16 << 20
+"""Largest slot: a message and its answer, which a slot costs, take little beside its copy."""
 _HEADER_BYTES = mmap.PAGESIZE
 """The slots start behind a page that tells this session's file from any other."""
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""The folder is everybody's: neither a link nor a pipe that somebody has put there is followed or waited for."""
 
 
 class SharedFile:
@@ -59,7 +63,7 @@ class SharedFile:
         size = _HEADER_BYTES + NUM_SLOTS * slot_bytes
         # Without the reservation, a write beyond the limit of the file system would end the process.
         os.posix_fallocate(self._file.fileno(), 0, size)
-        return mmap.mmap(self._file.fileno(), size)
+        return _mapped(self._file, size)
 
     def remove(self) -> None:
         """Take its name away; who has mapped it keeps the memory. Harmless the second time."""
@@ -84,15 +88,23 @@ class SharedMemorySender:
         self._file.remove()
         self._piece = 0
 
+    def room(self, num_bytes: int) -> Tensor:
+        """Memory [n] uint8 of the next bucket, once every receiver is done with what lay there.
+
+        Raises:
+            ConnectionError, TimeoutError, ReceiverFailed: as of the channel.
+        """
+        if self._piece >= NUM_SLOTS:
+            before = self._piece - NUM_SLOTS
+            self._channel.hear("read", before, f"to read piece {before} of the shared memory")
+        return self._slots[self._piece % NUM_SLOTS][:num_bytes]
+
     def send(self, data: Tensor) -> None:
-        """Copy bytes [n] uint8 into the slots, as these become free."""
-        for part in torch.split(data, len(self._slots[0])):
-            if self._piece >= NUM_SLOTS:
-                before = self._piece - NUM_SLOTS
-                self._channel.hear("read", before, f"to read piece {before} of the shared memory")
-            self._slots[self._piece % NUM_SLOTS][: len(part)].copy_(part)
-            self._channel.tell("piece", number=self._piece)
-            self._piece += 1
+        """Hand on the bucket [n] uint8 that was put into the `room`."""
+        assert data.data_ptr() == self._slots[self._piece % NUM_SLOTS].data_ptr(), (
+            "it lies where there was room"
+        )
+        self._piece += 1
 
     def finish(self) -> None:
         """Nothing to do: the last pieces lie in the slots until the receivers have answered the commit."""
@@ -101,6 +113,33 @@ class SharedMemorySender:
         """Give the memory back."""
         self._file.remove()
         self._slots = []
+
+
+class SharedMemoryHelper:
+    """The side of another rank of the sender, which helps to fill the slots."""
+
+    def __init__(self, plan: Plan, *, session: str) -> None:
+        """Map the file of rank 0.
+
+        Raises:
+            OSError: this process does not see it: another node.
+        """
+        self.plan = plan
+        path = Path(plan.path)
+        with os.fdopen(os.open(path, _SAFELY | os.O_RDWR), "r+b") as file:
+            if not _is_of_session(file.read(_HEADER_BYTES), session):
+                raise OSError(f"{path} belongs to another session of a weight sync")
+            self._slots = _slots(_mapped(file, _HEADER_BYTES + NUM_SLOTS * plan.slot_bytes), plan.slot_bytes)
+        self._piece = 0
+
+    def begin(self) -> None:
+        """Start at the first slot."""
+        self._piece = 0
+
+    def room(self, num_bytes: int) -> Tensor:
+        """Memory [n] uint8 of the next bucket, which rank 0 has found free."""
+        self._piece += 1
+        return self._slots[(self._piece - 1) % NUM_SLOTS][:num_bytes]
 
 
 class SharedMemoryReceiver:
@@ -132,15 +171,12 @@ class SharedMemoryReceiver:
         self._piece, self._in_use = 0, None
 
     def receive(self, num_bytes: int) -> Tensor:
-        """The slot itself where the bucket fits into one, else a copy of its pieces."""
+        """The slot itself."""
         self.finish()
-        if num_bytes <= len(self._slots[0]):
-            return self._next(num_bytes)
-        buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        for part in torch.split(buffer, len(self._slots[0])):
-            part.copy_(self._next(len(part)))
-            self.finish()
-        return buffer
+        slot = self._slots[self._piece % NUM_SLOTS]
+        self._in_use = self._piece
+        self._piece += 1
+        return slot[:num_bytes]
 
     def finish(self) -> None:
         """Tell the sender that the last piece was read."""
@@ -151,17 +187,6 @@ class SharedMemoryReceiver:
     def close(self) -> None:
         """Give the memory back."""
         self._slots = []
-
-    def _next(self, num_bytes: int) -> Tensor:
-        message = self._channel.next(f"piece {self._piece} of the shared memory")
-        if (message["kind"], message["number"]) != ("piece", self._piece):
-            raise ConnectionError(
-                f"piece {self._piece} of the shared memory was announced as {dict(message)}"
-            )
-        slot = self._slots[self._piece % NUM_SLOTS]
-        self._in_use = self._piece
-        self._piece += 1
-        return slot[:num_bytes]
 
 
 def shares_memory(path: Path, session: str) -> bool:
@@ -192,9 +217,12 @@ def _make_locked(folder: Path) -> tuple[Path, IO[bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    # The folder is everybody's: neither a link nor a pipe that somebody has put there is followed or waited for.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags), "rb")
+    return os.fdopen(os.open(path, _SAFELY | os.O_RDONLY), "rb")
+
+
+def _mapped(file: IO[bytes], size: int) -> mmap.mmap:
+    """A file that others read, writable, with its pages there: one that is touched later costs more than its copy."""
+    return mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def _is_of_session(header: bytes, session: str) -> bool:

@@ -9,7 +9,7 @@ of torch does, so it is not called inside TrainEngine.full_parameters().
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,12 @@ class Bucket:
     entries: tuple[tuple[TensorMetadata, int], ...]
     """Each weight with the byte of `data` where it starts."""
     data: Tensor
-    """[num_bytes] uint8 on the model's device."""
+    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers."""
+    start: int | None = None
+    """First byte of the one weight of which this is a part; None: all weights are whole."""
 
     def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
-        """The weights with their values: views of `data`."""
+        """The weights, which are whole, with their values: views of `data`."""
         for weight, offset in self.entries:
             yield weight, tensor_at(self.data, weight, offset)
 
@@ -59,6 +61,7 @@ def parameter_stream(
     yields_buckets: bool = True,
     dtype: torch.dtype | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
+    skips: Callable[[TensorMetadata, Tensor], bool] | None = None,
 ) -> Iterator[Bucket]:
     """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
 
@@ -74,6 +77,8 @@ def parameter_stream(
         dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
+        skips: asked on every rank about each weight as it is held, before it is gathered; True on all of them leaves
+            it out.
 
     Raises:
         ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
@@ -82,23 +87,31 @@ def parameter_stream(
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
     metadata = weights_metadata(module, dtype=dtype)
-    source = iter(_own_weights(module, metadata)) if weights is None else iter(weights)
-    for group in _groups(metadata, bucket_bytes):
-        entries, size = _placed(group)
+    source = iter(own_weights(module, metadata)) if weights is None else iter(weights)
+    for group in groups(metadata, bucket_bytes):
+        room = placed(group)[1]
+        sent: list[TensorMetadata] = []
         data: Tensor | None = None
-        for weight, offset in entries:
-            tensor = whole_weight(module, weight.name, _next(source, weight), weight.dtype)
+        for weight in group:
+            shard = next_weight(source, weight)
+            if skips is not None and skips(weight, shard):
+                continue
+            tensor = whole_weight(module, weight.name, shard, weight.dtype)
+            del shard
             if not yields_buckets:
                 continue
-            if len(entries) == 1:
+            sent.append(weight)
+            if len(group) == 1:
                 data = tensor.contiguous().view(-1).view(torch.uint8)
                 break
             if data is None:
-                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-            tensor_at(data, weight, offset).copy_(tensor)
+                data = torch.empty(room, dtype=torch.uint8, device=tensor.device)
+            tensor_at(data, weight, placed(sent)[0][-1][1]).copy_(tensor)
             del tensor
         if data is not None:
-            yield Bucket(entries=entries, data=data)
+            entries, size = placed(sent)
+            yield Bucket(entries=entries, data=data[:size])
+            del data
     if extra := next(source, None):
         raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
 
@@ -135,7 +148,7 @@ def weights_from_json(value: object) -> WeightsMetadata:
     return WeightsMetadata(tuple(map(weight_from_json, value)))
 
 
-def _own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
+def own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
     """The module's own tensors. Raises before the first one what is wrong with any."""
     adapter = next(
         (name for name in module.state_dict(keep_vars=True) if hugging_face_name(name) is None), None
@@ -150,7 +163,7 @@ def _own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple
     return ((weight.name, tensors[weight.name]) for weight in metadata)
 
 
-def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
+def next_weight(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
     name, tensor = next(source, ("nothing", None))
     if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
         got = name if tensor is None else f"{name} {list(tensor.shape)}"
@@ -161,11 +174,11 @@ def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tenso
     return tensor
 
 
-def _groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
+def groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
     """The weights in order, cut where a bucket is full."""
     group: list[TensorMetadata] = []
     for weight in metadata:
-        if group and _placed([*group, weight])[1] > bucket_bytes:
+        if group and placed([*group, weight])[1] > bucket_bytes:
             yield group
             group = []
         group.append(weight)
@@ -173,7 +186,7 @@ def _groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[Tenso
         yield group
 
 
-def _placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
+def placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
     """The weights of a bucket with their offsets, and the bucket's size."""
     entries, end = [], 0
     for weight in group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,4 +26,13 @@ class WeightTarget(Protocol):
 
     def digests(self, names: Sequence[str]) -> Mapping[str, int]:
         """Digests (engines.digests.tensors) of what generation will really read under each name, aliases included."""
+        ...
+
+
+@runtime_checkable
+class PartTarget(WeightTarget, Protocol):
+    """Parameters that take a tensor in parts, so that it is never held whole beside them."""
+
+    def load_part(self, name: str, start: int, data: Tensor) -> None:
+        """Write bytes [n] uint8 of a tensor, from byte `start` on; parts of a tensor come in their order."""
         ...

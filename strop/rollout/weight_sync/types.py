@@ -31,7 +31,7 @@ class SyncReport:
     version: int
     """Policy version of the weights."""
     transport: str
-    """`collective` or `shared_memory`; `gather` on ranks that only took part in gathering the shards."""
+    """`collective` or `shared_memory`; `shards` on ranks that gave theirs and talked to no receiver."""
     num_tensors: int
     """Tensors sent or loaded, tied ones counted once."""
     num_bytes: int
@@ -39,7 +39,7 @@ class SyncReport:
     seconds: float
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str
-    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on ranks that only gathered."""
+    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on those."""
 
 
 @dataclass(frozen=True, kw_only=True)

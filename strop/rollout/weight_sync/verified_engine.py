@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
+from strop.rollout.types import Ability, Memory, OnToken, RolloutEngine, Sampling, TokenOutput
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.types import Endpoint, SyncReport
 
@@ -123,9 +123,9 @@ class VerifiedEngine:
         """As the engine does."""
         await self._engine.sleep(level)
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
         """As the engine does."""
-        await self._engine.wake_up()
+        await (self._engine.wake_up() if tags is None else self._engine.wake_up(tags))
 
     async def close(self) -> None:
         """Leave the sender, and end the engine."""

@@ -6,6 +6,7 @@ dynamic_sampling.py  Settings that do not go with dynamic sampling
 media.py             Settings that do not go with images of prompts
 parallel.py          Numbers of ranks that the engine of a role cannot have
 recording.py         Recorded samples that are trained on (trainer.skip_rollout)
+router_replay.py     Settings that rollout.router_replay does not go with
 roles.py             Settings that do not go with the roles that are here
 sections.py          Rules across settings of several sections
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.megatron.checks import check_installed, check_settings
 from strop.engines.parallel.axes import check_axes
 
@@ -24,6 +24,8 @@ def check(config: Config) -> None:
     for role, engine in config.engines.items():
         num_ranks = config.resources.apart.get(role, config.resources.ranks)
         check_axes(engine, num_ranks, section=f"{role}.engine")
+        if role == "actor":
+            check_router_settings(role, engine, config.actor.moe)
         if role in config.used_engines:
             lora = loras.get(role, ("model.lora.rank", config.model.lora))
             check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
@@ -165,6 +167,21 @@ def _check_expert_parallel_settings(
             raise ValueError(
                 f"{role}.engine.expert_parallel is {engine.expert_parallel}, which does not go with {setting}: use "
                 f"{instead}, or {role}.engine.expert_parallel=1"
+            )
+
+
+def check_router_settings(role: str, engine: EngineConfig, moe: MoEConfig) -> None:
+    """Raise a ValueError for losses of routers that the engine of a role cannot add."""
+    key = "balance_loss_coef" if moe.balance_loss_coef else "z_loss_coef"
+    for setting, value, needed in (
+        ("kind", engine.kind, "torch"),
+        ("compile", engine.compile, False),
+        ("pipeline_parallel", engine.pipeline_parallel, 1),
+    ):
+        if moe.is_on and value != needed:
+            raise ValueError(
+                f"{role}.moe.{key} is {getattr(moe, key)}, which does not go with {role}.engine.{setting}={value}: set "
+                f"that to {needed}, or {role}.moe.{key} to 0"
             )
 
 

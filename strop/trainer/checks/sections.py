@@ -10,8 +10,16 @@ from strop.data.curriculum import sees_results
 from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
 from strop.rollout.replicas.checks import check_replicas
-from strop.trainer.checks import algorithms, async_rollout, dynamic_sampling, parallel, roles
+from strop.trainer.checks import (
+    algorithms,
+    async_rollout,
+    dynamic_sampling,
+    parallel,
+    roles,
+    router_replay,
+)
 from strop.trainer.fault_tolerance import settings as fault_tolerance_settings
+from strop.trainer.fault_tolerance.node_counts import check_elastic
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -43,7 +51,8 @@ def _check_shaping(config: Config) -> None:
 
 
 def _check_replicas(config: Config) -> None:
-    check_replicas(config.rollout, is_apart="rollout" in config.resources.apart)
+    is_apart = "rollout" in config.resources.apart
+    check_replicas(config.rollout, is_apart=is_apart, is_on_ray=config.resources.runtime == "ray")
 
 
 def _check_budgets(config: Config) -> None:
@@ -120,11 +129,13 @@ _CHECKS = (
     roles.check,
     _check_replicas,
     fault_tolerance_settings.check,
+    check_elastic,
     dynamic_sampling.check,
     _check_sampler,
     _check_epochs,
     _check_budgets,
     _check_roles,
     _check_async_rollout,
+    router_replay.check,
 )
 """Checks in the order in which they run."""

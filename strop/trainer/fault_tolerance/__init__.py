@@ -2,6 +2,7 @@
 
 background.py  Checkpoints that are written while training goes on (run.async_save)
 disk.py        Watch over the time that a checkpoint takes to write
+elastic.py     Elastic runs: fewer machines while some are lost, and more again (resources.min_nodes)
 healing.py     Recovery from dead worker processes (run.max_restarts)
 limits.py      Validations of a run compared with each other, for its limits (hours, pass rate, patience)
 machine.py     A machine that is about to be taken away: the run is saved before (run.save_before)

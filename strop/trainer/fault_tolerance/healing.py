@@ -7,10 +7,11 @@ checkpoint (`in_play.jsonl`) and is gone on with.
 
 from __future__ import annotations
 
-from strop.controller import CallTimeout, WorkerFailed
+from strop.controller import CallTimeout, PlacesNotFree, WorkerFailed
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
+from strop.trainer.fault_tolerance.elastic import MoreMachines
 from strop.trainer.resume import Continuation
 from strop.trainer.resume import roll_back as roll_back_run
 
@@ -50,7 +51,26 @@ class Recovery:
         self._num_in_a_row += 1
         cause = str(error).partition("\n")[0]
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
-        self._say(f"{cause}; the workers are made again ({count})")
+        return self._begin_again(cause, f"the workers are made again ({count})")
+
+    def place_again(self, error: PlacesNotFree) -> Checkpoint | None:
+        """The run at the checkpoint that it could not begin at, for the machines that are left.
+
+        Raises:
+            PlacesNotFree: this error, where the run has begun again run.max_restarts times since its last checkpoint,
+                or needs all of its machines.
+        """
+        if not (self._config.resources.min_nodes and 0 < self._num_in_a_row < self._most):
+            raise error
+        self._num_in_a_row += 1
+        return self._begin_again(str(error).partition(";")[0], "the machines are counted again")
+
+    def take_more(self, reason: MoreMachines) -> Checkpoint | None:
+        """The run at the checkpoint that it has just written, for more machines; given as by `roll_back`."""
+        return self._begin_again(str(reason), "the workers are made again on all of them")
+
+    def _begin_again(self, cause: str, how: str) -> Checkpoint | None:
+        self._say(f"{cause}; {how}")
         checkpoint, lines = roll_back_run(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
         self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)

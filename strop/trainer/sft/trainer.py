@@ -20,6 +20,7 @@ from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.callbacks import Reporter, StopRequest
+from strop.trainer.checks.parallel import check_router_settings
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -28,6 +29,7 @@ from strop.trainer.supervised import SupervisedTrainer
 from strop.trainer.timing import Stages
 from strop.utils.metrics import Metric
 from strop.workers.models import TrainingInit
+from strop.workers.routers import check_routers
 from strop.workers.rows import Update, flat_mask, merged_update
 from strop.workers.sft import LOSS, TEACHER, SupervisedWorker
 
@@ -47,6 +49,10 @@ class SftTrainer(SupervisedTrainer[SftConfig, SftDataset, SupervisedWorker]):
 
     def _check_model(self) -> None:
         check_language_model(self._config.model)
+        moe = self._settings.moe
+        check_router_settings("sft", self._settings.engine, moe)
+        if moe.is_on:
+            check_routers(load_model_config(self._config.model), moe, section="sft.moe")
 
     def _load(self, files: Sequence[str], split: str) -> SftDataset:
         rows = read_sft_rows(files, self._config.data.cache_dir)
@@ -78,6 +84,7 @@ class SftTrainer(SupervisedTrainer[SftConfig, SftDataset, SupervisedWorker]):
             settings.optim,
             learning,
             settings.distillation,
+            settings.moe,
         )
 
     def _learn(self, places: Sequence[int], stages: Stages) -> tuple[DataProto, Update, Mapping[str, float]]:

@@ -7,7 +7,8 @@ they go on in a thread of their own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
+from strop.rollout.routing.router import RouterAddress
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.types import Probe, SyncReport
 from strop.run.replay_schedule import Spans
@@ -32,6 +34,8 @@ from strop.workers.episodes import Episode
 from strop.workers.player import Scorers
 from strop.workers.reports import episode_report
 from strop.workers.rollout import EventLoop, RolloutSettings, RolloutWorker
+
+T = TypeVar("T")
 
 
 class AsyncRolloutWorker(RolloutWorker):
@@ -57,6 +61,18 @@ class AsyncRolloutWorker(RolloutWorker):
         self._generations = GenerationCache(client, self._schedule)
         self._scores = ScoreCache(self._pool)
         return self._generations, self._scores
+
+    def _together(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Engines that go on between calls serve others at any time, so that nobody waits for the end of a call."""
+        return work
+
+    def join_router(self, address: RouterAddress) -> None:
+        """As RolloutWorker, for engines that go on between calls."""
+        super().join_router(address)
+        self._event_loop.run(self._serve_others())
+
+    async def _serve_others(self) -> None:
+        self._routed.begin(self._engines.first.engine.version)
 
     def _on_group_episode(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
@@ -170,6 +186,7 @@ class AsyncRolloutWorker(RolloutWorker):
         return report
 
     def _reached(self, version: int) -> None:
+        self._event_loop.run(self._serve_others())
         if self._schedule is not None:
             self._event_loop.run(self._schedule.reach(version))
 

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
-from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, token_of
+from rollout.engine_process.address import PURPOSE, EngineAddress
 
 from strop.controller.auth_listener import connect_authenticated
 from strop.protocol.trajectory import media_of
+from strop.rollout.routing.wire import Garbage, Message, Wire, token_of
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.weight_sync.types import (
     Endpoint,
@@ -152,7 +153,7 @@ class RemoteEngine:
         """As the served engine does."""
         await self._call("sleep", level=level)
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: object = None) -> None:
         """As the served engine does."""
         await self._call("wake_up")
 

@@ -14,9 +14,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, sampling_of, whole
+from rollout.engine_process.address import PURPOSE, EngineAddress
 
 from strop.controller.auth_listener import AuthListener, new_secret
+from strop.rollout.routing.wire import Garbage, Message, Wire, sampling_of, whole
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.types import Endpoint
 from strop.rollout.weight_sync.verified_engine import VerifiedEngine

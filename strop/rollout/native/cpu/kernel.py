@@ -9,13 +9,6 @@ results differ by rounding. Last measured: benchmarks/RESULTS.md.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,16 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import AttentionForm
+from strop.utils.c_library import c_library
 from strop.utils.rng import uniforms
-
-logger = logging.getLogger(__name__)
 
 DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
 FLAGS = (
     "-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-fno-associative-math",
     "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
 )  # fmt: skip
-COMPILE_TIMEOUT_S = 60.0
 
 
 class Layer(ctypes.Structure):
@@ -258,54 +249,4 @@ def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKe
 
 
 def _library(source: Path, *shape: str) -> Path | None:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        return None
-    try:
-        library = _folder() / f"{source.stem}-{_made_of(compiler, source, shape)}.so"
-        if not library.is_file():
-            _compile(compiler, source, shape, library)
-        ctypes.CDLL(str(library))
-        return library
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logger.warning("decoding runs in torch, which is slower than compiled: %s", error)
-        return None
-
-
-def _folder() -> Path:
-    """Folder of compiled functions, in the user's cache; nobody else may write there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop" / "kernels"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(
-            f"{folder} would hold compiled code and can be changed by others; make it yours alone (chmod 700)"
-        )
-    return folder
-
-
-def _made_of(compiler: str, source: Path, shape: Sequence[str]) -> str:
-    """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
-    do."""
-    version = subprocess.run(
-        [compiler, "-march=native", "-Q", "--help=target", "--version"],
-        capture_output=True,
-        check=True,
-        timeout=COMPILE_TIMEOUT_S,
-    ).stdout
-    parts = (source.read_bytes(), version, " ".join((*FLAGS, *shape)).encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-
-
-def _compile(compiler: str, source: Path, shape: Sequence[str], library: Path) -> None:
-    """In two steps: a link with -ffast-math would change how the whole process rounds small numbers."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        part, whole = f"{folder}/part.o", f"{folder}/whole.so"
-        for words in (
-            [compiler, *FLAGS, *shape, "-c", str(source), "-o", part],
-            [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
-        ):
-            result = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-            if result.returncode:
-                raise RuntimeError(f"gcc could not compile {source.name}: {result.stderr.strip()[-500:]}")
-        Path(whole).replace(library)  # whole or not at all, also beside other processes
+    return c_library(source, flags=(*FLAGS, *shape), doing="decoding")

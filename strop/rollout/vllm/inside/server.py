@@ -43,6 +43,8 @@ class Server:
         """Of the weights; each token is told with it."""
         self._is_held = False
         """The owner has asked for a pause."""
+        self._asleep: set[str] = set()
+        """Parts of the memory that were given back."""
         self._is_updating = self._reads_media = False
         self._does: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "start": self.start,
@@ -194,10 +196,14 @@ class Server:
     async def sleep(self, message: Any) -> None:
         """Give memory back: that of the cache, with the weights in host memory (1), or weights dropped (2)."""
         await self._engine.sleep(level=message["level"], mode="keep")
+        self._asleep = {"weights", "kv_cache"}
 
     async def wake(self, message: Any) -> None:
-        """Take memory again; `tags` for a part of it."""
+        """Take memory again, the parts in `tags`. Requests that came meanwhile run once all of it is there."""
         await self._engine.wake_up(tags=message["tags"])
+        self._asleep -= set(message["tags"])
+        if not (self._asleep or self._is_held or self._is_updating):
+            await self._engine.resume_generation()
 
     async def begin_update(self, message: object) -> None:
         """Hold the requests, and get ready for weights."""
@@ -224,7 +230,7 @@ class Server:
             await self._engine.pause_generation(mode="keep", clear_cache=False)
         self._version = message["version"]
         await self._forget()
-        if not self._is_held:
+        if not (self._is_held or self._asleep):
             await self._engine.resume_generation()
 
 

@@ -1,11 +1,4 @@
-"""Frames of JSON between a remote engine and its server, on a connection that strop.controller.auth_listener let in.
-
-    caller -> server   {"call": n, "do": name, "with": {...}}     a method of the engine
-                       {"cancel": n}                              nobody waits for this call any more
-    server -> caller   {"hello": {"version": v, "abilities": [...]}}
-                       {"call": n, "token": [id, log-prob, version]}
-                       {"call": n, "done": value, "version": v}
-                       {"call": n, "failed": [type, sentence]}
+"""Frames of JSON on a connection that strop.controller.auth_listener let in: requests to engines of other processes.
 
 A frame is four bytes of length and JSON text. Both sides bound what they read and what they keep for a peer that reads
 nothing, and check every field: what does not fit ends the connection.
@@ -17,16 +10,14 @@ import asyncio
 import json
 import math
 import socket
-from dataclasses import dataclass, field
 from typing import Any
 
 from strop.rollout.types import Sampling
 
-PURPOSE = "rollout engine"
 MAX_FRAME_BYTES = 16 << 20
 """A prompt of two million tokens."""
 MAX_UNREAD_BYTES = 64 << 20
-"""What may wait for a peer that does not read; more, and it is cut off."""
+"""Bytes that wait for a peer that does not read; with more it is cut off."""
 _LENGTH_BYTES = 4
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A peer that is gone without a word is noticed after a minute, also where nothing is said."""
@@ -35,17 +26,7 @@ Message = dict[str, Any]
 
 
 class Garbage(ConnectionError):
-    """What came is not of this protocol."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineAddress:
-    """Where an engine is served; plain data that the owner of the process hands on."""
-
-    host: str
-    port: int
-    secret: str = field(repr=False)
-    """Only who proves to know it is heard."""
+    """A message that is not of this protocol."""
 
 
 class Wire:
@@ -73,7 +54,7 @@ class Wire:
         text = json.dumps(message, separators=(",", ":")).encode()
         if len(text) > MAX_FRAME_BYTES:
             raise ValueError(
-                f"a message of {len(text)} bytes to a rollout engine; at most {MAX_FRAME_BYTES} fit"
+                f"a message of {len(text)} bytes between rollout workers; at most {MAX_FRAME_BYTES} fit"
             )
         transport = self._writer.transport
         if transport.is_closing():
@@ -111,7 +92,7 @@ class Wire:
 
 
 def sampling_of(value: Any) -> Sampling:
-    """What `dataclasses.asdict` made of a Sampling.
+    """Sampling from the form that `dataclasses.asdict` gave it.
 
     Raises:
         ValueError: it is something else.

@@ -1,0 +1,172 @@
+"""Weights leave their shards for memory that all ranks of the sender see: each puts its own part where it belongs.
+
+Nothing is gathered. Rank 0 says which bytes of which weight come next and where; every rank copies its part of them,
+row by row or column by column, and adds up the digest on the way; when all are done, rank 0 hands the bucket on. Beside
+the shards there are the buckets in the shared memory, whatever the size of the model or of a tensor.
+
+Concurrency: `ShardStream` is iterated by all ranks at the same time, in the same order. Rank 0 may end it early by
+`close`; a rank that fails is heard of by rank 0, and by the others when rank 0 ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from strop.engines.checksum import host
+from strop.engines.checksum.tensors import WORD_BYTES, finish
+from strop.engines.parallel.pipeline import pipeline_of
+from strop.engines.weight_parts import adds_up, part_of
+from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync.sender_ranks import SenderRanks
+from strop.rollout.weight_sync.stream import (
+    ALIGNMENT,
+    Bucket,
+    groups,
+    next_weight,
+    own_weights,
+    placed,
+)
+
+Room = Callable[[int], Tensor]
+"""Memory [n] uint8 for the next bucket, the same bytes on every rank; rank 0 waits until it is free."""
+
+
+class ShardStream:
+    """All weights of a model, in buckets that its ranks fill together; rank 0 gets them, the others nothing."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        metadata: WeightsMetadata,
+        *,
+        bucket_bytes: int,
+        room: Room,
+        ranks: SenderRanks,
+        weights: Iterable[tuple[str, Tensor]] | None = None,
+    ) -> None:
+        """Args:
+        module: plain, or sharded over these ranks.
+        metadata: of its weights, in the dtypes in which they leave.
+        bucket_bytes: limit of a bucket; a larger tensor is a number of buckets.
+        room: where they go.
+        ranks: all that hold the model.
+        weights: as of `stream.parameter_stream`; shards, or tensors that are whole on every rank.
+        """
+        self._module, self._metadata, self._pipeline = module, metadata, pipeline_of(module)
+        self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
+        self._room, self._ranks, self._weights = room, ranks, weights
+        self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
+        self._buckets = self._fill_all()
+        self._is_over = False
+        self.digests: dict[str, int] = {}
+        """Of every weight by name, on every rank, once all buckets were taken."""
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """The buckets, on rank 0 alone; each is valid until the next one is asked for."""
+        return self._buckets
+
+    def close(self) -> None:
+        """Tell the other ranks, if they wait for another bucket, that none comes. Rank 0 alone calls this."""
+        if not self._is_over:
+            self._is_over = True
+            self._ranks.go_on(False)
+
+    def _fill_all(self) -> Iterator[Bucket]:
+        failure: Exception | None = None
+        source = iter(own_weights(self._module, self._metadata) if self._weights is None else self._weights)
+        for group in groups(self._metadata, self._bucket_bytes):
+            entries, size = placed(group)
+            tensors: list[Tensor] = []
+            window: Tensor | None
+            for start in range(0, size, self._bucket_bytes):
+                window, num_bytes = None, min(size - start, self._bucket_bytes)
+                if self._ranks.rank == 0:
+                    window = self._room(num_bytes)
+                if not self._ranks.go_on(True):
+                    return
+                try:
+                    window = self._room(num_bytes) if window is None else window
+                    tensors = tensors or [next_weight(source, weight) for weight in group]
+                    self._fill(entries, tensors, window, start)
+                except Exception as error:  # noqa: BLE001  (raised once the others know of it)
+                    failure = error
+                self._raise_together(failure)
+                assert window is not None, "there was room"
+                self._read_back(entries, tensors, window, start)
+                if self._ranks.rank == 0:
+                    yield Bucket(
+                        entries=entries, data=window, start=start if size > self._bucket_bytes else None
+                    )
+            del tensors
+        if not self._ranks.go_on(True):
+            return
+        self._is_over = True
+        if extra := next(source, None):
+            failure = ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
+        self._raise_together(failure)
+        totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
+        self.digests = {
+            weight.name: finish(total, weight.num_bytes)
+            for weight, total in zip(self._metadata, totals, strict=True)
+        }
+
+    def _raise_together(self, failure: Exception | None) -> None:
+        """Every rank raises where one has failed: its own error, or that another has one."""
+        failed = self._ranks.failed(failure is not None)
+        if failed:
+            self._is_over = True
+            raise failure or RuntimeError(
+                f"rank {failed[0]} of the actor could not give its part of the weights; its log says why"
+            )
+
+    def _fill(
+        self,
+        entries: Sequence[tuple[TensorMetadata, int]],
+        tensors: Sequence[Tensor],
+        window: Tensor,
+        start: int,
+    ) -> None:
+        """Put this rank's parts into the bucket."""
+        for (weight, offset), tensor in zip(entries, tensors, strict=True):
+            if self._pipeline is not None and not self._pipeline.is_mine(weight.name):
+                continue
+            part = part_of(tensor, weight.dtype, rank=self._ranks.rank, num_ranks=self._ranks.size)
+            if part is None:
+                continue
+            place, first = _place(weight, offset, window, start)
+            added = part.fill(place, first)
+            if self._adds_up(tensor, weight):
+                assert added is not None, "its parts lie between words"
+                self._sums[weight.name] += added
+
+    def _adds_up(self, tensor: Tensor, weight: TensorMetadata) -> bool:
+        """As `weight_parts.adds_up`; ranks of other stages do not know how a weight is cut."""
+        return self._pipeline is None and adds_up(tensor, weight.dtype)
+
+    def _read_back(
+        self,
+        entries: Sequence[tuple[TensorMetadata, int]],
+        tensors: Sequence[Tensor],
+        window: Tensor,
+        start: int,
+    ) -> None:
+        """Add up what lies in the bucket of weights whose parts do not; each rank a share of the bytes."""
+        for (weight, offset), tensor in zip(entries, tensors, strict=True):
+            if self._adds_up(tensor, weight):
+                continue
+            place, first = _place(weight, offset, window, start)
+            each = -(-len(place) // (WORD_BYTES * self._ranks.size)) * WORD_BYTES
+            share = place[self._ranks.rank * each : (self._ranks.rank + 1) * each]
+            if len(share):
+                self._sums[weight.name] += int(
+                    host.word_sum(share, first_byte=first + self._ranks.rank * each)
+                )
+
+
+def _place(weight: TensorMetadata, offset: int, window: Tensor, start: int) -> tuple[Tensor, int]:
+    """Bytes of a bucket that a weight has, and the first of its bytes among them."""
+    if offset == 0 and start:
+        return window, start
+    return window[offset : min(len(window), offset + weight.num_bytes)], 0

@@ -1,0 +1,35 @@
+"""Settings that rollout.router_replay does not go with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
+
+
+def check(config: Config) -> None:
+    """Refuse to replay a routing that is not recorded, or is lost on the way to the policy.
+
+    Raises:
+        ValueError: the sentence names the setting.
+    """
+    if not config.rollout.router_replay:
+        return
+    rollout, engine = config.rollout, config.actor.engine
+    needed = {
+        "rollout.engine": (rollout.engine, "native"),
+        "rollout.max_staleness": (rollout.max_staleness, 0),
+        "rollout.over_issue": (rollout.over_issue, 0),
+        "agent.num_workers": (config.agent.num_workers, 0),
+        "trainer.skip_rollout": (config.trainer.skip_rollout, ""),
+        "actor.engine.kind": (engine.kind, "torch"),
+        "actor.engine.compile": (engine.compile, False),
+        "actor.engine.pipeline_parallel": (engine.pipeline_parallel, 1),
+    }
+    for key, (value, only) in needed.items():
+        if value != only:
+            raise ValueError(
+                f"rollout.router_replay is true, which does not go with {key}={value}: set that to "
+                f"{only if only != '' else 'nothing'}, or rollout.router_replay=false"
+            )

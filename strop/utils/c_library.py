@@ -1,0 +1,82 @@
+"""Functions in C, compiled once for a machine: with gcc, into the user's cache, in about a second."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_S = 60.0
+
+
+def c_library(source: Path, *, flags: Sequence[str], doing: str) -> Path | None:
+    """The shared library of one C file; None where gcc is missing or fails.
+
+    Args:
+        source: the file.
+        flags: words for gcc, definitions included.
+        doing: what runs in torch then, for the log: a failure is told, a missing gcc is not.
+    """
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    try:
+        library = cache_folder() / f"{source.stem}-{_made_of(compiler, source, flags)}.so"
+        if not library.is_file():
+            _compile(compiler, source, flags, library)
+        ctypes.CDLL(str(library))
+        return library
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning("%s runs in torch, which is slower than compiled: %s", doing, error)
+        return None
+
+
+def cache_folder() -> Path:
+    """Folder of compiled functions, in the user's cache; nobody else may write there.
+
+    Raises:
+        PermissionError: somebody else may.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} would hold compiled code and can be changed by others; make it yours alone (chmod 700)"
+        )
+    return folder
+
+
+def _made_of(compiler: str, source: Path, flags: Sequence[str]) -> str:
+    """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
+    do."""
+    version = subprocess.run(
+        [compiler, "-march=native", "-Q", "--help=target", "--version"],
+        capture_output=True,
+        check=True,
+        timeout=COMPILE_TIMEOUT_S,
+    ).stdout
+    parts = (source.read_bytes(), version, " ".join(flags).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _compile(compiler: str, source: Path, flags: Sequence[str], library: Path) -> None:
+    """In two steps: a link with -ffast-math would change how the whole process rounds small numbers."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        part, whole = f"{folder}/part.o", f"{folder}/whole.so"
+        for words in (
+            [compiler, *flags, "-c", str(source), "-o", part],
+            [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
+        ):
+            result = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            if result.returncode:
+                raise RuntimeError(f"gcc could not compile {source.name}: {result.stderr.strip()[-500:]}")
+        Path(whole).replace(library)  # whole or not at all, also beside other processes

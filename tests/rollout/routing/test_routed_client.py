@@ -1,0 +1,297 @@
+"""Workers of one loop behind a real router: requests are taken over, lost ones go on, a step ends for all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from rollout.scripted_engine import ScriptedEngine, output
+from rollout_cases import run, tokens
+
+from strop.engines.causal_lm import CausalLM
+from strop.rollout.client import EngineClient, NoEngine
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.routing.client import RoutedClient
+from strop.rollout.routing.router import Router
+from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
+
+PACE_S = 0.01
+LONG = Sampling(key=0, max_tokens=60)
+
+
+@dataclass
+class Worker:
+    """A client and the engine at home there."""
+
+    engine: RolloutEngine
+    client: RoutedClient
+
+
+@asynccontextmanager
+async def workers(
+    *engines: RolloutEngine, capacity: int = 64, patience_s: float = 0.1, can_continue: bool = True,
+    begins_again: bool = False,
+) -> AsyncIterator[tuple[Router, list[Worker]]]:  # fmt: skip
+    """Workers that have joined a router."""
+    router = Router("127.0.0.1", patience_s=patience_s)
+    members = [
+        Worker(engine, RoutedClient(EngineClient(engine, timeout_s=20), begins_again=begins_again))
+        for engine in engines
+    ]
+    try:
+        for index, member in enumerate(members):
+            await member.client.join(
+                router.address, index=index, host="127.0.0.1", capacity=capacity, can_continue=can_continue
+            )
+        yield router, members
+    finally:
+        for member in members:
+            await member.client.close()
+        await asyncio.to_thread(router.close)
+
+
+async def paced(hear: OnToken, sampling: Sampling) -> TokenOutput:
+    """Tokens position, position + 1, ...: what an undisturbed engine says, one each PACE_S."""
+    whole = output(*range(sampling.position, sampling.position + sampling.max_tokens))
+    for token in whole.token_ids:
+        await asyncio.sleep(PACE_S)
+        hear(token, -float(token), 0)
+    return whole
+
+
+async def generated(worker: Worker, names: list[str], sampling: Sampling = LONG) -> list[TokenOutput]:
+    return await asyncio.gather(*(worker.client.generate(f"{name}#0", [1, 2, 3], sampling) for name in names))
+
+
+async def step(*works: tuple[Worker, Coroutine[Any, Any, Any]]) -> list[Any]:
+    """A step of several workers."""
+    return await asyncio.gather(
+        *(worker.client.run_together(work, version=worker.engine.version) for worker, work in works)
+    )
+
+
+async def together(*works: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
+    """The work of one worker, which begins with its part of the step."""
+    return list(await asyncio.gather(*works, return_exceptions=return_exceptions))
+
+
+async def nothing() -> None:
+    return None
+
+
+def test_without_a_router_a_client_asks_its_own_engine() -> None:
+    async def body() -> None:
+        client = RoutedClient(EngineClient(ScriptedEngine(paced), timeout_s=5))
+        assert await client.run_together(client.generate("a", [1], LONG), version=0) == output(*range(60))
+
+    run(body())
+
+
+def test_idle_engines_take_over_half_and_the_tokens_are_those_of_an_undisturbed_one() -> None:
+    async def body() -> None:
+        async with workers(*(ScriptedEngine(paced) for _ in range(3))) as (router, (a, b, c)):
+            heard: list[int] = []
+            listened = a.client.generate(
+                "9#0", [1, 2, 3], LONG, on_token=lambda token, *_: heard.append(token)
+            )
+            work = together(generated(a, list("01234567")), listened)
+            (done, listened_to), _, _ = await step((a, work), (b, nothing()), (c, nothing()))
+            assert [*done, listened_to] == [output(*range(60))] * 9
+            assert heard == list(range(60))
+            begun_elsewhere = [*b.engine.asked, *c.engine.asked]
+            assert len(begun_elsewhere) >= 4
+            assert all(ids == (1, 2, 3, *range(sampling.position)) for _, ids, sampling in begun_elsewhere)
+            assert any(sampling.position for _, _, sampling in begun_elsewhere)
+            assert router.take_stats().num_taken_over >= 4
+
+    run(body())
+
+
+def test_requests_above_the_capacity_go_to_whoever_has_room() -> None:
+    async def body() -> None:
+        engines = [ScriptedEngine(paced) for _ in range(2)]
+        async with workers(*engines, capacity=2, patience_s=60) as (_, (a, b)):
+            short = Sampling(key=0, max_tokens=5)
+            done, _ = await step((a, generated(a, list("01234567"), short)), (b, nothing()))
+            assert done == [output(*range(5))] * 8
+            assert len(engines[0].asked) == len(engines[1].asked) == 4
+
+    run(body())
+
+
+def test_a_step_ends_for_all_when_the_last_worker_has_its_own() -> None:
+    async def body() -> None:
+        async with workers(ScriptedEngine(paced), ScriptedEngine(paced)) as (_, (a, b)):
+            begun = time.monotonic()
+            for _ in range(2):  # a worker may begin after another has ended
+                early = asyncio.create_task(b.client.run_together(nothing(), version=0))
+                await asyncio.sleep(0.05)
+                assert not early.done()
+                await a.client.run_together(generated(a, ["0"]), version=0)
+                await early
+            assert time.monotonic() - begun > 2 * 60 * PACE_S
+
+    run(body())
+
+
+def test_a_worker_that_fails_keeps_nobody() -> None:
+    async def failing() -> None:
+        raise ValueError("the scorers cannot go on")
+
+    async def body() -> None:
+        async with workers(ScriptedEngine(paced), ScriptedEngine(paced)) as (_, (a, b)):
+            failed, done = await asyncio.gather(
+                a.client.run_together(failing(), version=0),
+                b.client.run_together(generated(b, ["0"]), version=0),
+                return_exceptions=True,
+            )
+            assert isinstance(failed, ValueError)
+            assert done == [output(*range(60))]
+
+    run(body())
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_requests_of_a_worker_that_is_gone_go_on_behind_the_tokens_that_were_heard(
+    begins_again: bool,
+) -> None:
+    async def body() -> None:
+        engines = [ScriptedEngine(paced) for _ in range(3)]
+        async with workers(*engines, capacity=1, begins_again=begins_again) as (_, (a, b, c)):
+            heard: dict[str, list[int]] = {"0": [], "1": []}
+
+            async def listened(name: str) -> TokenOutput:
+                return await a.client.generate(
+                    f"{name}#0", [1], LONG, on_token=lambda token, *_: heard[name].append(token)
+                )
+
+            async def lose() -> None:
+                while not (engines[1].asked and len(heard["1"]) > 9):
+                    await asyncio.sleep(0.01)
+                await b.client.close()
+
+            both = together(listened("0"), listened("1"))
+            done, _, _ = await step((a, both), (c, nothing()), (b, lose()))
+            assert done == [output(*range(60))] * 2
+            assert heard == {"0": list(range(60)), "1": list(range(60))}
+            (_, _, again) = engines[2].asked[-1]
+            assert (again.position == 0) == begins_again
+
+    run(body())
+
+
+def test_engines_that_are_lost_have_their_requests_served_by_other_workers() -> None:
+    async def no_engine(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        hear(0, 0.0, 0)
+        await asyncio.sleep(PACE_S)
+        raise NoEngine("it died")
+
+    async def body() -> None:
+        async with workers(ScriptedEngine(no_engine), ScriptedEngine(paced)) as (_, (a, b)):
+            done, _ = await step((a, generated(a, ["0", "1"])), (b, nothing()))
+            assert done == [output(*range(60))] * 2
+
+    run(body())
+
+
+def test_where_no_worker_is_left_the_error_says_why() -> None:
+    async def no_engine(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        raise NoEngine("it died")
+
+    async def body() -> None:
+        async with workers(ScriptedEngine(no_engine), ScriptedEngine(no_engine)) as (_, (a, b)):
+            with pytest.raises(
+                NoEngine, match="no rollout worker serves: rollout worker 0: it died; rollout worker 1"
+            ):
+                await step((a, generated(a, ["0"])), (b, nothing()))
+
+    run(body())
+
+
+def test_errors_of_a_request_arrive_where_it_was_asked_for() -> None:
+    async def refusing(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        raise ValueError("request 1 has 0 prompt tokens")
+
+    async def body() -> None:
+        async with workers(ScriptedEngine(paced), ScriptedEngine(refusing), capacity=1) as (_, (a, b)):
+            both = [a.client.generate(f"{name}#0", [1], LONG) for name in "01"]
+            results, _ = await step((a, together(*both, return_exceptions=True)), (b, nothing()))
+            assert results[0] == output(*range(60))
+            assert isinstance(results[1], ValueError)
+            assert str(results[1]) == "request 1 has 0 prompt tokens"
+
+    run(body())
+
+
+def test_without_the_router_each_worker_ends_its_own() -> None:
+    async def body() -> None:
+        engines = [ScriptedEngine(paced) for _ in range(2)]
+        async with workers(*engines, capacity=1, patience_s=60) as (router, (a, b)):
+
+            async def end_it() -> None:
+                while not (engines[1].asked):
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(router.close)
+
+            done, _ = await step((a, generated(a, ["0", "1", "2"])), (b, end_it()))
+            assert done == [output(*range(60))] * 3
+
+    run(body())
+
+
+def test_a_cancelled_request_frees_its_place_and_ends_where_it_runs() -> None:
+    async def body() -> None:
+        engines = [ScriptedEngine(paced) for _ in range(2)]
+        async with workers(*engines, capacity=1, patience_s=60) as (_, (a, b)):
+
+            async def cancelling() -> list[TokenOutput]:
+                kept = asyncio.create_task(generated(a, ["0"]))
+                await asyncio.sleep(0.05)
+                dropped = asyncio.create_task(generated(a, ["1"]))
+                while not engines[1].asked:
+                    await asyncio.sleep(0.01)
+                waiting = asyncio.create_task(generated(a, ["2"]))
+                await asyncio.sleep(0.05)
+                dropped.cancel()
+                return [*await kept, *await waiting]
+
+            done, _ = await step((a, cancelling()), (b, nothing()))
+            assert done == [output(*range(60))] * 2
+            assert engines[1].ended[0] == "1#0"
+            assert engines[1].asked[1][0] == "2#0"
+
+    run(body())
+
+
+def test_native_engines_give_the_tokens_of_one_engine(tiny: Callable[..., CausalLM]) -> None:
+    """Twelve requests of very different lengths at one of three workers."""
+    asks = [
+        (f"{n}#0", tokens(4 + n % 3, n), Sampling(key=n, max_tokens=56 if n % 4 == 0 else 3))
+        for n in range(12)
+    ]
+
+    def native() -> NativeEngine:
+        return NativeEngine(tiny("qwen3", dtype="float32"), max_running=4)
+
+    async def alone() -> list[TokenOutput]:
+        engine = native()
+        return await asyncio.gather(*(engine.generate(*ask) for ask in asks))
+
+    async def shared() -> tuple[list[TokenOutput], int]:
+        async with workers(native(), native(), native(), capacity=4, patience_s=0.05) as (router, (a, b, c)):
+            all_of_them = together(*(a.client.generate(*ask) for ask in asks))
+            done, _, _ = await step((a, all_of_them), (b, nothing()), (c, nothing()))
+            return done, router.take_stats().num_taken_over
+
+    expected = run(alone())
+    done, num_taken_over = run(shared(), seconds=100)
+    assert num_taken_over > 4
+    assert [one.token_ids for one in done] == [one.token_ids for one in expected]
+    assert [one.stop_reason for one in done] == [one.stop_reason for one in expected]
+    for ours, theirs in zip(done, expected, strict=True):
+        assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)

@@ -1,0 +1,117 @@
+"""Runs of a model with experts: with the routing of the rollout, and with experts on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_runs import Done, Project, resume_in, train_in
+
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_tokenizer
+from strop.trainer.worker_groups import check_models
+
+MOE = ("actor.moe.balance_loss_coef=0.01", "actor.moe.z_loss_coef=0.001")
+EXACT = ("model.dtype=float64", "resources.num_threads=1", "run.save_every=1", *MOE)
+ON_TWO = ("resources.runtime=ray", "resources.ranks=2", "actor.engine.expert_parallel=2")
+COMPARED = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "actor/moe/balance_loss", "actor/moe/max_load")
+
+
+@pytest.fixture(scope="module")
+def moe_model(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of four experts, with the tokenizer of the project's model."""
+    folder = tmp_path_factory.mktemp("experts") / "model"
+    tokenizer = load_tokenizer(ModelConfig(path=str(project.model)))
+    torch.manual_seed(0)
+    shape = transformers.Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, initializer_range=0.3,
+        max_position_embeddings=128, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )  # fmt: skip
+    transformers.Qwen3MoeForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that were sent to given experts, by pass and layer."""
+    from strop.engines.moe.routing import Routing
+
+    counts: list[int] = []
+    experts_of = Routing._experts_of
+
+    def noted(self: Routing, number: int) -> torch.Tensor:
+        experts = experts_of(self, number)
+        assert int(experts.min()) >= 0
+        counts.append(len(experts))
+        return experts
+
+    monkeypatch.setattr(Routing, "_experts_of", noted)
+    return counts
+
+
+def numbers(run: Done) -> list[list[float]]:
+    return [[step[name] for name in COMPARED] for step in run.steps]
+
+
+def test_training_takes_the_routing_of_the_rollout(
+    project: Project, moe_model: Path, tmp_path: Path, replayed: list[int]
+) -> None:
+    settings = (f"model.path='{moe_model}'", "trainer.max_steps=2", "actor.samples_per_update=8")
+    run = train_in(tmp_path / "run", project.config(*settings, *MOE, "rollout.router_replay=true"))
+    assert len(run.steps) == 2
+    assert len(replayed) >= 2 * 2 * 3  # steps, layers, passes: old log-probs and two updates
+    for step in run.steps:
+        assert step["training/rollout_probs_diff_max"] < 1e-4
+        assert step["actor/moe/max_load"] >= 1
+    assert "routed_experts" in run.records[0].fetched.tensors()
+
+
+def test_without_it_nothing_is_replayed(
+    project: Project, moe_model: Path, tmp_path: Path, replayed: list[int]
+) -> None:
+    train_in(tmp_path / "run", project.config(f"model.path='{moe_model}'", "trainer.max_steps=1"))
+    assert replayed == []
+
+
+def test_what_cannot_be_replayed_or_divided_is_refused(project: Project, moe_model: Path) -> None:
+    with pytest.raises(
+        ValueError, match="router_replay is true, which does not go with rollout.max_staleness=1"
+    ):
+        project.config(
+            "rollout.router_replay=true", "rollout.max_staleness=1", "algorithm.old_log_probs=rollout"
+        )
+    with pytest.raises(ValueError, match="rollout.router_replay is true, but the model is dense"):
+        check_models(project.config("rollout.router_replay=true"))
+    with pytest.raises(ValueError, match="actor.moe.z_loss_coef is 0.1, but qwen3 is a dense model"):
+        check_models(project.config("actor.moe.z_loss_coef=0.1"))
+    on_ranks = ("resources.runtime=ray", "resources.ranks=3", "actor.engine.expert_parallel=3")
+    with pytest.raises(ValueError, match="the 4 experts of a layer of the model do not divide over 3 ranks"):
+        check_models(project.config(f"model.path='{moe_model}'", *on_ranks))
+    with pytest.raises(
+        ValueError, match="expert_parallel is 2, which does not go with actor.optim.name=adamw_8bit"
+    ):
+        project.config(*ON_TWO, "actor.optim.name=adamw_8bit")
+    with pytest.raises(ValueError, match=r"does not go with model.lora.target_modules=\[experts.down_proj\]"):
+        project.config(*ON_TWO, "model.lora.rank=2", "model.lora.target_modules=[experts.down_proj]")
+
+
+@pytest.mark.dist
+def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
+    project: Project, moe_model: Path, tmp_path: Path
+) -> None:
+    settings = (f"model.path='{moe_model}'", *EXACT, "rollout.router_replay=true")
+    alone = train_in(tmp_path / "alone", project.config(*settings, "trainer.max_steps=2"))
+    on_two = train_in(tmp_path / "on_two", project.config(*settings, *ON_TWO, "trainer.max_steps=2"))
+    for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
+        assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9)
+    longer = resume_in(alone.folder, "trainer.max_steps=3")
+    back = resume_in(
+        on_two.folder, "trainer.max_steps=3", "resources.runtime=inline", "resources.ranks=1",
+        "actor.engine.expert_parallel=1",
+    )  # fmt: skip
+    assert numbers(back) == [pytest.approx(one, abs=1e-9, rel=1e-9) for one in numbers(longer)]
