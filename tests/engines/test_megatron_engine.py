@@ -13,6 +13,7 @@ import torch
 from references.engine_steps import PAIRS, Result, Setting, one_process
 from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
+from strop.engines.packing import make_rows
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -166,3 +167,30 @@ def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
 )
 def test_context_parallel(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
     compare(tiny_folder(kind), mesh, FLOAT64 if mesh.ep == 1 else ROUTED)
+
+
+def poisoned(ranks: Ranks, folder: str, mesh: Mesh) -> tuple[str, bool, float]:
+    """In a rank: a loss that is no number, and a step behind it."""
+    from references.megatron_cpu import use_cpu
+
+    use_cpu()
+    from references.megatron_ranks import megatron_engine
+    from references.token_passes import of_log_probs
+
+    engine = megatron_engine(ranks, folder, mesh)
+    before = engine.checksum()
+    rows = make_rows([torch.tensor(PAIRS[0][0])], [torch.tensor(PAIRS[0][1])])
+    engine.accumulate(rows, of_log_probs(lambda log_probs, *_: (log_probs / 0).sum() * 0, temperature=1.0))
+    skipped = engine.step().skipped
+    unchanged = engine.checksum() == before
+    engine.accumulate(rows, of_log_probs(lambda log_probs, *_: log_probs.sum(), temperature=1.0))
+    return skipped, unchanged, engine.step().grad_norm
+
+
+@pytest.mark.dist
+def test_a_poisoned_gradient_is_skipped_and_named_on_all_stages(tiny_folder: Folder) -> None:
+    results = run_ranks(poisoned, 2, str(tiny_folder("llama")), Mesh(pp=2), timeout_s=200)
+    for skipped, unchanged, norm in results:
+        assert "gradient norm is nan (non-finite in model.embed_tokens.weight and 20 more)" in skipped
+        assert unchanged
+        assert norm == results[0][2] > 0

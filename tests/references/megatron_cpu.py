@@ -66,6 +66,7 @@ def use_cpu() -> None:
     _CudaToCpu().__enter__()
     _name_types_as_on_cuda()
     _use_generator_of_cpu()
+    _exchange_by_lists()
 
 
 def _name_types_as_on_cuda() -> None:
@@ -88,3 +89,17 @@ def _use_generator_of_cpu() -> None:
     cuda.manual_seed = torch.manual_seed
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.random.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.random.set_rng_state(state)
+
+
+def _exchange_by_lists() -> None:
+    """Sizes of what experts exchange become arrays of numpy on their way from CUDA, and stay tensors on a CPU, which
+    torch does not take."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    exchange = token_dispatcher.all_to_all
+
+    def with_lists(group: Any, rows: Any, received: Any = None, sent: Any = None) -> Any:
+        received, sent = (None if sizes is None else [int(n) for n in sizes] for sizes in (received, sent))
+        return exchange(group, rows, received, sent)
+
+    token_dispatcher.all_to_all = with_lists

@@ -3,7 +3,6 @@ weights of Hugging Face models.
 
 checks.py         Models and settings that it does not have
 engine.py         MegatronEngine and MegatronTrainEngine
-experts.py        Repairs of megatron-core for layers with experts
 groups.py         Process groups of megatron-core
 layers.py         Layers that compute packed rows as the torch engine does
 model.py          A language model divided over ranks

@@ -209,7 +209,12 @@ class MegatronTrainEngine(MegatronEngine):
         ]
         self._chunks = [chunk.train() for chunk in wrapped]
         self._optimizer = MegatronAdamW(
-            wrapped, self._parts.mapped, optim, total_steps=total_steps, is_distributed=is_distributed
+            wrapped,
+            self._parts.mapped,
+            optim,
+            total_steps=total_steps,
+            is_distributed=is_distributed,
+            names=[weight.name for weight in self._parts.metadata],
         )
         self._offloaded_state: list[HostCopies] = []
         self._take_weights()
@@ -240,14 +245,13 @@ class MegatronTrainEngine(MegatronEngine):
         total = torch.zeros((), dtype=torch.float64, device=self._parts.device)
 
         def finish(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-            nonlocal total
             value = loss(tokens)
-            total += value.detach()
+            total.add_(value.detach())
             return value, {}
 
         passes.run(self._parts, self._chunks, micro, finish, trains=True)
         self._count(micro, trains=True)
-        return float(passes.from_last_stage([{"total": total}], self._parts.device)[0]["total"])
+        return float(passes.from_last_stage([{"loss": total.cpu()}])[0]["loss"])
 
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""

@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -138,6 +139,10 @@ def layer_specs(
         by_formula: attention without a fused kernel.
     """
     experts = config.num_moe_experts
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # Routers of megatron-core 0.16.1 ask for this name, which is set where Transformer Engine is installed alone.
+        # To be removed when tests/engines/test_megatron_repairs.py fails.
+        moe_utils.te_general_gemm = None
     has_experts = [False] * config.num_layers if experts is None else list(config.moe_layer_freq)
     norm = Norm if config.qk_layernorm else IdentityOp
     attention = ModuleSpec(

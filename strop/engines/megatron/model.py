@@ -29,7 +29,6 @@ from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.head import Head
 from strop.engines.megatron.checks import check_model
-from strop.engines.megatron.experts import repair_experts
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
 from strop.engines.moe.routing import Routers
@@ -227,8 +226,6 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
-    if "num_moe_experts" in settings:
-        repair_experts()
     # Kernels of apex and Transformer Engine, which are not needed here.
     fused = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout", "apply_rope")
     may_change = {**{f"{name}_fusion": False for name in fused}, "persist_layer_norm": False}

@@ -27,7 +27,6 @@ from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
 from strop.engines.megatron.weight_map import Mapped
 from strop.engines.optimizer import StepReport, learning_rate
-from strop.engines.parallel.ranks import gather_json
 
 WEIGHT = "weight"
 """Kind of the parameters themselves, in the precision in which the optimizer keeps them."""
@@ -59,6 +58,7 @@ class MegatronAdamW:
         *,
         total_steps: int | None,
         is_distributed: bool,
+        names: Sequence[str],
     ) -> None:
         """Take all parameters of the model.
 
@@ -68,6 +68,7 @@ class MegatronAdamW:
             config: numbers of AdamW.
             total_steps: optimizer steps of the run, where the schedule needs to know.
             is_distributed: data-parallel ranks share moments and float32 weights out.
+            names: of all weights of the model, which a poisoned gradient is reported by.
         """
         self.config = config
         self.total_steps = total_steps
@@ -75,7 +76,7 @@ class MegatronAdamW:
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
         self.adam_steps = 0.0
         """Steps that the moments have seen, those of an earlier run included."""
-        self._chunks, self._mapped = list(chunks), list(mapped)
+        self._chunks, self._mapped, self._names = list(chunks), list(mapped), list(names)
         shape = chunks[0].config
         settings = MegatronOptimizerConfig(
             optimizer="adam",
@@ -220,14 +221,17 @@ class MegatronAdamW:
 
     def _poisoned(self) -> str:
         """Names of the weights with a non-finite gradient on any rank."""
-        names = [
+        here = {
             piece.name
             for entry in self._mapped
             if not bool(torch.isfinite(entry.parameter.main_grad).all())  # type: ignore[attr-defined]
             for piece in entry.pieces
-        ]
-        of_ranks: list[list[str]] = gather_json(names, None, torch.device("cpu"))
-        bad = sorted({name for names in of_ranks for name in names}) or ["the sum of squares"]
+        }
+        flags = torch.tensor([name in here for name in self._names], dtype=torch.int32)
+        flags = flags.to(self._mapped[0].parameter.device)
+        dist.all_reduce(flags)
+        bad = [name for name, flag in zip(self._names, flags.tolist(), strict=True) if flag]
+        bad = bad or ["the sum of squares"]
         return bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
 
 

@@ -11,6 +11,7 @@ Concurrency: all ranks run as many micro-batches, also empty ones.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +22,14 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from strop.engines.checkpoint_reader import DTYPE_NAMES, DTYPES
+from strop.engines.checkpoint_reader import DTYPE_NAMES
+from strop.engines.checksum.models import dtype_name
 from strop.engines.megatron.model import MegatronModel
-from strop.engines.parallel.ranks import gather_json
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.tokens import Tokens
 
-Results = Sequence[Mapping[str, Tensor]]
-"""Tensors of each micro-batch, by name."""
 _EMPTY = torch.zeros((), dtype=torch.int)
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPE_NAMES}
 
 
 def run(
@@ -39,19 +39,19 @@ def run(
     finish: Callable[[Tokens], tuple[Tensor | None, Mapping[str, Tensor]]],
     *,
     trains: bool,
-) -> Results:
+) -> list[dict[str, Tensor]]:
     """Pass micro-batches through the model.
 
     Args:
         model: parts of this rank.
         chunks: its stages, as they are called.
         micro_batches: of this rank; as many on every one.
-        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and tensors that
-            every rank gets.
+        finish: called on the last stage with the tokens of each, in order: what its gradient is of, and tensors in host
+            memory.
         trains: run the backward pass.
 
     Returns:
-        The results, on every rank.
+        The tensors, on every rank.
     """
     is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
     length, shared = 1, micro_batches
@@ -75,7 +75,7 @@ def run(
 
         return hidden, loss
 
-    results: Results = get_forward_backward_func()(
+    results: list[Mapping[str, Tensor]] = get_forward_backward_func()(
         forward_step_func=forward,
         data_iterator=[iter(shared) for _ in chunks],
         model=list(chunks),
@@ -84,7 +84,7 @@ def run(
         micro_batch_size=1,
         forward_only=not trains,
     )
-    return from_last_stage(results, model.device)
+    return from_last_stage(results)
 
 
 def _padded(tokens: Tokens, length: int) -> Tokens:
@@ -102,25 +102,29 @@ def _padded(tokens: Tokens, length: int) -> Tokens:
     return dataclasses.replace(tokens, shard=shard)
 
 
-def from_last_stage(results: Results, device: torch.device) -> Results:
-    """Results of the last stage, on all; in host memory."""
+def from_last_stage(results: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Tensors in host memory of the last stage, by their names, on all stages."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if dist.get_world_size(group) == 1:
-        return results
-    is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-    source = parallel_state.get_pipeline_model_parallel_last_rank()
-    here = [
-        {name: [DTYPE_NAMES[value.dtype], list(value.shape)] for name, value in named.items()}
-        for named in (results if is_last else ())
+        return [dict(result) for result in results]
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    forms = [
+        [[name, list(values.shape), dtype_name(values.dtype)] for name, values in result.items()]
+        for result in results
     ]
-    received: list[dict[str, Tensor]] = []
-    for number, forms in enumerate(gather_json(here, group, device)[-1]):
-        received.append({})
-        for name, (dtype, shape) in forms.items():
-            if is_last:
-                tensor = results[number][name].to(device).contiguous()
-            else:
-                tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-            dist.broadcast(tensor, source, group=group)
-            received[-1][name] = tensor.cpu()
-    return received
+    text = torch.frombuffer(bytearray(json.dumps(forms).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(text))
+    dist.broadcast(size, src=last, group=group)
+    is_last = dist.get_rank() == last
+    text = text if is_last else text.new_empty(int(size))
+    dist.broadcast(text, src=last, group=group)
+    shared: list[dict[str, Tensor]] = []
+    for number, of_result in enumerate(json.loads(bytes(text.tolist()))):
+        shared.append({})
+        for name, shape, dtype in of_result:
+            values = (
+                results[number][name].contiguous() if is_last else torch.empty(shape, dtype=_DTYPES[dtype])
+            )
+            dist.broadcast(values, src=last, group=group)
+            shared[-1][name] = values
+    return shared
