@@ -141,7 +141,7 @@ def layer_specs(
     experts = config.num_moe_experts
     if not hasattr(moe_utils, "te_general_gemm"):
         # Routers of megatron-core 0.16.1 ask for this name, which is set where Transformer Engine is installed alone.
-        # To be removed when tests/engines/test_megatron_repairs.py fails.
+        # To be removed when its test fails, which looks for the name in a process without it.
         moe_utils.te_general_gemm = None
     has_experts = [False] * config.num_layers if experts is None else list(config.moe_layer_freq)
     norm = Norm if config.qk_layernorm else IdentityOp
