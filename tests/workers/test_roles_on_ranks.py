@@ -254,14 +254,14 @@ def test_a_mesh_that_the_engine_does_not_have_is_refused(tiny_model: Path) -> No
     with (
         placed(Placement(mesh=Mesh(sp=2), role="actor")),
         pytest.raises(
-            ValueError, match=r"role 'actor' has the mesh .*sp=2.*: use Mesh\(dp=..., tp=1, sp=1\)"
+            ValueError, match=r"role 'actor' has the mesh .*sp=2.* say Mesh\(dp=..., tp=1, sp=1, cp=1, pp=1\)"
         ),
     ):
         make_actor(tiny_model, POLICY)
     with (
         placed(Placement(mesh=Mesh(pp=2), role="actor")),
         pytest.raises(
-            ValueError, match="with engine.tensor_parallel=1 and engine.sequence_parallel=1: use Mesh"
+            ValueError, match=r"role 'actor' has the mesh .*pp=2.* say Mesh\(dp=..., tp=1, sp=1, cp=1, pp=1\)"
         ),
     ):
         make_actor(tiny_model, POLICY)

@@ -137,8 +137,8 @@ class GenerationCache:
             limit = sys.maxsize
             if self._schedule is not None:
                 limit = await self._schedule.allowance(request.request_id, before)
-            if before:
-                request.losses.append("it was interrupted")  # so that it is asked for behind its tokens
+            if before and not request.num_attempts:
+                request.num_attempts = 1  # before it was interrupted: it is asked for behind its tokens
             name, ids, sampling = request.rest()
             part = dataclasses.replace(sampling, max_tokens=min(limit, sampling.max_tokens))
             output = await self._client.generate(name, ids, part, on_token=request.hear)
