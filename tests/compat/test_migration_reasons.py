@@ -72,6 +72,12 @@ BALANCED = "algorithms/test_balance_parts.py::test_a_real_batch_is_balanced_with
 EVERY_STEP = f"{RUN}::test_every_step_has_its_numbers"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "weights are read from and written to Hugging Face folders, by strop's own map": (
+        "engines/test_megatron_weights.py::test_checkpoints_move_between_the_engines",
+    ),
+    "checkpoints are strop's own, and move between engines and meshes": (
+        "engines/test_megatron_weights.py::test_checkpoints_move_between_the_engines",
+    ),
     "every step is logged": (EVERY_STEP,),
     "log-probs of the starting model are computed once, before the first step": (
         "trainer/preference/test_preference_runs.py::test_what_the_starting_model_said_is_kept_and_missed",

@@ -34,7 +34,17 @@ FILES = (".py", ".json", ".jsonl", ".md", ".yaml", ".parquet", ".jinja")
 CALLED = re.compile(r"strop ([a-z]+)((?: --[a-z-]+)*)")
 OFF = ("algorithm.loss_agg_mode", "model.lora.alpha", "critic.lora.alpha")
 """Defaults of ours that hold where nothing is set: chosen with the loss, and not read without a rank."""
-OTHER_MATTERS = ("path", "name", "enable", "mode", "backend", "format", "num_workers", "max_concurrent")
+OTHER_MATTERS = (
+    "path",
+    "name",
+    "enable",
+    "mode",
+    "backend",
+    "format",
+    "num_workers",
+    "max_concurrent",
+    "sequence_parallel",
+)
 """Names that stand for something else in every section."""
 
 
