@@ -42,11 +42,11 @@ def map_micro_batches(
         outputs[number] = model.run(function, tokens)
 
     passes.run(last)
-    indices = [passes.tokens(number).response_index for number in range(len(parts))]
+    indices = [passes.indices[number] for number in range(len(parts))]
     if pipeline.has_head:
         results = [outputs[number] for number in range(len(parts))]
     else:
-        form = function(_of_no_tokens(passes.tokens(0), model))
+        form = function(passes.of_no_tokens())
         results = [
             {name: value.new_empty((len(index), *value.shape[1:])) for name, value in form.items()}
             for index in indices
@@ -76,8 +76,10 @@ def accumulate_micro_batches(
         before_backward: called before each backward pass, with True before the last one of this rank.
     """
     pipeline = _pipeline(model)
-    passes = _StagePasses(model, pipeline, parts, pack, trains=True)
     total = torch.zeros((), dtype=torch.float64, device=model.device)
+    if not parts:  # on no rank
+        return total
+    passes = _StagePasses(model, pipeline, parts, pack, trains=True)
 
     def last(number: int, tokens: Tokens) -> Tensor:
         value = model.run(loss, tokens)
@@ -86,7 +88,7 @@ def accumulate_micro_batches(
 
     passes.run(last, before_backward)
     if not pipeline.has_head:
-        loss(_of_no_tokens(passes.tokens(0), model))
+        loss(passes.of_no_tokens())
     dist.broadcast(total, pipeline.ranks[-1], group=pipeline.group)
     return total
 
@@ -94,16 +96,6 @@ def accumulate_micro_batches(
 def _pipeline(model: CausalLM) -> Pipeline:
     assert model.pipeline is not None, "the engine has divided the model"
     return model.pipeline
-
-
-def _of_no_tokens(tokens: Tokens, model: CausalLM) -> Tokens:
-    """The same with nothing to predict, for a stage without the head: no parameter of it is asked for."""
-    nothing = tokens.targets[:0]
-    hidden = torch.zeros((0, model.hidden_size), dtype=model.compute_dtype, device=model.device)
-    return dataclasses.replace(
-        tokens, hidden_index=nothing, targets=nothing, response_index=tokens.response_index[:0], shard=None,
-        predicting=hidden,
-    )  # fmt: skip
 
 
 class _StagePasses:
@@ -122,16 +114,31 @@ class _StagePasses:
         count = padded(len(parts), pipeline.num_ranks, pipeline.num_chunks)
         self._parts = [*parts, *[[]] * (count - len(parts))]
         self._packed: dict[int, Tokens] = {}
+        self._any: Tokens | None = None
+        self.indices: dict[int, Tensor] = {}
+        """Places [M] of the response tokens of each micro-batch that was packed."""
         self._schedule = schedule(pipeline.num_ranks, pipeline.num_chunks, count, trains=trains)
         self._links = StageLinks(pipeline, self._schedule, self._buffer)
         self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         """Hidden states that came in and result of each forward pass whose backward pass is to come."""
 
     def tokens(self, number: int) -> Tokens:
-        """A micro-batch, packed when it is first needed."""
+        """A micro-batch, packed when it is first needed and kept until its last pass."""
         if number not in self._packed:
             self._packed[number] = self._pack(self._parts[number])
+            self.indices[number] = self._packed[number].response_index
+            self._any = self._any or self._packed[number]
         return self._packed[number]
+
+    def of_no_tokens(self) -> Tokens:
+        """Nothing to predict, for a function of tokens on a stage without the head: no parameter of it is asked for."""
+        assert self._any is not None, "a micro-batch was passed"
+        nothing, model = self._any.targets[:0], self._model
+        hidden = torch.zeros((0, model.hidden_size), dtype=model.compute_dtype, device=model.device)
+        return dataclasses.replace(
+            self._any, hidden_index=nothing, targets=nothing, response_index=self._any.response_index[:0],
+            shard=None, predicting=hidden,
+        )  # fmt: skip
 
     def run(
         self,
@@ -153,6 +160,9 @@ class _StagePasses:
                 assert before_backward is not None, "there are backward passes"
                 before_backward(place == len(passes) - 1)
                 self._backward(stage_pass)
+            last_chunk = 0 if self._trains else self._pipeline.num_chunks - 1
+            if stage_pass.is_forward is not self._trains and stage_pass.chunk == last_chunk:
+                del self._packed[stage_pass.micro_batch]  # its plan may be large
         self._links.close()
 
     def _forward(self, stage_pass: StagePass, last: Callable[[int, Tokens], Tensor | None]) -> None:

@@ -76,6 +76,11 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._settings: S = self._section(config)
         settings = self._settings
         check_trackers(config.trainer.trackers)
+        if config.resources.min_nodes:
+            raise ValueError(
+                f"resources.min_nodes is {config.resources.min_nodes}, but only `strop train` goes on with fewer "
+                f"machines: leave it out of `strop {self.name}`"
+            )
         check_axes(settings.engine, config.resources.ranks, section=f"{self.name}.engine")
         check_parallel_settings(
             self.name,

@@ -89,6 +89,18 @@ def test_a_rank_without_rows_passes_in_step(tiny_folder: Folder) -> None:
     check(Setting(folder=folder, pp_size=2), pairs, 4, expected)
 
 
+def step_without_rows(ranks: Ranks, folder: str) -> tuple[float, float]:
+    """Value of a loss of no rows, and the norm of its gradient."""
+    engine = engine_of(ranks.join(pipeline_parallel=2), Setting(folder=folder, pp_size=2))
+    value = engine.accumulate(rows(), lambda tokens: tokens.log_probs(temperature=1.0)[0].sum(), rows=[])
+    return value, engine.step().grad_norm
+
+
+def test_a_step_of_which_no_row_has_a_gradient(tiny_folder: Folder) -> None:
+    """All advantages of an optimizer batch may be 0."""
+    assert run_ranks(step_without_rows, 2, str(tiny_folder("qwen3"))) == [(0.0, 0.0)] * 2
+
+
 def rows() -> Any:
     return make_rows([torch.tensor(prompt) for prompt, _ in PAIRS], [torch.tensor(r) for _, r in PAIRS])
 

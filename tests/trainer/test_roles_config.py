@@ -106,6 +106,24 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             "actor.engine.context_parallel is 2, which does not divide the 3 ranks of the role: choose one of 1, 3",
         ),
         (
+            ["actor.engine.pipeline_chunks=2"],
+            "actor.engine.pipeline_chunks is 2 and actor.engine.pipeline_layers is [], which say how stages are made",
+        ),
+        (
+            ["resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=3"],
+            "resources.min_nodes is 3, but the run is asked for 2 nodes",
+        ),
+        (
+            [
+                "resources.runtime=ray",
+                "resources.ranks=4",
+                "resources.nodes=4",
+                "resources.min_nodes=1",
+                "actor.engine.tensor_parallel=2",
+            ],
+            "resources.min_nodes is 1, on which the run could not go on: actor.engine.tensor_parallel is 2, which does",
+        ),
+        (
             ["resources.runtime=ray", "resources.ranks=3", "actor.engine.tensor_parallel=2"],
             "actor.engine.tensor_parallel is 2, which does not divide the 3 ranks",
         ),

@@ -14,13 +14,19 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
         section: what the sentence calls the settings, such as critic.engine.
 
     Raises:
-        ValueError: an axis does not divide the ranks that the others leave it, or both of two axes share the tokens
-            of a sequence out between layers.
+        ValueError: stages are described where there is one; an axis does not divide the ranks that the others leave it;
+            or both of two axes share the tokens of a sequence out between layers.
     """
     if engine.sequence_parallel > 1 and engine.tensor_parallel > 1:
         raise ValueError(
             f"{section}.sequence_parallel is {engine.sequence_parallel} and {section}.tensor_parallel is "
             f"{engine.tensor_parallel}, which both share the tokens of a sequence out: set one of them to 1"
+        )
+    if engine.pipeline_parallel == 1 and (engine.pipeline_chunks > 1 or engine.pipeline_layers):
+        raise ValueError(
+            f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.pipeline_layers is "
+            f"{list(engine.pipeline_layers)}, which say how stages are made, but {section}.pipeline_parallel is 1: "
+            f"leave them out, or set that"
         )
     remaining = num_ranks
     for key, size in (

@@ -148,20 +148,26 @@ def test_validations_come_when_the_settings_say(project: Project, tmp_path: Path
 
 
 def test_what_cannot_run_is_said_before_the_model_is_loaded(project: Project, tmp_path: Path) -> None:
-    for setting, sentence in (
+    for number, (settings, sentence) in enumerate(
         (
-            "sft.engine.sequence_parallel=2",
-            "sft.engine.sequence_parallel is 2, which does not divide the 1 ranks",
-        ),
-        (
-            "trainer.trackers=[jsonl,wandbb]",
-            "unknown tracker 'wandbb'; known: .*console, jsonl, .*tensorboard",
-        ),
+            (
+                ("sft.engine.sequence_parallel=2",),
+                "sft.engine.sequence_parallel is 2, which does not divide the 1 ranks",
+            ),
+            (
+                ("resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=1"),
+                "resources.min_nodes is 1, but only `strop train` goes on with fewer machines",
+            ),
+            (
+                ("trainer.trackers=[jsonl,wandbb]",),
+                "unknown tracker 'wandbb'; known: .*console, jsonl, .*tensorboard",
+            ),
+        )
     ):
         (tmp_path / "none.jsonl").touch()
-        config = project.config(setting, f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']")
+        config = project.config(*settings, f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']")
         with pytest.raises(ValueError, match=sentence):
-            tune(tmp_path / setting[:4], config)
+            tune(tmp_path / str(number), config)
 
 
 class Killed(BaseException):
