@@ -5,7 +5,7 @@ and returns a sum of weighted per-token terms. Sums add up over micro-batches an
 rows gives the same gradient.
 
 Concurrency: with several ranks every method is a collective, called by all of them in the same order, each with
-its own rows, also with none. Ranks with fewer micro-batches than others run empty ones (engines/tokens.py).
+its own rows, also with none. Ranks with fewer micro-batches than others run empty ones (engines/micro_batch.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
 from strop.engines.lora.adapters import merged_weights
+from strop.engines.micro_batch import pack
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
@@ -36,7 +37,7 @@ from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
-from strop.engines.tokens import TokenFunction, Tokens, pack
+from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]

@@ -15,8 +15,9 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
 from strop.engines.flops.work import model_work, num_pairs
 from strop.engines.lora.adapters import add_lora
+from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows
-from strop.engines.tokens import Tokens, pack
+from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references.token_passes import TEXT_MODEL
+from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows, micro_batches, token_rows
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.tokens import pack
 from strop.protocol import DataProto
 
 

@@ -15,10 +15,10 @@ from references.language_models import SUPPORTED, VOCAB, load_plain, plain_log_p
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows, micro_batches, token_rows
 from strop.engines.parallel.ranks import alone
-from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 

@@ -20,9 +20,10 @@ from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import TEXT_MODEL
 from strop.engines.attention import AttentionForm, Segment
+from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows, token_rows
 from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch, tokens_per_rank
-from strop.engines.tokens import Tokens, pack
+from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 
 DIM = 3

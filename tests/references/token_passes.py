@@ -16,7 +16,7 @@ from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto
 
-TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None)
+TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None, routers=None)
 """What packing asks of a model."""
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
+from tiny_experts import make_expert_model
 from tiny_runs import Done, Project, resume_in, train_in
 
-from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.trainer.worker_groups import check_models
 
 MOE = ("actor.moe.balance_loss_coef=0.01", "actor.moe.z_loss_coef=0.001")
@@ -21,19 +19,7 @@ COMPARED = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "actor/moe/balance
 
 @pytest.fixture(scope="module")
 def moe_model(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of four experts, with the tokenizer of the project's model."""
-    folder = tmp_path_factory.mktemp("experts") / "model"
-    tokenizer = load_tokenizer(ModelConfig(path=str(project.model)))
-    torch.manual_seed(0)
-    shape = transformers.Qwen3MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, initializer_range=0.3,
-        max_position_embeddings=128, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )  # fmt: skip
-    transformers.Qwen3MoeForCausalLM(shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_expert_model(tmp_path_factory.mktemp("experts") / "model", project.model)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The policy learns on two ranks: PPO with a critic, GRPO with KL in the reward, and a reward model's word alone."""
+"""The policy learns on several ranks: PPO with a critic, GRPO with KL in the reward, a reward model's word alone, and
+with its matrices over two of four ranks."""
 
 from __future__ import annotations
 
@@ -44,6 +45,16 @@ def test_grpo_with_kl_in_the_reward_learns(task: LearningTask, tmp_path: Path) -
         tmp_path / "run", task, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive",
         "algorithm.kl_ctrl.kl_coef=0.01", "resources.apart={rollout: 1}",
     )  # fmt: skip
+
+
+def test_with_matrices_over_two_of_four_ranks_it_learns(task: LearningTask, tmp_path: Path) -> None:
+    check_learned(
+        tmp_path / "run",
+        task,
+        "resources.ranks=4",
+        "resources.cpus_per_rank=0.25",
+        "actor.engine.tensor_parallel=2",
+    )
 
 
 def test_a_reward_model_teaches_without_the_reward_function(task: LearningTask, tmp_path: Path) -> None:

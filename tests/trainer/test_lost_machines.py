@@ -100,8 +100,8 @@ def test_a_run_has_fewer_ranks_while_a_machine_is_lost_and_more_again(
 ) -> None:
     """Its steps are those of one process, in the same order, whatever the number of ranks."""
     common = (
-        "model.dtype=float64", "resources.num_threads=1", "trainer.max_steps=12", "run.save_every=1",
-        "run.keep_last=20", "data.val_files=[]",
+        "model.dtype=float64", "resources.num_threads=1", "trainer.num_epochs=20", "trainer.max_steps=60",
+        "run.save_every=1", "run.keep_last=60", "data.val_files=[]",
     )  # fmt: skip
     alone = train_in(tmp_path / "alone", project.config(*common))
     config = project.config(
@@ -110,7 +110,7 @@ def test_a_run_has_fewer_ranks_while_a_machine_is_lost_and_more_again(
     )  # fmt: skip
     save_config(config, tmp_path / "run.yaml")
     (tmp_path / "script.py").write_text(SCRIPT)
-    words = [tmp_path / "script.py", tmp_path / "run", tmp_path / "run.yaml", 2, 4]
+    words = [tmp_path / "script.py", tmp_path / "run", tmp_path / "run.yaml", 2, 3]
     done = subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=540, check=False
     )
@@ -118,12 +118,12 @@ def test_a_run_has_fewer_ranks_while_a_machine_is_lost_and_more_again(
     with RunFolder.open(tmp_path / "run", read_only=True) as run:
         causes = [event["cause"] for event in run.events.read("restarted")]
         steps = read_metrics(run.path / "metrics.jsonl")
-    assert "1 of 2 machines: 1 ranks; the run takes more at a checkpoint once there are" in done.stdout
+    assert "1 of 2 machines: 1 ranks; the run takes more at a checkpoint once there are" in done.stderr
     assert causes[-1] == "2 machines are there, and the run uses 1"
-    check_records(tmp_path / "run", num_steps=12)
+    check_records(tmp_path / "run", num_steps=60)
     names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean", "response_length/mean")
     ours = {step["step"]: [step[name] for name in names] for step in steps if names[0] in step}
     expected = {step["step"]: [step[name] for name in names] for step in alone.steps}
     assert ours.keys() == expected.keys()
     for step, values in expected.items():
-        assert ours[step] == pytest.approx(values, abs=1e-8, rel=1e-8), step
+        assert ours[step] == pytest.approx(values, abs=1e-7, rel=1e-7), step

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_runs import Done, Project, resume_in, train_in
+from test_kill_and_resume import Processes, processes
+from test_kills_ahead import NUM_STEPS, kill_and_resume
+from tiny_runs import Done, Project, chain_of, resume_in, train_in
+
+__all__ = ["processes"]
 
 EXACT = ("model.dtype=float64", "resources.num_threads=1", "algorithm.adv_estimator=gae", "run.save_every=1")
 ON_TWO = ("resources.runtime=ray", "resources.ranks=2")
@@ -62,3 +66,22 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
         f"actor.engine.{axis}=1", f"critic.engine.{axis}=1",
     )  # fmt: skip
     assert numbers(back) == [pytest.approx(one, abs=1e-9, rel=1e-9) for one in numbers(longer)]
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(900)
+def test_on_two_axes_a_run_that_is_killed_is_the_run_that_was_never_killed(
+    project: Project, tmp_path: Path, processes: Processes
+) -> None:
+    """Matrices on two ranks, layers on two: the controller is killed, and its workers end by themselves."""
+    settings = (
+        "resources.runtime=ray", "resources.ranks=4", "resources.cpus_per_rank=0.25", "actor.engine.tensor_parallel=2",
+        "actor.engine.pipeline_parallel=2", "rollout.load_balance=false", "data.prompts_per_step=8",
+        f"trainer.max_steps={NUM_STEPS}", "run.save_every=1", "data.val_files=[]",
+    )  # fmt: skip
+    whole = train_in(tmp_path / "whole", project.config(*settings))
+
+    def check(folder: Path) -> None:
+        assert [one.chain for one in chain_of(folder)] == [one.chain for one in whole.chain]
+
+    kill_and_resume(project, tmp_path, processes, settings, check, kills=3)

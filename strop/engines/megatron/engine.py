@@ -34,13 +34,14 @@ from strop.engines.megatron.model import MegatronModel
 from strop.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronAdamW
 from strop.engines.megatron.weight_map import Mapped
 from strop.engines.megatron.whole_weights import filled, forms, parts_to_save, whole_weights
+from strop.engines.micro_batch import pack
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.role_tensors import MODEL, OPTIMIZER
-from strop.engines.tokens import TokenFunction, Tokens, pack
+from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Loss
 from strop.protocol import DataProto
 

@@ -177,49 +177,7 @@ def _mark_cut_matrices(stage: Stage) -> None:
 
 def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> TransformerConfig:
     """The model's shape and the parallel axes in the words of megatron-core."""
-    text = whole.config.get_text_config()
-    names = {
-        weight.name.rpartition("layers.")[2].partition(".")[2] for weight in weights_metadata(whole.module)
-    }
-    is_half = whole.compute_dtype in HALF
-    dtype = whole.compute_dtype if is_half else whole.head_weight.dtype
-    heads = int(text.num_attention_heads)
-    settings: dict[str, Any] = {
-        "num_layers": int(text.num_hidden_layers),
-        "hidden_size": int(text.hidden_size),
-        "num_attention_heads": heads,
-        "num_query_groups": int(text.num_key_value_heads),
-        "kv_channels": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
-        "ffn_hidden_size": int(text.intermediate_size),
-        "layernorm_epsilon": float(text.rms_norm_eps),
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
-        "activation_func": F.silu,
-        "add_bias_linear": False,
-        "add_qkv_bias": "self_attn.q_proj.bias" in names,
-        "qk_layernorm": "self_attn.q_norm.weight" in names,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "bf16": is_half,
-        "calculate_per_token_loss": True,  # losses are sums: nothing is divided by ranks or micro-batches
-        "tensor_model_parallel_size": engine.tensor_parallel,
-        "sequence_parallel": engine.tensor_parallel > 1,
-        "pipeline_model_parallel_size": engine.pipeline_parallel,
-        "virtual_pipeline_model_parallel_size": engine.pipeline_chunks
-        if engine.pipeline_chunks > 1
-        else None,
-        "context_parallel_size": engine.context_parallel,
-        "expert_model_parallel_size": engine.expert_parallel,
-        "expert_tensor_parallel_size": 1,
-        "variable_seq_lengths": engine.pipeline_chunks == 1,  # see passes.py
-        "moe_token_dispatcher_type": "alltoall",  # also without experts: no other has rows of any length
-        "batch_p2p_comm": device.type != "cpu" and engine.pipeline_chunks == 1,
-        "perform_initialization": False,  # every value is loaded
-        "use_cpu_initialization": device.type == "cpu",
-        **_expert_settings(text),
-    }
+    settings = _model_settings(whole) | _axis_settings(engine, device)
     if whole.is_recomputed:
         settings |= {
             "recompute_granularity": "full",
@@ -242,6 +200,58 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
             f"megatron-core refuses the settings of this model and role ({error}): change its parallel sizes or "
             f"engine.megatron.transformer_config, or use engine.kind=torch"
         ) from error
+
+
+def _model_settings(whole: CausalLM) -> dict[str, Any]:
+    """Of the model's shape and dtypes."""
+    text = whole.config.get_text_config()
+    names = {
+        weight.name.rpartition("layers.")[2].partition(".")[2] for weight in weights_metadata(whole.module)
+    }
+    is_half = whole.compute_dtype in HALF
+    dtype = whole.compute_dtype if is_half else whole.head_weight.dtype
+    heads = int(text.num_attention_heads)
+    return {
+        "num_layers": int(text.num_hidden_layers),
+        "hidden_size": int(text.hidden_size),
+        "num_attention_heads": heads,
+        "num_query_groups": int(text.num_key_value_heads),
+        "kv_channels": int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        "ffn_hidden_size": int(text.intermediate_size),
+        "layernorm_epsilon": float(text.rms_norm_eps),
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": "self_attn.q_proj.bias" in names,
+        "qk_layernorm": "self_attn.q_norm.weight" in names,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": is_half,
+        **_expert_settings(text),
+    }
+
+
+def _axis_settings(engine: EngineConfig, device: torch.device) -> dict[str, Any]:
+    """Of the parallel axes, and of how ranks exchange what they compute."""
+    chunks = engine.pipeline_chunks
+    return {
+        "calculate_per_token_loss": True,  # losses are sums: nothing is divided by ranks or micro-batches
+        "tensor_model_parallel_size": engine.tensor_parallel,
+        "sequence_parallel": engine.tensor_parallel > 1,
+        "pipeline_model_parallel_size": engine.pipeline_parallel,
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "context_parallel_size": engine.context_parallel,
+        "expert_model_parallel_size": engine.expert_parallel,
+        "expert_tensor_parallel_size": 1,
+        "variable_seq_lengths": chunks == 1,  # see passes.py
+        "moe_token_dispatcher_type": "alltoall",  # also without experts: no other has rows of any length
+        "batch_p2p_comm": device.type != "cpu" and chunks == 1,
+        "perform_initialization": False,  # every value is loaded
+        "use_cpu_initialization": device.type == "cpu",
+    }
 
 
 def _expert_settings(text: Any) -> dict[str, Any]:

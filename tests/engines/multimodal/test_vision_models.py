@@ -17,12 +17,12 @@ from references.tiny_vision import BLUE, GREEN, IMAGE, KINDS, RED, VIDEO, pictur
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.micro_batch import pack
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.packing import make_rows, token_rows
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Media

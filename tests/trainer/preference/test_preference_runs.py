@@ -11,6 +11,7 @@ import pytest
 import torch
 from preference_task import Task
 from safetensors.torch import load_file, save_file
+from trainer.tiny_experts import make_expert_model
 from trainer.tiny_runs import chain_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -30,6 +31,8 @@ from strop.workers.config import RewardModelConfig
 from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.reward_model import RewardModelWorker
+
+AXES = ("shard_size", "tensor_parallel", "context_parallel", "pipeline_parallel")
 
 
 def train(folder: Path, config: Config) -> SftResult:
@@ -208,13 +211,22 @@ def test_what_the_starting_model_said_of_other_rows_is_not_used(task: Task, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", ["shard_size=0", "tensor_parallel=2", "context_parallel=2"])
-@pytest.mark.parametrize("loss", ["sigmoid", "reward"])
+@pytest.mark.parametrize(
+    ("loss", "axis"),
+    [
+        *((loss, f"{axis}=2") for loss in ("sigmoid", "reward") for axis in AXES),
+        ("sigmoid", "expert_parallel=2"),
+    ],
+)
 def test_two_ranks_learn_what_one_does(task: Task, loss: str, axis: str, tmp_path: Path) -> None:
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
-    one = train(tmp_path / "one", task.config(loss))
+    model = task.model
+    if axis == "expert_parallel=2":
+        model = make_expert_model(tmp_path / "experts", task.model)
+    common = [f"model.path='{model}'"]
+    one = train(tmp_path / "one", task.config(loss, *common))
     cut = ["prefer.engine.max_tokens_per_device=80", f"prefer.engine.{axis}"]
-    two = train(tmp_path / "two", task.config(loss, *ranks, *cut))
+    two = train(tmp_path / "two", task.config(loss, *common, *ranks, *cut))
     for mine, other in zip(
         *(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one")), strict=True
     ):

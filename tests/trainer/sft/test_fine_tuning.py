@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainer.tiny_experts import make_expert_model
 from trainer.tiny_runs import Project, chain_of, check_records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -282,13 +283,19 @@ def test_fine_tuning_without_files_is_refused(project: Project, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "axis"),
-    [(40, "shard_size=0"), (400, "shard_size=0"), (80, "tensor_parallel=2"), (40, "context_parallel=2")],
-)
+    [
+        (40, "shard_size=0"), (400, "shard_size=0"), (80, "tensor_parallel=2"), (40, "context_parallel=2"),
+        (40, "pipeline_parallel=2"), (80, "expert_parallel=2"),
+    ],
+)  # fmt: skip
 def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
     project: Project, tmp_path: Path, budget: int, axis: str
 ) -> None:
     """24 conversations of 5 an update: a rank has 2 or 3 of them. Loss of every step, of held-out rows, and weights."""
     common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=4", "sft.num_epochs=2"]
+    if axis == "expert_parallel=2":
+        model = make_expert_model(tmp_path / "experts", project.model)
+        common += [f"model.path='{model}'", "sft.moe.balance_loss_coef=0.01"]
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
     one, _ = tune(tmp_path / "one", project.config(*common))
     cut = [f"sft.engine.max_tokens_per_device={budget}", f"sft.engine.{axis}"]
