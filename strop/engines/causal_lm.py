@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
@@ -52,6 +53,9 @@ class CausalLM:
         """While layers are divided over several ranks: what divided them."""
         self.expert_parallel: ExpertParallel | None = None
         """While the experts have ranks of their own: what divided them."""
+        self.copy_group: dist.ProcessGroup | None = None
+        """The ranks that generate together, each with its part of one copy of the model; None where this one has all
+        of it."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
@@ -240,24 +244,42 @@ class CausalLM:
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`.
 
-        Where matrices are cut over several ranks, all of them call this with the same tokens, and have all states.
+        Where several ranks hold a copy of the model, all of them call this with the same tokens, and have all states.
         """
         if self.tensor_parallel is not None:
             assert media is None, "images are refused where ranks share each sequence"
             hidden = self.tensor_parallel.hidden(
-                lambda ids, positions, attention: self.run(
-                    self.backbone, ids, positions, attention, routing=routing
-                ),
-                input_ids,
-                position_ids,
-                context,
+                partial(self._of_all_stages, routing=routing), input_ids, position_ids, context
             )
             if isinstance(routing, RoutingRecord):  # of this rank's tokens
                 routing.gather(partial(gather_tokens, group=self.tensor_parallel.group), input_ids.shape[1])
             return hidden
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
+            return self._of_all_stages(input_ids, position_ids, context, media, routing=routing)
+
+    def _of_all_stages(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        media: Mapping[str, Tensor] | None = None,
+        *,
+        routing: RouterPass | None,
+    ) -> Tensor:
+        """As `backbone`, a `run` for each stage that is here; with tensor parallelism of this rank's share of the
+        tokens."""
+        if self.pipeline is None or self.pipeline.is_whole:
             return self.run(self.backbone, input_ids, position_ids, context, media, routing=routing)
+        num_tokens = input_ids.shape[1]
+        if self.tensor_parallel is not None:
+            num_tokens //= self.tensor_parallel.group.size()
+        return self.pipeline.hidden(
+            lambda received, own: self.run(self.backbone, input_ids, position_ids, own, received=received),
+            context,
+            shape=(num_tokens, self.hidden_size),
+            dtype=self.compute_dtype,
+        )
 
     def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
         if routing is None or self.routers is None:

@@ -72,7 +72,7 @@ class TrainableEngine(ModelEngine, Protocol):
         """Take an optimizer step."""
 
     def full_parameters(self) -> contextlib.AbstractContextManager[None]:
-        """All weights in `model`, for generation."""
+        """The weights in `model` that generation on this rank computes with."""
 
     def save_model(self, folder: Path) -> None:
         """Write a Hugging Face folder."""

@@ -307,7 +307,7 @@ class TrainEngine(Engine):
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every parameter gathered over the data-parallel ranks; forward passes inside, without gradients, talk to the
-        ranks alone that hold the other parts of each matrix (tensor parallelism)."""
+        ranks alone that hold the other parts of this copy of the model (stages, matrices, experts)."""
         self.load_to_device()
         is_whole = self.parallel.mesh is None
         with contextlib.nullcontext() if is_whole else full_parameters(self.model):

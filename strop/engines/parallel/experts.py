@@ -103,7 +103,7 @@ class ExpertParallel:
         self._mesh: DeviceMesh = mesh["ep"]
         self._group: dist.ProcessGroup = self._mesh.get_group()
         self._size, self._rank = self._mesh.size(), self._mesh.get_local_rank()
-        self._is_on = True
+        self._is_on, self._are_equal = True, False
         self.layers = [layer for layer in moe_layers(module) if not next(layer.experts.parameters()).is_meta]
         """The layers with experts of this rank's stage; none of a dense model."""
         self._num_experts = {id(layer.experts): layer.num_experts for layer in self.layers}
@@ -133,6 +133,15 @@ class ExpertParallel:
             self._switch(is_on=True)
             for layer, parameters in zip(self.layers, own, strict=True):
                 layer.experts._parameters.update(parameters)
+
+    @contextlib.contextmanager
+    def with_equal_tokens(self, are_equal: bool) -> Iterator[None]:
+        """Forward passes inside, without gradients, are of the same tokens on every rank of the group, if they are."""
+        self._are_equal = are_equal
+        try:
+            yield
+        finally:
+            self._are_equal = False
 
     def _switch(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -169,6 +178,8 @@ class ExpertParallel:
         if not self._is_on:
             result: Tensor = compute(hidden, top_k_index, top_k_weights)
             return result
+        if self._are_equal:
+            return self._added_up(experts, compute, hidden, top_k_index, top_k_weights)
         rows, k = hidden.reshape(-1, hidden.shape[-1]), top_k_index.shape[-1]
         chosen = top_k_index.reshape(-1)  # [N k]
         order = chosen.argsort(stable=True)
@@ -186,6 +197,20 @@ class ExpertParallel:
         weights = top_k_weights.reshape(*hidden.shape[:-1], k, 1)
         weighted = returned[place].view(*weights.shape[:-1], -1) * weights
         return weighted.sum(-2).to(hidden.dtype)
+
+    def _added_up(
+        self, experts: Any, compute: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
+        """As `_forward`, of tokens that every rank of the group has: each computes with its experts, and all add up."""
+        rows, here = hidden.reshape(-1, hidden.shape[-1]), int(experts.num_experts)
+        index = top_k_index.reshape(len(rows), -1) - self._rank * here
+        token, choice = ((index >= 0) & (index < here)).nonzero(as_tuple=True)
+        with _local_parameters(experts):
+            computed = _computed(compute, rows[token], index[token, choice])
+        weighted = computed * top_k_weights.reshape(len(rows), -1)[token, choice][:, None]
+        added = weighted.new_zeros(rows.shape).index_add_(0, token, weighted)
+        dist.all_reduce(added, group=self._group)
+        return added.to(hidden.dtype).view(hidden.shape)
 
 
 def _computed(compute: Any, rows: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ The experts of a layer are a unit inside of the layer's where they have ranks of
 parallelism, experts.py).
 
 Concurrency: sharding, forward and backward passes and `full_parameters` are collectives: every rank calls them
-in the same order. Inside `full_parameters` forward passes talk to tensor-parallel ranks alone.
+in the same order. Inside `full_parameters` forward passes talk to the ranks of one copy of the model alone.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
             ignored_params=of_others,
         )
     model.root = root
+    if _is_divided_in_generation(model):
+        model.copy_group = parallel.copy_group
+    elif model.tensor_parallel is not None:
+        model.copy_group = model.tensor_parallel.group
     if model.pipeline is not None:
         model.pipeline.find_shared(model.module)
     for unit in sharded_units(model):
@@ -157,16 +161,17 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
     """Every parameter gathered over the data-parallel ranks, in the compute precision; for generation, without
     gradients.
 
-    Inside, ranks run different numbers of forward passes: none of them communicates but with the ranks that hold the
-    other parts of its matrices (tensor parallelism), which stay cut. It costs the memory of one copy of what a rank
-    computes with, in the compute precision, which is freed at the end; nothing where that is what it holds already.
+    Inside, copies of the model run different numbers of forward passes: none of them communicates but between the
+    ranks that hold the parts of one copy (stages, matrices, experts; `CausalLM.copy_group`), which stay divided. It
+    costs the memory of one copy of what a rank computes with, in the compute precision, which is freed at the end;
+    nothing where that is what it holds already. With stages every rank has the head as well.
     """
     units = sharded_units(model)
     if not _computes_with_what_it_holds(model):
         for unit in units:
             unit.unshard()
     try:
-        with _hooks_lifted(units), _whole_experts(model), _whole_stages(model):
+        with _hooks_lifted(units), _experts(model), _stages(model):
             yield
     finally:
         reshard(model)
@@ -184,20 +189,27 @@ def _computes_with_what_it_holds(model: CausalLM) -> bool:
     return mesh.size(mesh.mesh_dim_names.index("shard")) == 1
 
 
-def _whole_stages(model: CausalLM) -> contextlib.AbstractContextManager[None]:
-    """The parameters that other stages hold, gathered; inside `full_parameters`."""
+def _stages(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """Stages that generate together, or the parameters of all of them; inside `full_parameters`."""
     if model.pipeline is None:
         return contextlib.nullcontext()
-    return model.pipeline.whole_parameters(
-        model.module, model.compute_dtype if model.compute_dtype in HALF else None
-    )
+    dtype = model.compute_dtype if model.compute_dtype in HALF else None
+    return model.pipeline.generating(model.module, dtype, is_whole=not _is_divided_in_generation(model))
 
 
-def _whole_experts(model: CausalLM) -> contextlib.AbstractContextManager[None]:
-    """The experts of all ranks, gathered; inside `full_parameters`."""
+def _experts(model: CausalLM) -> contextlib.AbstractContextManager[None]:
+    """Experts whose ranks generate together, or those of all ranks; inside `full_parameters`."""
     if model.expert_parallel is None:
         return contextlib.nullcontext()
-    return model.expert_parallel.whole_parameters()
+    if not _is_divided_in_generation(model):
+        return model.expert_parallel.whole_parameters()
+    return model.expert_parallel.with_equal_tokens(model.tensor_parallel is None)
+
+
+def _is_divided_in_generation(model: CausalLM) -> bool:
+    """Stages and experts stay where they are while the ranks of a copy generate. Images are known to one rank alone,
+    and states of layers (linear attention) are not divided into stages."""
+    return model.media is None and (model.pipeline is None or model.recurrence is None)
 
 
 @contextlib.contextmanager

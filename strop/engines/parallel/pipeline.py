@@ -5,8 +5,8 @@ and its gradients are added up. Parameters of other stages stay in the module un
 meta device), so that names, shapes and order of the weights are the same on every rank. A forward pass of a stage runs
 the model's own forward with the layers of this stage alone, from hidden states in place of embeddings.
 
-Concurrency: `whole_parameters`, `whole`, `of_all_stages` and `add_shared_gradients` are collectives of the ranks that
-run the stages for the same rows, called by all of them in the same order.
+Concurrency: `hidden`, `generating`, `whole`, `of_all_stages` and `add_shared_gradients` are collectives of the ranks
+that run the stages for the same rows, called by all of them in the same order.
 
 Source: Huang et al. 2019, arXiv:1811.06965; the order of passes is in schedule.py. Exercised on gloo with CPU tensors.
 """
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
 from strop.engines.parallel.ranks import Parallel, gather_json
@@ -118,14 +119,19 @@ class Pipeline:
         self.shared: nn.Parameter | None = None
         """Embedding that is the head as well, of a rank that has one of them and not both; set by `find_shared`."""
         self._shared_name = ""
-        self._is_whole = False
+        self._has_every_head = self.is_whole = False
         self._drop_others(module)
         _PIPELINES[module] = self
 
     @property
     def has_head(self) -> bool:
-        """The head is here: of the last stage, and on every rank while parameters are whole."""
-        return self._is_whole or self.rank == self.num_ranks - 1
+        """The head is here: of the last stage, and on every rank inside `generating`."""
+        return self._has_every_head or self.rank == self.num_ranks - 1
+
+    @property
+    def num_own_layers(self) -> int:
+        """Layers of this rank, of all of its stages."""
+        return sum(len(self.own_layers(chunk)) for chunk in range(self.num_chunks))
 
     @property
     def counted_elsewhere(self) -> tuple[str, ...]:
@@ -168,30 +174,77 @@ class Pipeline:
         dist.broadcast(tensor, self.ranks[self.owners[name]], group=self.group)
         return tensor
 
+    def hidden(
+        self,
+        run: Callable[[Tensor | None, AttentionContext], Tensor],
+        context: AttentionContext,
+        *,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Final hidden states [N, D] of tokens that all ranks of the pipeline pass together, on each; without gradient.
+
+        Args:
+            run: forward pass of one of this rank's stages, from hidden states [N, D] of the stage before; None: from
+                the tokens.
+            context: of all tokens; the keys and values that it sees are those of this rank's layers, counted from 0.
+            shape, dtype: of hidden states.
+        """
+        own = _OwnLayers(
+            context, [index for index, stage in self._numbered() if stage % self.num_ranks == self.rank]
+        )
+        hidden: Tensor | None = None
+        last = len(self._stages) - 1
+        for stage in range(last + 1):
+            chunk, rank = divmod(stage, self.num_ranks)
+            following = (rank + 1) % self.num_ranks
+            if self.rank == rank:
+                with self.chunk(chunk):
+                    hidden = run(hidden, own).contiguous()
+                if stage < last:
+                    dist.send(hidden, self.ranks[following], group=self.group)
+            elif self.rank == following or stage == last:
+                hidden = torch.empty(shape, dtype=dtype, device=self.device)
+                if stage < last:
+                    dist.recv(hidden, self.ranks[rank], group=self.group)
+        assert hidden is not None, "there are stages"
+        dist.broadcast(hidden, self.ranks[self.num_ranks - 1], group=self.group)
+        return hidden
+
+    def _numbered(self) -> Iterator[tuple[int, int]]:
+        """Each layer with its stage."""
+        return ((layer, stage) for stage, layers in enumerate(self._stages) for layer in layers)
+
     @contextlib.contextmanager
-    def whole_parameters(self, module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-        """The parameters of every stage on every rank; forward passes inside run the whole model, and talk to nobody
-        but the ranks that share its matrices.
+    def generating(self, module: nn.Module, dtype: torch.dtype | None, *, is_whole: bool) -> Iterator[None]:
+        """The head on every rank, beside this rank's layers; or the parameters of all stages, so that forward passes
+        talk to nobody but the ranks that share matrices.
 
         Args:
             module: whose parameters are gathered over the data-parallel ranks of their stage; matrices that are cut
                 stay cut.
             dtype: in which floating-point parameters travel; None: that of each.
+            is_whole: the parameters of all stages.
         """
+        head: Any = module.get_output_embeddings()  # type: ignore[operator]
+        wanted = module if is_whole else head
+        ids = {id(parameter) for parameter in wanted.parameters()}
         received: dict[int, nn.Parameter] = {}
         kept: list[tuple[nn.Module, str, nn.Parameter]] = []
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) not in ids:
+                continue
             if id(parameter) not in received:
                 received[id(parameter)] = self._received(name, parameter, dtype)
             path, _, last = name.rpartition(".")
             part = module.get_submodule(path)
             kept.append((part, last, parameter))
             part._parameters[last] = received[id(parameter)]
-        self._is_whole = True
+        self._has_every_head, self.is_whole = True, is_whole
         try:
             yield
         finally:
-            self._is_whole = False
+            self._has_every_head = self.is_whole = False
             for part, last, parameter in kept:
                 part._parameters[last] = parameter
 
@@ -320,6 +373,18 @@ def whole_weight(module: nn.Module, name: str, tensor: Tensor, dtype: torch.dtyp
         return full(tensor.detach().to(dtype))
 
     return value() if pipeline is None else pipeline.whole(name, value, tensor, dtype)
+
+
+class _OwnLayers:
+    """Attention of the layers of one rank, which keep their keys and values under numbers from 0."""
+
+    def __init__(self, inner: AttentionContext, layers: Sequence[int]) -> None:
+        self._inner = inner
+        self._places = {layer: place for place, layer in enumerate(layers)}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv], as of the context inside."""
+        return self._inner.attend(self._places[layer], query, key, value, form)
 
 
 class _Skip(nn.Module):

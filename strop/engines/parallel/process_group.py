@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -135,6 +136,12 @@ def joined(
         row_group=meshes.group_of_both(),
         pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
         expert_mesh=meshes.of_experts,
+        copy_group=_copy_group(
+            engine.pipeline_parallel,
+            math.lcm(engine.tensor_parallel, engine.expert_parallel),
+            world_size,
+            timeout_s,
+        ),
     )
 
 
@@ -142,6 +149,7 @@ def leave_ranks() -> None:
     """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
     _mesh.cache_clear()
     _stage_groups.cache_clear()
+    _copy_group.cache_clear()
     # Results that DTensor remembers hold meshes, which are equal to those of a later group.
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     if dist.is_initialized():
@@ -246,3 +254,19 @@ def _stage_groups(
         for ranks in (list(range(first, world_size, in_stage)) for first in range(in_stage))
     ]
     return groups[dist.get_rank() % in_stage]
+
+
+@cache
+def _copy_group(
+    num_stages: int, in_stage: int, world_size: int, timeout_s: float
+) -> dist.ProcessGroup | None:
+    """The ranks that hold one copy of the model, so many neighbours of each stage; None where each has all of it."""
+    if num_stages * in_stage == 1:
+        return None
+    timeout, ranks_of_stage = datetime.timedelta(seconds=timeout_s), world_size // num_stages
+    groups = []
+    for first in range(0, ranks_of_stage, in_stage):
+        starts = range(first, world_size, ranks_of_stage)
+        ranks = [start + index for start in starts for index in range(in_stage)]
+        groups.append(dist.new_group(ranks, timeout=timeout))
+    return groups[dist.get_rank() % ranks_of_stage // in_stage]

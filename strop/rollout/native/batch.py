@@ -28,6 +28,7 @@ from strop.rollout.native.prefill import Prefill, PrefilledPrompt
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
 from strop.utils.device import sent
+from strop.utils.machine_limits import free_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ class DecodeBatch:
         self._records = records_routing
         self._model = model
         self._max_running = max_running
+        divided = None if model.copy_group is None else model.pipeline
+        self._num_layers = (
+            1 if divided is None else divided.num_own_layers
+        )  # as many on all where they are not divided
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
@@ -95,9 +100,14 @@ class DecodeBatch:
         states = self._states.num_bytes if self._states else 0
         return self._cache.num_bytes + states + self.prefill.num_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free on the device, per layer that is here."""
+        return free_bytes(self.device) // self._num_layers
+
     def use_memory(self, free_bytes: int) -> None:
-        """Grow as if so much memory were free: ranks that compute the same sequences together grow alike."""
-        self._cache.free_bytes = free_bytes
+        """Grow as if so much memory were free per layer: ranks that compute the same sequences together grow alike."""
+        self._cache.free_bytes = free_bytes * self._num_layers
 
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""

@@ -61,9 +61,8 @@ class NativeEngine:
         Raises:
             ValueError: the routing is to be recorded of a model without experts.
         """
-        parts = model.tensor_parallel
-        self._ranks = None if parts is None else RankGroup(parts.group)
-        if self._ranks is not None:  # each holds its part of the keys and values of every sequence
+        self._ranks = None if model.copy_group is None else RankGroup(model.copy_group)
+        if self._ranks is not None:  # each computes its part of every sequence
             max_running *= self._ranks.size
         self._batch = DecodeBatch(
             model,
@@ -310,7 +309,7 @@ class NativeEngine:
         note = Note(
             asked=asked, dropped=tuple(self._dropped), is_done=self._is_leaving,
             is_held=not self._running.is_set(), forgets=self._forgets, failure=self._failure,
-            free_bytes=free_bytes(self._batch.device),
+            free_bytes=self._batch.free_bytes,
         )  # fmt: skip
         self._told, self._asked, self._dropped, self._forgets = self._asked, [], [], False
         return note

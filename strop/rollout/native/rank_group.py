@@ -1,9 +1,9 @@
-"""The ranks that generate together with the parts of each matrix that they hold (tensor parallelism).
+"""The ranks that generate together, each with its part of the model: of every matrix, of the layers or of the experts.
 
 Each rank plays requests of its own; all of them compute every request of the group, each with its heads, its hidden
-units and its tokens of the vocabulary. What a batch does next follows from its requests and from the memory that is
-free, so ranks that know the same of both do the same. They tell each other before each step: which requests are new,
-which are to end, and how much memory each has left.
+units, its tokens of the vocabulary, its layers and its experts. What a batch does next follows from its requests and
+from the memory that is free, so ranks that know the same of both do the same. They tell each other before each step:
+which requests are new, which are to end, and how much memory each has left.
 
 Concurrency: `exchange` is a collective of the group; every rank calls it before each step, until all of them have
 left. It waits for the others, so not on an event loop. Every wait ends with the group's timeout.
@@ -53,7 +53,7 @@ class Note:
     forgets: bool = False
     """Computed prompts are to be forgotten."""
     free_bytes: int = 0
-    """Memory that its cache may still take a share of."""
+    """Memory, per layer that it has, that its cache may still take a share of."""
     failure: str = ""
     """It has given up for this reason."""
 
