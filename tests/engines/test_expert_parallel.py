@@ -165,13 +165,12 @@ def test_tokens_are_those_of_one_process(tiny_folder: Folder, engine: EngineConf
     every_row = case.assignment[0]
     of_ranks = (every_row, every_row) if engine.tensor_parallel > 1 else ((0, 3, 6, 7, 1), (4, 2, 5))
     two = dataclasses.replace(case, assignment=of_ranks, engine=engine)
-    requests = [[0, 1, 2, 4], [3]]  # without tensor parallelism no rank waits for another
+    requests = [[0, 1, 2, 4], [3]]
     results = run_ranks(generate_between_steps, 2, two, requests, timeout_s=60)
     for result, which in zip(results, requests, strict=True):
         for (tokens, log_probs), number in zip(result["outputs"], which, strict=True):
             assert tokens == alone_result["outputs"][number][0]
             np.testing.assert_allclose(log_probs, alone_result["outputs"][number][1], atol=1e-9)
-        assert not any("experts" in name for name in result["sharded_inside"])
         assert result["resharded"]
         for name, weight in alone_result["weights"].items():
             np.testing.assert_allclose(result["weights"][name], weight, atol=1e-9, err_msg=name)

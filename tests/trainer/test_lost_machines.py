@@ -17,7 +17,7 @@ from strop.observability.trackers.setup import read_metrics
 from strop.run import RunFolder
 
 SCRIPT = """
-import sys, threading, time
+import subprocess, sys, threading, time
 from pathlib import Path
 
 import psutil
@@ -46,11 +46,18 @@ def lose_one():
     machines.remove_node(next(one for one in others if works(one)), allow_graceful=False)
     if len(sys.argv) > 4:
         wait_for_checkpoints(int(sys.argv[4]))
-        machines.add_node(num_cpus=2, node_ip_address="127.0.0.9")
+        added.append(subprocess.Popen([
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--address", machines.address, "--num-cpus=2",
+            "--node-ip-address=127.0.0.9", "--object-store-memory=100000000", "--block",
+        ]))
 
 
+added = []
 threading.Thread(target=lose_one, daemon=True).start()
 code = main(["train", "--config", config, "--out", str(folder), f"resources.address={machines.address}"])
+for one in added:
+    one.terminate()
+    one.wait(20)
 machines.shutdown()
 sys.exit(code)
 """

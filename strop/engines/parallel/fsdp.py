@@ -167,9 +167,8 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
     nothing where that is what it holds already. With stages every rank has the head as well.
     """
     units = sharded_units(model)
-    if not _computes_with_what_it_holds(model):
-        for unit in units:
-            unit.unshard()
+    for unit in [unit for unit in units if not _computes_with_what_it_holds(model, unit)]:
+        unit.unshard()
     try:
         with _hooks_lifted(units), _experts(model), _stages(model):
             yield
@@ -177,10 +176,15 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
         reshard(model)
 
 
-def _computes_with_what_it_holds(model: CausalLM) -> bool:
-    """Each shard is this rank's whole part of a matrix that is cut over tensor-parallel ranks alone, in the precision
-    of its products: gathering would copy it."""
-    if model.tensor_parallel is None or model.compute_dtype in HALF:
+def _computes_with_what_it_holds(model: CausalLM, unit: nn.Module) -> bool:
+    """Each shard is this rank's whole part of a matrix that is cut over tensor-parallel ranks alone, or of experts that
+    are divided over ranks alone, in the precision of its products: gathering would copy it."""
+    if model.compute_dtype in HALF:
+        return False
+    experts = model.expert_parallel
+    if experts is not None and any(unit is layer.experts for layer in experts.layers):
+        return experts.shard_mesh.size() == 1 and _is_divided_in_generation(model)
+    if model.tensor_parallel is None:
         return False
     parameter = next(p for p in model.module.parameters() if not p.is_meta)
     assert isinstance(parameter, DTensor), "the model is sharded"
