@@ -32,6 +32,7 @@ from references.rank_processes import run_ranks
 from strop.engines.parallel.context import check_context_parallel
 from strop.engines.parallel.ranks import alone
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 
 LONG: tuple[Pair, ...] = ((A, ids(50, 31)),)
@@ -61,7 +62,16 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Norms of queries and keys; a head of its own; windows; one key head; learned positions.
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "llama_mqa", "gpt2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "gemma3",
+        pytest.param("llama", marks=SLOW),
+        pytest.param("llama_mqa", marks=SLOW),
+        pytest.param("gpt2", marks=SLOW),
+    ],
+)
 def test_two_ranks_of_a_context_take_the_step_of_one_process(tiny_folder: Folder, kind: str) -> None:
     setting = Setting(folder=str(tiny_folder(kind)))
     check(Setting(folder=setting.folder, cp_size=2), PAIRS, 2, one_process(setting))

@@ -21,6 +21,7 @@ from strop.rollout.types import Sampling
 
 __all__ = ["five_layers"]
 
+SLOW = pytest.mark.slow
 ALL = range(len(PROMPTS))
 
 
@@ -40,7 +41,9 @@ def check_tokens(setting: Setting, requests: Sequence[Sequence[int]]) -> None:
 
 
 # A head that is the embedding, on both stages; one of its own; windows.
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", pytest.param("llama", marks=SLOW), pytest.param("gemma3", marks=SLOW)]
+)
 @pytest.mark.parametrize("requests", [[[0, 1, 2, 4], [3, 5]], [[], [0, 1, 2, 3, 4, 5]]])
 def test_stages_sample_the_tokens_of_one_process(
     tiny_folder: Folder, kind: str, requests: list[list[int]]
@@ -49,7 +52,7 @@ def test_stages_sample_the_tokens_of_one_process(
 
 
 # Softmax over all experts; sigmoid, groups and a shared expert.
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3_experts"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", pytest.param("deepseek_v3_experts", marks=SLOW)])
 def test_ranks_with_half_of_the_experts_sample_the_tokens_of_one_process(
     tiny_folder: Folder, kind: str
 ) -> None:

@@ -27,12 +27,22 @@ from strop.engines.parallel.experts import check_expert_parallel
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.training import TrainEngine
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 
 
 # Softmax over all experts; sigmoid, groups, a bias of the choice and a shared expert; biases and transposed matrices;
 # a shared expert with a gate; weights in float32 whatever the model has.
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3_experts", "gpt_oss", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_moe",
+        "deepseek_v3_experts",
+        pytest.param("gpt_oss", marks=SLOW),
+        pytest.param("qwen2_moe", marks=SLOW),
+        pytest.param("mixtral", marks=SLOW),
+    ],
+)
 def test_two_ranks_with_half_of_the_experts_take_the_step_of_one_process(
     tiny_folder: Folder, kind: str
 ) -> None:
@@ -86,7 +96,9 @@ def test_a_rank_without_rows_and_experts_without_tokens_take_the_same_step(tiny_
 
 # Experts sharded over all ranks, and divided over those that share a matrix; a shared expert that is cut as well.
 @pytest.mark.parametrize("ep_size", [1, 2])
-@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_moe", pytest.param("glm4_moe", marks=SLOW), pytest.param("qwen2_moe", marks=SLOW)]
+)
 def test_ranks_that_share_matrices_take_the_step_of_one_process(
     tiny_folder: Folder, kind: str, ep_size: int
 ) -> None:

@@ -23,6 +23,7 @@ from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.tokens import Tokens
 from strop.workers.routers import ExpertLoads, load_numbers, loss_parts, router_loss
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 MOE = MoEConfig(balance_loss_coef=0.7, z_loss_coef=0.3)
 NUM_TOKENS = sum(len(prompt) + len(response) - 1 for prompt, response in PAIRS)
@@ -134,7 +135,11 @@ def test_probabilities_of_a_router_with_sigmoids(tiny_folder: Folder) -> None:
 
 @pytest.mark.parametrize(
     "axes",
-    [{}, {"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2}, {"cp_size": 2}, {"ep_size": 2, "tp_size": 2}],
+    [
+        {"ep_size": 2, "tp_size": 2},
+        {"sp_size": 2},
+        *(pytest.param(axes, marks=SLOW) for axes in ({}, {"ep_size": 2}, {"tp_size": 2}, {"cp_size": 2})),
+    ],
     ids=str,
 )
 def test_two_ranks_have_the_gradient_of_one_process(tiny_folder: Folder, axes: dict[str, int]) -> None:

@@ -31,6 +31,7 @@ from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 from strop.workers.episodes import Episode, episode_rows
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 PROMPTS = [
     tuple(torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(n)).tolist())
@@ -167,7 +168,12 @@ def gradients_on_ranks(ranks: Ranks, setting: Setting, rows: DataProto) -> dict[
 
 @pytest.mark.parametrize(
     "axes",
-    [{"ep_size": 2}, {"tp_size": 2}, {"sp_size": 2, "ep_size": 2}, {"cp_size": 2, "ep_size": 2}],
+    [
+        {"ep_size": 2},
+        {"cp_size": 2, "ep_size": 2},
+        pytest.param({"tp_size": 2}, marks=SLOW),
+        pytest.param({"sp_size": 2, "ep_size": 2}, marks=SLOW),
+    ],
     ids=str,
 )
 def test_ranks_and_micro_batches_replay_what_one_process_does(

@@ -29,6 +29,7 @@ from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.tokens import Tokens
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 
 
@@ -40,7 +41,16 @@ def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Norms of queries and keys, a head that is the embedding; a head of its own; windows; one key head; biases.
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "llama_mqa", "llama_biased"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "llama_mqa",
+        pytest.param("llama", marks=SLOW),
+        pytest.param("gemma3", marks=SLOW),
+        pytest.param("llama_biased", marks=SLOW),
+    ],
+)
 def test_two_ranks_of_a_matrix_take_the_step_of_one_process(tiny_folder: Folder, kind: str) -> None:
     setting = Setting(folder=str(tiny_folder(kind)))
     expected = one_process(setting)

@@ -24,6 +24,7 @@ from strop.engines.training import TrainEngine
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 
+SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
 PROMPTS = [
     torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(n)).tolist()
@@ -88,8 +89,19 @@ def assert_equal(found: Sequence[Output], wanted: Sequence[Output]) -> None:
 
 
 # A head that is the embedding; one of its own; windows; one key head, which both ranks attend with; biases.
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "llama_mqa", "llama_biased"])
-@pytest.mark.parametrize("requests", [[[0, 1, 2, 4], [3, 5]], [[], [0, 1, 2, 3, 4, 5]]])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "llama_mqa",
+        pytest.param("llama", marks=SLOW),
+        pytest.param("gemma3", marks=SLOW),
+        pytest.param("llama_biased", marks=SLOW),
+    ],
+)
+@pytest.mark.parametrize(
+    "requests", [[[0, 1, 2, 4], [3, 5]], pytest.param([[], [0, 1, 2, 3, 4, 5]], marks=SLOW)]
+)
 def test_two_ranks_sample_the_tokens_of_one_process(
     tiny_folder: Folder, kind: str, requests: list[list[int]]
 ) -> None:
