@@ -15,7 +15,6 @@ from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.tracing_config import TraceConfig
 from strop.rollout.vllm.config import VllmConfig
 from strop.utils.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
-from strop.utils.remote_path import is_url
 
 
 class SubprocessEngineConfig(Protocol):
@@ -65,10 +64,6 @@ class RolloutConfig:
     load_balance: bool = True
     """Rollout processes with nothing to do take over requests of those with much. false: each generates for the prompts
     that it was given, so that a run on several ranks has the same bits each time (native engine on a CPU)."""
-    weight_store: str = ""
-    """Folder, or URL of any kind that fsspec knows, through which weights go to rollout processes of their own
-    (resources.apart) that no fast network joins with the actor, in small files that are removed once they are read.
-    Empty: through shared memory on one machine, else over the network."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -144,11 +139,6 @@ class RolloutConfig:
             raise ValueError(
                 f"rollout.over_issue is {self.over_issue:g} and rollout.max_staleness {self.max_staleness:g}: with the "
                 f"latter what a step does not wait for is kept for the next one; set one of them to 0"
-            )
-        if self.weight_store and not (is_url(self.weight_store) or Path(self.weight_store).is_absolute()):
-            raise ValueError(
-                f"rollout.weight_store is {self.weight_store!r}, which means another folder in each process: give an "
-                f"absolute path or a URL"
             )
         for name in (*OWN_PROCESSES, *REMOTE):
             section = getattr(self, name)

@@ -36,7 +36,7 @@ class RemoteWeightSync(WeightSync):
     probes_weights: bool
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
     store: str
-    """rollout.weight_store."""
+    """resources.weight_store."""
     _report: SyncReport | None = None
     """Of the actor's rank 0 on the last sync to other processes; None before, and in one process."""
 

@@ -202,7 +202,7 @@ class ActorWorker(TrainedWorker):
         Args:
             num_receivers: rollout workers.
             dtypes: names of the dtypes in which they hold weights of these names.
-            store: rollout.weight_store.
+            store: resources.weight_store.
         """
         if self._sender is not None:
             self._sender.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata
-from strop.rollout.weight_sync import collective, delta, sender, shared_memory
+from strop.rollout.weight_sync import collective, comparison, sender, shared_memory
 from strop.rollout.weight_sync.delta import (
     SentWeights,
     bits_of,
@@ -101,14 +103,33 @@ def test_gaps_of_more_than_16_bits_are_bridged() -> None:
         assert result[1] <= 4 * (len(positions) + 400_000 // 65535), positions
 
 
-def test_changes_beyond_one_block_of_the_comparison_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta, "_BLOCK", 64)
-    old = torch.zeros(1000, dtype=torch.bfloat16)
-    new = old.clone()
-    new[[0, 63, 64, 500, 999]] = 2.0
-    held, num_bytes = through_a_bucket(old, new) or (old, 0)
-    assert same(held, new)
-    assert num_bytes == 5 * 4
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_differing_elements_are_found_in_every_part(
+    is_compiled: bool, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_PART", 64)
+    if not is_compiled:
+        monkeypatch.setattr(comparison, "comparison_kernel", lambda: None)
+    elif comparison.comparison_kernel() is None:
+        pytest.skip("nothing can be compiled here")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for kind, count in itertools.product((np.int8, np.int16, np.int32, np.int64), (1, 63, 64, 999, 1000)):
+            old = np.zeros(count, dtype=kind)
+            for positions in ([], [0], [count - 1], sorted({0, count // 2, count - 1})):
+                new = old.copy()
+                new[positions] = 1
+                found = comparison.differing(old, new, count)
+                assert found is not None
+                assert found.tolist() == sorted(set(positions))
+            assert comparison.differing(old, old + kind(1), count - 1) is None
+            few = np.zeros(count, dtype=kind)
+            few[:3] = 1
+            assert comparison.differing(old, few, min(count, 3) - 1) is None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_bits_are_compared_not_values() -> None:

@@ -113,7 +113,7 @@ def test_weights_in_half_precision_go_through_a_store_as_changes_alone(
     settings = ["model.dtype=bfloat16", "actor.optim.lr=1e-5"]
     here = train_in(tmp_path / "here", project.config(*settings))
     store = tmp_path / "store"
-    apart = [*RAY, "resources.apart={rollout: 1}", f"rollout.weight_store={store}"]
+    apart = [*RAY, "resources.apart={rollout: 1}", f"resources.weight_store={store}"]
     there = train_in(tmp_path / "there", project.config(*settings, *apart))
     assert [one.chain for one in there.chain] == [one.chain for one in here.chain]
     for step in there.steps:

@@ -11,6 +11,7 @@ both_sides.py       Both sides of the transfer, as the workers of the core make 
 bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast
+comparison.py       Positions of the elements that differ between two arrays
 delta.py            Changes of a weight since the last sync
 host_copy.py        Weights in host memory for engines that take whole tensors
 load_weights.py     Engines with weights of their own, which are given those of a model in this process

@@ -13,23 +13,17 @@ that is 2 % of the weight's bytes; the position costs less than a bitmap as long
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.weights import TensorMetadata
+from strop.rollout.weight_sync.comparison import differing
 from strop.rollout.weight_sync.stream import ALIGNMENT, Bucket, tensor_at
 
-Bits = NDArray[Any]
 _GAP_BYTES = 2
 _MAX_GAP = (1 << 16) - 1
-_BLOCK = 1 << 18
-"""Elements compared at a time: what the comparison gives stays in the cache."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes: bits are compared and written, so that NaN and -0.0 are values like others."""
 
@@ -47,7 +41,7 @@ class Changes:
         """Write them into a weight in place."""
         whole = weight.detach().contiguous()
         bits = bits_of(whole)
-        bits[self.positions.to(bits.device)] = self.values.to(bits.device)
+        bits.scatter_(0, self.positions.to(bits.device), self.values.to(bits.device))
         if not weight.is_contiguous():
             weight.detach().copy_(whole)
 
@@ -73,13 +67,13 @@ def changes_between(old: Tensor, new: Tensor, weight: TensorMetadata) -> Changes
     """Changes of a weight, from and to these bits [numel] in host memory; None where they have as many bytes as the
     weight."""
     limit = (weight.num_bytes - 1) // (_GAP_BYTES + weight.dtype.itemsize)
-    positions = _differing(old.numpy(), new.numpy(), limit)
+    positions = differing(old.numpy(), new.numpy(), limit)
     if positions is None:
         return None
     written = _with_stops(torch.from_numpy(positions))
     if changes_num_bytes(weight, len(written)) >= weight.num_bytes:
         return None
-    return Changes(written, new[written])
+    return Changes(written, new.index_select(0, written))
 
 
 def write_changes(changes: Changes, weight: TensorMetadata, data: Tensor, offset: int) -> None:
@@ -152,7 +146,7 @@ class SentWeights:
             return None
         changes = changes_between(old, new, weight) if is_known else None
         if changes is not None:
-            old[changes.positions] = changes.values
+            old.scatter_(0, changes.positions, changes.values)
         elif is_known and weight.dtype.itemsize > 2:
             self._is_dense.add(weight.name)
             del self._bits[weight.name]
@@ -184,32 +178,12 @@ def _gaps_start(weight: TensorMetadata, count: int) -> int:
     return -(-count * weight.dtype.itemsize // _GAP_BYTES) * _GAP_BYTES
 
 
-def _differing(old: Bits, new: Bits, limit: int) -> Bits | None:
-    """Positions [n] int64 of the elements that differ, found by all of torch's threads; None for more than `limit`."""
-
-    def of_block(start: int) -> Bits:
-        return np.flatnonzero(old[start : start + _BLOCK] != new[start : start + _BLOCK]) + start
-
-    found, count = [np.empty(0, dtype=np.int64)], 0
-    starts = range(0, len(new), _BLOCK)
-    pool = ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(starts))))
-    try:
-        for block in pool.map(of_block, starts):
-            count += len(block)
-            if count > limit:
-                return None
-            found.append(block)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return np.concatenate(found)
-
-
 def _with_stops(positions: Tensor) -> Tensor:
     """Positions [n] with others between them where the gap to the one before is above `_MAX_GAP`."""
     gaps = positions.diff(prepend=positions.new_zeros(1))
-    stops = (gaps - 1).clamp(min=0) // _MAX_GAP  # [n], before each
-    if not bool(stops.any()):
+    if len(gaps) == 0 or int(gaps.max()) <= _MAX_GAP:
         return positions
+    stops = (gaps - 1).clamp(min=0) // _MAX_GAP  # [n], before each
     repeats = stops + 1
     last = repeats.cumsum(0) - 1  # [n], index of each position in the result
     steps = (last.repeat_interleave(repeats) - torch.arange(int(last[-1]) + 1)) * _MAX_GAP
