@@ -9,6 +9,9 @@ The peers take turns with the syncs: the link, which is the same bytes through t
 the same two processes, copied in and copied out, with no digest, no name and no verdict; and a copy of the same bytes
 within one process, with as many threads as each side has. `share_of_link` and `share_of_copy` are the rates of a sync
 over theirs. The digest is measured alone too, beside SHA-256.
+
+`changes` is about the network: the same number of bytes as bfloat16 values, of which a step changes all, or one in a
+hundred. Both kinds of step take turns between the same two processes; bytes are those that went to the receiver.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import SyncReport
 
 WIDTH = 1024
 TRANSPORTS = ("shared_memory", "collective")
+SHARE = 0.01
+"""Elements that a small step changes."""
 
 
 class Layer(nn.Module):
@@ -47,10 +53,10 @@ class Layer(nn.Module):
         self.norms = nn.Parameter(torch.ones(2, WIDTH))
 
 
-def model(num_bytes: int) -> nn.Module:
+def model(num_bytes: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """About so many bytes of layers."""
-    layer_bytes = 4 * 12 * WIDTH**2
-    return nn.ModuleList(Layer() for _ in range(max(1, round(num_bytes / layer_bytes))))
+    layer_bytes = dtype.itemsize * 12 * WIDTH**2
+    return nn.ModuleList(Layer().to(dtype) for _ in range(max(1, round(num_bytes / layer_bytes))))
 
 
 def main() -> None:
@@ -85,6 +91,7 @@ def main() -> None:
                 "gb_per_s_sha256": round(num_bytes / sha_s / 1e9, 2),
                 "share_of_link": round(link_s / seconds["shared_memory"], 2),
                 "share_of_copy": {name: round(copy_s / value, 2) for name, value in seconds.items()},
+                "changes": _changes(arguments.megabytes << 20, bucket_bytes, arguments.repeats),
                 "threads": torch.get_num_threads(),
                 **where,
             }
@@ -144,6 +151,45 @@ def _sync(transport: str, trained: nn.Module, bucket_bytes: int, repeats: int) -
     return {name: min(values[1:]) for name, values in times.items() if values}
 
 
+def _changes(num_bytes: int, bucket_bytes: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Shortest seconds, and bytes, of syncs after steps that changed all elements, and after steps that changed few."""
+    shared_memory.FOLDER = Path("/no/such/folder")
+    trained = model(num_bytes, torch.bfloat16)
+    sender = WeightSender(trained, bucket_bytes=bucket_bytes)
+    endpoint = sender.open(num_receivers=1)
+    assert endpoint is not None
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    arguments = (theirs, num_bytes, 2 * repeats + 1, "collective", torch.bfloat16)
+    process = context.Process(target=_receive, args=arguments, daemon=True)
+    process.start()
+    ours.send(endpoint)
+    generator = torch.Generator().manual_seed(0)
+    sender.send(0)
+    ours.recv()
+    results: dict[str, list[SyncReport]] = {"all": [], "few": []}
+    for version in range(1, 2 * repeats + 1):
+        kind = "all" if version % 2 else "few"
+        with torch.no_grad():
+            for parameter in trained.parameters():
+                bits = parameter.view(torch.int16)
+                if kind == "all":
+                    bits.bitwise_xor_(1)
+                else:
+                    bits ^= (torch.rand(bits.shape, generator=generator) < SHARE).to(torch.int16)
+        results[kind].append(sender.send(version))
+        assert ours.recv() == results[kind][-1].digest
+    process.join()
+    sender.close()
+    return {
+        kind: {
+            "seconds": round(min(report.seconds for report in reports), 3),
+            "bytes": reports[-1].sent_bytes,
+        }
+        for kind, reports in results.items()
+    }
+
+
 def _through_link(sender: WeightSender, trained: nn.Module, other: Connection) -> float:
     """Seconds of the same bytes through the slots of the last sync, with a plain copy on each side."""
     session = sender._session
@@ -168,8 +214,10 @@ def _parts(module: nn.Module, slot_bytes: int) -> Iterator[torch.Tensor]:
         yield from torch.split(parameter.detach().view(-1).view(torch.uint8), slot_bytes)
 
 
-def _receive(connection: Connection, num_bytes: int, count: int, transport: str) -> None:
-    copy = model(num_bytes)
+def _receive(
+    connection: Connection, num_bytes: int, count: int, transport: str, dtype: torch.dtype = torch.float32
+) -> None:
+    copy = model(num_bytes, dtype)
     receiver = WeightReceiver(ModuleTarget(copy))
     receiver.join(connection.recv(), index=0)
     for version in range(count):

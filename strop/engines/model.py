@@ -158,15 +158,21 @@ def _without_weights(config: ModelConfig, shape: object) -> Any:
         )
 
 
-def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
-    """The weights of a model folder as `load_model` would hold them on one device, without loading any.
+def module_of_folder(config: ModelConfig) -> nn.Module:
+    """The language model of a folder as `load_model` would make it on one device, without its weights.
 
     Raises:
         ValueError: no such folder, or no configuration of a language model in it.
     """
     module = _without_weights(config, load_model_config(config))
     module.tie_weights()
-    return weights_metadata(module)
+    language_model: nn.Module = module
+    return language_model
+
+
+def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
+    """The weights of `module_of_folder`."""
+    return weights_metadata(module_of_folder(config))
 
 
 def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:

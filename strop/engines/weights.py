@@ -10,7 +10,7 @@ PEFT) is taken off. Persistent buffers belong to the weights, because a copy of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,6 +70,11 @@ class WeightsMetadata:
         return {name: weight for weight in self.weights for name in weight.names}
 
     @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtype of every name, aliases included."""
+        return {name: weight.dtype for weight in self.weights for name in weight.names}
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all full tensors."""
         return sum(weight.num_bytes for weight in self.weights)
@@ -101,13 +106,13 @@ def named_weights(module: nn.Module, *, with_adapter: bool = False) -> dict[str,
 
 
 def weights_metadata(
-    module: nn.Module, *, dtype: torch.dtype | None = None, with_adapter: bool = False
+    module: nn.Module, *, dtypes: Mapping[str, torch.dtype] | None = None, with_adapter: bool = False
 ) -> WeightsMetadata:
     """The weights of a model, in the order of its `state_dict`; tied ones once, with their aliases.
 
     Args:
         module: plain or sharded; of a sharded model the shapes are the full ones.
-        dtype: what floating-point weights are delivered in, instead of the dtype they are held in.
+        dtypes: what floating-point weights of these names are delivered in, instead of the dtype they are held in.
         with_adapter: list an adapter's parameters too, under their own names, after all others.
     """
     names: dict[int, list[str]] = {}
@@ -119,7 +124,7 @@ def weights_metadata(
             TensorMetadata(
                 name=first,
                 shape=tuple(tensors[first].shape),
-                dtype=_delivered(tensors[first].dtype, dtype),
+                dtype=_delivered(tensors[first].dtype, [first, *aliases], dtypes or {}),
                 aliases=tuple(aliases),
             )
             for first, *aliases in names.values()
@@ -127,5 +132,30 @@ def weights_metadata(
     )
 
 
-def _delivered(stored: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
-    return requested if requested is not None and stored.is_floating_point else stored
+def matrix_names(module: nn.Module) -> set[str]:
+    """Names of the weights that products read in half precision where a model computes in it: those of linear layers,
+    embeddings, convolutions and experts. Norms, biases and routers' own parameters are not among them.
+
+    Args:
+        module: plain or sharded, also on the meta device.
+    """
+    matrices = {
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, nn.Linear | nn.Embedding)
+        for parameter in part.parameters(recurse=False)
+        if parameter.dim() == 2
+    }
+    return {
+        name
+        for name, tensor in named_weights(module).items()
+        if id(tensor) in matrices or (tensor.dim() == 3 and tensor.is_floating_point())
+    }
+
+
+def _delivered(
+    stored: torch.dtype, names: Sequence[str], requested: Mapping[str, torch.dtype]
+) -> torch.dtype:
+    if not stored.is_floating_point:
+        return stored
+    return next((requested[name] for name in names if name in requested), stored)

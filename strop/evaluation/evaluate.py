@@ -217,6 +217,7 @@ def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Reporter) 
         ranks=ranks,
         nodes=math.gcd(ranks, config.resources.nodes),
         apart={},
+        weight_store="",
     )
     config = dataclasses.replace(config, resources=resources, agent=config.agent.with_absolute_paths())
     say(f"{ranks} processes, each with the whole model and its share of the prompts")

@@ -22,6 +22,7 @@ from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.half_weights import hold_half
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.target import WeightTarget
@@ -103,6 +104,7 @@ def native_generation(context: EngineContext) -> Generation:
         return Generation(engine=native_engine(context, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
     policy = load_model(dataclasses.replace(context.model, lora=LoraConfig()), device=context.device)
+    hold_half(policy)
     target = weight_transfer().target(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 

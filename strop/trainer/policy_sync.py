@@ -41,3 +41,7 @@ class WeightSync:
             SyncError, WorkerFailed: as `update`.
         """
         return False
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last update."""
+        return {}

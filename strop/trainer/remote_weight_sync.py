@@ -11,8 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strop.controller import ResultFuture, WorkerGroup, as_list
+from strop.rollout.weight_sync.types import SyncReport
 from strop.trainer.policy_sync import WeightSync
+from strop.utils.metrics import Metric
 from strop.workers.actor import ActorWorker
+
+SENT = Metric(
+    "perf/weight_sync_gb", "GiB", "that went to each rollout process of its own at the end of the step"
+)
+SENT_SHARE = Metric(
+    "perf/weight_sync_share",
+    "share",
+    "of these in the bytes of all weights; below 1 over the network, where only what changed travels",
+)
 
 
 @dataclass(kw_only=True)
@@ -24,11 +35,17 @@ class RemoteWeightSync(WeightSync):
     """Generation takes place in the actor's processes."""
     probes_weights: bool
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
+    store: str
+    """resources.weight_store."""
+    _report: SyncReport | None = None
+    """Of the actor's rank 0 on the last sync to other processes; None before, and in one process."""
 
     def start(self) -> None:
         """Connect to the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
-            endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
+            dtypes = as_list(self.rollout.call.weight_dtypes())[0]
+            opened = self.actor.call.open_sync(self.rollout.world_size, dtypes, store=self.store)
+            endpoint = as_list(opened)[0]
             assert endpoint is not None, "rank 0 listens"
             self.rollout.call.join_sync(endpoint)
         if not self.shares_process or self.probes_weights:
@@ -61,8 +78,16 @@ class RemoteWeightSync(WeightSync):
         else:
             sent: object = self.actor.call.send_weights(self.version)
             received: object = self.rollout.call.receive_weights(self.version)
-            for started in (sent, received):
-                assert isinstance(started, ResultFuture), "both are registered with blocking=False"
-                started.get()
+            assert isinstance(sent, ResultFuture), "registered with blocking=False"
+            assert isinstance(received, ResultFuture), "registered with blocking=False"
+            self._report = as_list(sent.get())[0]
+            received.get()
         if self.probes_weights:
             self.rollout.call.check_weights(as_list(self.actor.call.probe())[0], self.version)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last update."""
+        if self._report is None:
+            return {}
+        sent_bytes, num_bytes = self._report.sent_bytes, self._report.num_bytes
+        return {SENT: sent_bytes / 2**30, SENT_SHARE: sent_bytes / num_bytes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -18,6 +19,7 @@ from strop.utils.field_types import (
     PositiveInt,
     PositiveShare,
 )
+from strop.utils.remote_path import is_url
 from strop.utils.sanitize import is_secret
 
 RoleName = Literal["actor", "rollout", "reference", "critic", "teacher", "prm", "reward_model"]
@@ -149,6 +151,10 @@ class ResourcesConfig:
     apart: dict[str, PositiveInt] = field(default_factory=dict)
     """Roles with processes of their own, and how many: {rollout: 2, critic: 1}. All other roles share the
     processes of the main pool."""
+    weight_store: str = ""
+    """Folder, or URL of any kind that fsspec knows, through which weights go to rollout processes apart that no fast
+    network joins with the actor, in small files that are removed once they are read. Empty: through shared memory on
+    one machine, else over the network."""
     address: str = ""
     """Ray cluster to use, `auto` or host:port; empty: a private one on this machine."""
     cpus_per_rank: PositiveFloat = 1.0
@@ -177,6 +183,11 @@ class ResourcesConfig:
                 raise ValueError(
                     f"resources.apart names {role!r}, which is no role that can be apart: {', '.join(APART_ROLES)}"
                 )
+        if self.weight_store and not (is_url(self.weight_store) or Path(self.weight_store).is_absolute()):
+            raise ValueError(
+                f"resources.weight_store is {self.weight_store!r}, which means another folder in each process: give "
+                f"an absolute path or a URL"
+            )
         if self.runtime == "inline" and (self.ranks > 1 or self.apart):
             setting = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
             raise ValueError(

@@ -63,6 +63,7 @@ def step_metrics(
         name: as_list(group.call.usage()) for name, group in roles.trained().items()
     }
     metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
+    metrics |= roles.sync.metrics()
     return metrics | told_by_passes(record.metrics(), record.batch.reports)
 
 

@@ -393,6 +393,7 @@ def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: in
         actor=groups["actor"],
         shares_process=not is_apart,
         probes_weights=not is_native,
+        store=config.resources.weight_store,
     )
 
 

@@ -196,11 +196,19 @@ class ActorWorker(TrainedWorker):
         return summarize(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def open_sync(self, num_receivers: int) -> Endpoint | None:
-        """Get ready to send weights to rollout workers in other processes; rank 0 says where they meet it."""
+    def open_sync(self, num_receivers: int, dtypes: Mapping[str, str], *, store: str = "") -> Endpoint | None:
+        """Get ready to send weights to rollout workers in other processes; rank 0 says where they meet it.
+
+        Args:
+            num_receivers: rollout workers.
+            dtypes: names of the dtypes in which they hold weights of these names.
+            store: resources.weight_store.
+        """
         if self._sender is not None:
             self._sender.close()
-        self._sender = weight_transfer().sender(self.engine.model.module, rank=self.rank)
+        held = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+        module = self.engine.model.module
+        self._sender = weight_transfer().sender(module, rank=self.rank, dtypes=held, store=store)
         return self._sender.open(num_receivers=num_receivers, host=self.master_addr)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

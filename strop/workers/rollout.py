@@ -21,6 +21,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, Worker, register
+from strop.engines.checksum.models import dtype_name
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_tokenizer
@@ -331,6 +332,14 @@ class RolloutWorker(Worker):
             can_continue=continues and not self._rollout.deterministic and not shares_cores,
         )
         self._event_loop.run(joining)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def weight_dtypes(self) -> dict[str, str]:
+        """Names of the dtypes in which the engine holds each weight that it is sent."""
+        if self._target is None:
+            return {}
+        held = self._target.weights_metadata().dtypes
+        return {name: dtype_name(dtype) for name, dtype in held.items()}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:

@@ -426,6 +426,7 @@ CODE = {
     "rollout.sglang.python", "rollout.openai.base_url", "rollout.openai.api_key_env",
     "rollout.trace.endpoint", "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
     "critic.lora.path", "prm.path", "reward_model.path", "model.tokenizer_path", "model.external_lib", "run.copy_to",
+    "resources.weight_store",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {

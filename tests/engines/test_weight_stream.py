@@ -150,10 +150,11 @@ def test_a_rank_that_sends_nothing_makes_no_buckets() -> None:
 
 def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
     model = Odd()
-    held = weights_metadata(model, dtype=torch.bfloat16)
+    asked = dict.fromkeys(weights_metadata(model).dtypes, torch.bfloat16)
+    held = weights_metadata(model, dtypes=asked)
     assert {w.dtype for w in held} == {torch.bfloat16, torch.int64}
     for bucket_bytes in (1, 1 << 20):
-        got = delivered(parameter_stream(model, dtype=torch.bfloat16, bucket_bytes=bucket_bytes))
+        got = delivered(parameter_stream(model, dtypes=asked, bucket_bytes=bucket_bytes))
         assert {name: t.dtype for name, t in got.items()} == {w.name: w.dtype for w in held}
         assert torch.equal(got["embed.weight"], model.embed.weight.bfloat16())
     assert model.embed.weight.dtype == torch.float32
@@ -325,10 +326,10 @@ def streams_of_a_sharded_model(ranks: Ranks, shard_size: int) -> list[bool]:
     """Facts that must all be true on every rank."""
     model, whole = sharded_odd(ranks, shard_size)
     facts = [isinstance(model.embed.weight, DTensor), weights_metadata(model) == weights_metadata(whole)]
-    for dtype in (None, torch.bfloat16):
-        expected = delivered(parameter_stream(whole, dtype=dtype))
+    for dtypes in (None, dict.fromkeys(weights_metadata(whole).dtypes, torch.bfloat16)):
+        expected = delivered(parameter_stream(whole, dtypes=dtypes))
         got = delivered(
-            parameter_stream(model, bucket_bytes=512, yields_buckets=ranks.rank == 0, dtype=dtype)
+            parameter_stream(model, bucket_bytes=512, yields_buckets=ranks.rank == 0, dtypes=dtypes)
         )
         facts.append(same_bits(got, expected) if ranks.rank == 0 else got == {})
     facts.append(weight_digests(model) == weight_digests(whole))

@@ -21,8 +21,8 @@ from rollout.sync_cases import BUCKET_BYTES, NUM_TENSORS, Net, Pair, bits, conne
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
-from strop.engines.weights import TensorMetadata
-from strop.rollout.weight_sync import collective, sender, shards, shared_memory, stream
+from strop.engines.weights import TensorMetadata, weights_metadata
+from strop.rollout.weight_sync import collective, outgoing, sender, shards, shared_memory, stream
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -402,7 +402,8 @@ def test_weights_are_cast_for_a_copy_in_another_precision() -> None:
             self.register_buffer("steps", torch.ones(2, dtype=torch.int64))
 
     model, copy = Half(torch.float32), Half(torch.bfloat16)
-    results = one_sync(model, WeightReceiver(ModuleTarget(copy)), dtype=torch.bfloat16)
+    dtypes = weights_metadata(copy).dtypes
+    results = one_sync(model, WeightReceiver(ModuleTarget(copy)), dtypes=dtypes)
     assert all(isinstance(result, SyncReport) for result in results), results
     assert torch.equal(copy.linear.weight, model.linear.weight.bfloat16())
 
@@ -471,14 +472,14 @@ def test_after_a_failure_the_actors_ranks_stay_in_step(monkeypatch: pytest.Monke
     """Over the network rank 0 goes on gathering after a receiver has refused, because the other ranks do. (With shared
     memory they are told: test_weight_sync_shards.py.)"""
     use("collective", monkeypatch)
-    made, gathered = sender.parameter_stream, []
+    made, gathered = outgoing.parameter_stream, []
 
     def counted(*args: Any, **options: Any) -> Iterator[Bucket]:
         for bucket in made(*args, **options):
             gathered.append(len(bucket.entries))
             yield bucket
 
-    monkeypatch.setattr(sender, "parameter_stream", counted)
+    monkeypatch.setattr(outgoing, "parameter_stream", counted)
     pairs = connected()
     pair = next(pairs)
     side_by_side([lambda: pair.sender.send(2), *(lambda r=r: r.refuse(2, "busy") for r in pair.receivers)])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from rollout.sync_cases import BUCKET_BYTES, Net, bits, net, side_by_side
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.checksum.models import digest_weights
@@ -193,9 +194,12 @@ def test_memory_of_a_sender_killed_before_it_was_mapped_is_removed_by_the_next_o
 
 # Two senders with a shard each, two receivers: four processes.
 
+VERSIONS = (1, 2, 3)
+"""All weights; after a change of few elements; after a change of all."""
+
 
 def play(ranks: Ranks, directory: str, folder: str) -> list[tuple[str, str, int, dict[str, bytes]]]:
-    """The part of one process in two syncs: transport, digest, number of tensors, and the bits afterwards."""
+    """The part of one process in three syncs: transport, digest, number of tensors, and the bits afterwards."""
     shared_memory.FOLDER = Path(folder)
     file = Path(directory) / "endpoint"
     return send_shards(ranks, file) if ranks.rank < 2 else receive_copies(ranks, file)
@@ -219,15 +223,21 @@ def send_shards(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[str,
     if endpoint is not None:
         write_endpoint(endpoint, file)
     results = []
-    for version in (1, 2):
+    for version in VERSIONS:
         report = sender.send(version)
+        if version == 2 and report.transport == "collective":
+            assert 0 < report.sent_bytes < 0.2 * report.num_bytes, "only changes travel"
         whole = {name: full_bits(tensor) for name, tensor in model.state_dict().items()}
         digest = digest_weights(model)  # of all ranks together
         assert report.digest in (digest, "")
         results.append((report.transport, digest, report.num_tensors, whole))
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(1)
+                if version > 1:
+                    parameter.add_(1)
+                else:  # one element of each shard
+                    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                    local.view(-1)[:1] += 1
     parallel.barrier("the end")
     sender.close()
     return results
@@ -246,7 +256,7 @@ def receive_copies(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[s
     receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
     receiver.join(read_endpoint(file), index=ranks.rank - 2)
     results = []
-    for version in (1, 2):
+    for version in VERSIONS:
         report = receiver.receive(version)
         results.append((report.transport, report.digest, report.num_tensors, bits(copy)))
     receiver.close()
@@ -258,11 +268,11 @@ def receive_copies(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[s
 def test_two_ranks_with_shards_bring_every_bit_to_two_receivers(transport: str, tmp_path: Path) -> None:
     folder = str(tmp_path) if transport == "shared_memory" else NOWHERE
     results = run_ranks(play, 4, str(tmp_path), folder)
-    for sync in range(2):
+    for sync in range(len(VERSIONS)):
         first, second, *received = (result[sync] for result in results)
         assert first[0] == transport
         assert second[0] == "shards"
         assert received[0][0] == received[1][0] == transport
         for one in (second, *received):
             assert one[1:] == first[1:], "digest, number of tensors, bits"
-    assert results[0][0][3] != results[0][1][3], "the two versions must be told apart"
+    assert results[0][0][3] != results[0][1][3] != results[0][2][3], "the versions must be told apart"

@@ -24,6 +24,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.weight_parts import Part
+from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import shards, shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -91,12 +92,12 @@ def sent_and_received(
         received = [(receiver.receive(version).digest, bits_of(copy)) for version in (1, 2)]
         receiver.close()
         return received
-    parallel = joined(ranks, tp_size=tp_size, shard_size=shard_size)
+    parallel = joined(ranks, tensor_parallel=tp_size, shard_size=shard_size)
     engine = engine_of(parallel, Setting(folder=folder, tp_size=tp_size, dtype=dtype))
     module = engine.model.module
     sender = WeightSender(
         module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0,
-        dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+        dtypes=dict.fromkeys(weights_metadata(module).dtypes, torch.bfloat16) if dtype == "bfloat16" else None,
     )  # fmt: skip
     if (endpoint := sender.open(num_receivers=1)) is not None:
         write_endpoint(endpoint, file)

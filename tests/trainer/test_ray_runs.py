@@ -106,6 +106,24 @@ def test_rollout_workers_apart_get_the_weights_of_every_version(
 
 
 @pytest.mark.dist
+def test_weights_in_half_precision_go_through_a_store_as_changes_alone(
+    project: Project, tmp_path: Path
+) -> None:
+    """The rollout worker holds rounded layers, and has the bits of a run in which generation uses the actor's own."""
+    settings = ["model.dtype=bfloat16", "actor.optim.lr=1e-5"]
+    here = train_in(tmp_path / "here", project.config(*settings))
+    store = tmp_path / "store"
+    apart = [*RAY, "resources.apart={rollout: 1}", f"resources.weight_store={store}"]
+    there = train_in(tmp_path / "there", project.config(*settings, *apart))
+    assert [one.chain for one in there.chain] == [one.chain for one in here.chain]
+    for step in there.steps:
+        assert 0 < step["perf/weight_sync_share"] < 0.9
+        assert step["perf/weight_sync_gb"] > 0
+    assert not any(name.startswith("perf/weight_sync") for step in here.steps for name in step)
+    assert list(store.iterdir()) == [], "nothing is left there"
+
+
+@pytest.mark.dist
 def test_a_long_step_of_two_rollout_workers_shows_how_far_it_is(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

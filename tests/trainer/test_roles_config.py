@@ -177,6 +177,14 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             ["algorithm.use_kl_loss=true", "model.lora.rank=4", "reference.path=x"],
             "with model.lora the reference is the model without its adapter",
         ),
+        (
+            ["resources.weight_store=/shared"],
+            "to which no weights are sent: set resources.apart={rollout: N}",
+        ),
+        (
+            ["resources.weight_store=weights"],
+            "means another folder in each process: give an absolute path or a URL",
+        ),
         (["run.hf_model=sometimes"], "run.hf_model"),
         (["resources.call_timeout_s=0"], "resources.call_timeout_s is 0"),
     ],

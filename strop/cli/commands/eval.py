@@ -212,7 +212,9 @@ def settings_of(args: argparse.Namespace, run: Path | None, *, command: str, rea
         check_unchanged(args, run.parent, config, only=READ_TO_EVALUATE)
     config = data_as_recorded(args, config, run)
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
-        alone = dataclasses.replace(config.resources, runtime="inline", ranks=1, nodes=1, apart={})
+        alone = dataclasses.replace(
+            config.resources, runtime="inline", ranks=1, nodes=1, apart={}, weight_store=""
+        )
         config = dataclasses.replace(config, resources=alone)
     return config
 

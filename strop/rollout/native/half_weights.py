@@ -30,6 +30,8 @@ class HalfWeights:
         for part in model.module.modules():
             if type(part) is nn.Linear and part is not head:
                 for tensor in part.parameters(recurse=False):
+                    if tensor.dtype == model.compute_dtype:  # of a copy, by hold_half
+                        continue
                     memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
         module: nn.Module = deepcopy(model.module, memo)
         copied: Any = module.get_output_embeddings()  # type: ignore[operator]
@@ -75,14 +77,27 @@ class HalfWeights:
 
 
 def half_weights(model: CausalLM) -> HalfWeights | None:
-    """The copy of a model; None where its forward pass rounds nothing, or cannot be copied.
+    """The copy of a model; None where its forward pass rounds nothing, or cannot be copied."""
+    is_wide = model.head_weight.dtype == torch.float32
+    return HalfWeights(model) if model.device.type != "cpu" and is_wide and _rounds(model) else None
 
-    Sharded parameters are gathered anew, layers with a state and models of media are used through functions that know
-    the module itself.
-    """
-    is_wide = model.compute_dtype in HALF and model.head_weight.dtype == torch.float32
-    if model.device.type == "cpu" or not is_wide or model.is_sharded:
-        return None
-    if model.recurrence is not None or model.media is not None:
-        return None
-    return HalfWeights(model)
+
+def hold_half(model: CausalLM) -> None:
+    """Round the linear layers of a policy that is not trained in this process, once: it gives the same numbers, takes
+    less memory, and is sent less. A head that is tied to the embedding stays wide, and on a CPU, which has wide logits,
+    every head."""
+    if not _rounds(model):
+        return
+    module: Any = model.module
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    keeps_head = model.head.product_dtype is None or head.weight is embedding.weight
+    for part in module.modules():
+        if type(part) is nn.Linear and not (part is head and keeps_head):
+            part.to(model.compute_dtype)
+
+
+def _rounds(model: CausalLM) -> bool:
+    """Products round the weights of linear layers, and nothing else reads them: sharded parameters are gathered anew,
+    layers with a state and models of media are used through functions that know the module itself."""
+    is_plain = model.recurrence is None and model.media is None and not model.is_sharded
+    return model.compute_dtype in HALF and is_plain

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from strop.engines.model import weights_of_folder
-from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.engines.model import module_of_folder
+from strop.engines.weights import WeightsMetadata, matrix_names, weights_metadata
 from strop.rollout.engine_group import EngineContext
 from strop.utils.device import device_name
 
@@ -21,7 +21,7 @@ class SubprocessSettings:
     device: str
     dtype: str
     weights: WeightsMetadata
-    """The weights that it needs."""
+    """The weights that it needs; its matrices in the precision that it computes in, to which it would round them."""
     log: Path
     """A file for what it prints."""
 
@@ -33,12 +33,12 @@ def subprocess_settings(context: EngineContext) -> SubprocessSettings:
     name = context.rollout.engine
     folder = Path(context.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
     folder.mkdir(parents=True, exist_ok=True)
+    dtype = context.model.dtype if context.model.dtype != "auto" else _AUTO_DTYPE[device]
+    module = module_of_folder(context.model) if trained is None else trained.model.module
     return SubprocessSettings(
         device=device,
-        dtype=context.model.dtype if context.model.dtype != "auto" else _AUTO_DTYPE[device],
-        weights=weights_of_folder(context.model)
-        if trained is None
-        else weights_metadata(trained.model.module),
+        dtype=dtype,
+        weights=weights_metadata(module, dtypes=dict.fromkeys(matrix_names(module), getattr(torch, dtype))),
         log=folder / f"{name}-{context.rank}.log",
     )
 

@@ -11,14 +11,19 @@ both_sides.py       Both sides of the transfer, as the workers of the core make 
 bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast
+comparison.py       Positions of the elements that differ between two arrays
+delta.py            Changes of a weight since the last sync
+host_copy.py        Weights in host memory for engines that take whole tensors
 load_weights.py     Engines with weights of their own, which are given those of a model in this process
 model_target.py     The parameters of a model in this process, into which weights are received
+outgoing.py         The weights of one sync, as a rank of the actor gives them
 probe.py            Probe of an engine's weights by what it computes, where they cannot be read back
 receiver.py         The side of a rollout worker
 sender.py           The side of the actor
 sender_ranks.py     The ranks of the actor while they send weights together
 shards.py           Weights leave their shards for memory that all ranks of the sender see
 shared_memory.py    Buckets through shared memory, for a sender and receivers on one node
+store_transport.py  Buckets through a store
 stream.py           Weights leave as a stream of buckets
 target.py           Targets of weights
 transfer.py         Receiving side of weights for rollout workers in other processes

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync.delta import Changes, read_changes
 from strop.rollout.weight_sync.stream import tensor_at
 from strop.rollout.weight_sync.types import REFUSAL, SyncCorrupted, SyncError, SyncIncomplete, SyncRefused
 
@@ -20,13 +21,16 @@ _NAMES_SHOWN = 3
 class TransferState:
     """The receiver's account of one sync."""
 
-    def __init__(self, version: int, sent: WeightsMetadata, needed: WeightsMetadata) -> None:
+    def __init__(
+        self, version: int, sent: WeightsMetadata, needed: WeightsMetadata, *, holds_base: bool = False
+    ) -> None:
         """Compare what will be sent with what the engine holds.
 
         Args:
             version: policy version.
             sent: the sender's weights.
             needed: the weights that the engine needs.
+            holds_base: the engine holds the weights of the sender's last sync, so that changes of them are enough.
 
         Raises:
             SyncIncomplete: the engine needs tensors that the sender does not have.
@@ -35,6 +39,7 @@ class TransferState:
         self._version = version
         self._sent = sent
         self._needed = needed
+        self._holds_base = holds_base
         self._arrived: dict[str, int] = {}
         self._begun: tuple[str, int] | None = None
         self._problem: SyncError | None = None
@@ -85,8 +90,40 @@ class TransferState:
             self._arrived[weight.name] = number
         return [(name, start, data) for name in self._destinations[weight.name]]
 
-    def keep(self, names: Sequence[str]) -> None:
-        """Enter weights that are said to be those of the last sync, which their digests have to show."""
+    def take_changes(
+        self, number: int, weight: TensorMetadata, offset: int, count: int, data: Tensor
+    ) -> list[tuple[str, Changes]]:
+        """Enter so many changes of one weight, from byte `offset` of a bucket [n] uint8 on: the engine's names with the
+        changes, whose values are a view of `data`. Empty once something went wrong."""
+        if self._problem is not None:
+            return []
+        self._problem = self._problem_of(number, weight, 0, weight.num_bytes)
+        if self._problem is None and not self._holds_base:
+            self._problem = SyncCorrupted(
+                f"sync {self._version} corrupted: bucket {number} holds changes of {weight.name}, whose value before "
+                f"them is not here; {REFUSAL}"
+            )
+        if self._problem is not None:
+            return []
+        try:
+            changes = read_changes(data, weight, offset, count)
+        except ValueError as error:
+            self._problem = SyncCorrupted(
+                f"sync {self._version} corrupted: the changes of {weight.name} in bucket {number} cannot be read "
+                f"({error}); {REFUSAL}"
+            )
+            return []
+        self._arrived[weight.name] = number
+        return [(name, changes) for name in self._destinations[weight.name]]
+
+    def keep(self, names: Sequence[str]) -> list[str]:
+        """Enter weights that are said to be those of the last sync, which their digests have to show.
+
+        Returns:
+            The engine's names of them; none where it does not hold the last sync, because it gets all weights.
+        """
+        if not self._holds_base:
+            return []
         for name in names:
             if self._problem is None and (name in self._arrived or name not in self._sent.by_name):
                 self._problem = SyncCorrupted(
@@ -94,6 +131,9 @@ class TransferState:
                     f"{REFUSAL}"
                 )
             self._arrived[name] = -1
+        if self._problem is not None:
+            return []
+        return [destination for name in names for destination in self._destinations[name]]
 
     def check_complete(self) -> None:
         """Every tensor arrived once.

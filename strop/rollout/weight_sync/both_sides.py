@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import nn
 
 from strop.rollout.types import RolloutEngine
@@ -12,9 +15,9 @@ from strop.rollout.weight_sync.target import WeightTarget
 from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 
 
-def sender(module: nn.Module, *, rank: int) -> WeightSender:
+def sender(module: nn.Module, *, rank: int, dtypes: Mapping[str, torch.dtype], store: str) -> WeightSender:
     """The side of this rank of the actor."""
-    return WeightSender(module, rank=rank)
+    return WeightSender(module, rank=rank, dtypes=dtypes, store=store)
 
 
 def target(module: nn.Module) -> ModuleTarget:

@@ -72,5 +72,6 @@ def pull_weights(trained: ModelEngine, target: WeightTarget) -> None:
 
 
 def _fill(target: WeightTarget, model: CausalLM, weights: Iterator[tuple[str, Tensor]] | None) -> None:
-    for bucket in parameter_stream(model.module, weights=weights):
+    dtypes = target.weights_metadata().dtypes
+    for bucket in parameter_stream(model.module, weights=weights, dtypes=dtypes):
         target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])

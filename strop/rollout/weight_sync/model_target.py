@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from strop.engines.checksum.host import copied, digest_tensor
 from strop.engines.checksum.tensors import finish
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
+from strop.rollout.weight_sync.delta import Changes
 
 
 class ModuleTarget:
@@ -47,6 +48,14 @@ class ModuleTarget:
         total += int(copied(data, place, first_byte=start))
         if start == stop:
             self._sums[id(parameter)] = total, start + len(data)
+
+    @torch.no_grad()
+    def load_changes(self, changes: Sequence[tuple[str, Changes]]) -> None:
+        """Write some elements of parameters."""
+        live = named_weights(self._module)
+        for name, changed in changes:
+            self._sums.pop(id(live[name]), None)
+            changed.apply(live[name])
 
     def digests(self, names: Sequence[str]) -> dict[str, int]:
         """Digests of the parameters; a tied one is read once. Those that were loaded since the last call were read back

@@ -8,7 +8,7 @@ has a deadline; the messages are listed in sender.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -21,10 +21,13 @@ from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.accounting import TransferState
 from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
+from strop.rollout.weight_sync.delta import Changes
+from strop.rollout.weight_sync.host_copy import HostCopy
 from strop.rollout.weight_sync.sender import TIMEOUT_S
 from strop.rollout.weight_sync.shared_memory import SharedMemoryReceiver, shares_memory
+from strop.rollout.weight_sync.store_transport import StoreReceiver
 from strop.rollout.weight_sync.stream import tensor_at, weight_from_json, weights_from_json
-from strop.rollout.weight_sync.target import PartTarget, WeightTarget
+from strop.rollout.weight_sync.target import ChangesTarget, PartTarget, WeightTarget
 from strop.rollout.weight_sync.transport import Plan, ReceivingTransport
 from strop.rollout.weight_sync.types import (
     REFUSAL,
@@ -50,6 +53,8 @@ class WeightReceiver:
             timeout_s: limit of each wait for the sender, in seconds.
         """
         self._target = target
+        self._copy = HostCopy(target)
+        """Of a target that takes whole tensors, while weights come over the network."""
         self._device = device
         self._timeout_s = timeout_s
         self._connection: _Connection | None = None
@@ -106,11 +111,11 @@ class WeightReceiver:
         try:
             self._check_order(begin, version)
             holds_base = self._version is not None and begin.get("base") == self._digest
+            holds_base &= isinstance(self._target, ChangesTarget) or self._copy.is_complete
             self._version, self._begun = None, version
             self._reason = f"sync {version} is under way"
-            report = _IncomingSync(connection, begin, version, holds_base=holds_base).run(
-                self._target, started
-            )
+            sync = _IncomingSync(connection, begin, version, holds_base=holds_base)
+            report = sync.run(self._target, self._copy, started)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self._reason = reason if self._version is None else self._reason
@@ -185,6 +190,8 @@ class _Connection:
             self._drop_transport()
             if plan.name == "shared_memory":
                 self._transport = SharedMemoryReceiver(self.channel, plan, session=self._session)
+            elif plan.name == "store":
+                self._transport = StoreReceiver(self.channel, plan)
             else:
                 self._transport = CollectiveReceiver(self.channel, plan, index=self._index)
         return self._transport
@@ -215,21 +222,29 @@ class _IncomingSync:
         self._channel = connection.channel
         self._begin = begin
         self._version = version
+        self._num_bytes = 0
+        """Bytes of the buckets so far."""
         self._whole = torch.empty(0, dtype=torch.uint8)
         """A weight that arrives in parts, for a target that takes whole ones."""
 
-    def run(self, target: WeightTarget, started: float) -> SyncReport:
+    def run(self, engine: WeightTarget, copy: HostCopy, started: float) -> SyncReport:
         """Load and verify everything."""
         with self._understood():
             sent = weights_from_json(self._begin["weights"])
             plan = Plan(**self._begin["plan"])
-        transfer = TransferState(self._version, sent, target.weights_metadata())
+        target: WeightTarget = engine
+        if plan.name == "shared_memory":
+            copy.clear()
+        elif not isinstance(engine, ChangesTarget):
+            target = copy
+        transfer = TransferState(self._version, sent, engine.weights_metadata(), holds_base=self._holds_base)
         try:
             transport = self._connection.transport(plan)
             self._channel.tell("ready", number=int(self._holds_base))
             commit = self._load(transfer, target, transport)
-            if self._holds_base:  # who does not gets all of them
-                transfer.keep([str(name) for name in commit.get("unchanged", ())])
+            unchanged = transfer.keep([str(name) for name in commit.get("unchanged", ())])
+            if isinstance(target, HostCopy):
+                target.load_unchanged(unchanged)
             transfer.check_complete()
             digest = self._verify(transfer, sent, target, commit)
             self._channel.tell("verified")
@@ -242,6 +257,7 @@ class _IncomingSync:
             transport=plan.name,
             num_tensors=len(sent),
             num_bytes=sent.num_bytes,
+            sent_bytes=self._num_bytes,
             seconds=time.monotonic() - started,
             digest=digest,
         )
@@ -261,14 +277,17 @@ class _IncomingSync:
                     "num_bytes": int(num_bytes),
                     "entries": list(entries),
                     "start": start,
+                    "counts": dict(counts),
                 }:
                     with self._understood():
                         arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
+                        changed = {str(name): int(count) for name, count in counts.items()}
                     data = transport.receive(num_bytes)
+                    self._num_bytes += num_bytes
                     if start is not None and len(arriving) == 1:
                         self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
-                    elif loads := transfer.take(num_buckets, arriving, data):
-                        target.load(loads)
+                    else:
+                        self._load_bucket(transfer, target, num_buckets, arriving, changed, data)
                     num_buckets += 1
                 case {"kind": "commit"}:
                     transport.finish()
@@ -277,6 +296,22 @@ class _IncomingSync:
                     raise SyncCorrupted(
                         f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
                     )
+
+    def _load_bucket(
+        self, transfer: TransferState, target: WeightTarget, number: int,
+        entries: Sequence[tuple[TensorMetadata, int]], counts: Mapping[str, int], data: Tensor,
+    ) -> None:  # fmt: skip
+        """Load whole weights, and the changes of those that have `counts`."""
+        whole = [(weight, offset) for weight, offset in entries if weight.name not in counts]
+        if loads := transfer.take(number, whole, data):
+            target.load(loads)
+        changes: list[tuple[str, Changes]] = []
+        for weight, offset in entries:
+            if weight.name in counts:
+                changes += transfer.take_changes(number, weight, offset, counts[weight.name], data)
+        if changes:
+            assert isinstance(target, ChangesTarget), "changes come to no other"
+            target.load_changes(changes)
 
     def _load_part(
         self, transfer: TransferState, target: WeightTarget, number: int, weight: TensorMetadata, start: int,

@@ -9,8 +9,8 @@ of torch does, so it is not called inside TrainEngine.full_parameters().
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ class Bucket:
     data: Tensor
     """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers."""
     start: int | None = None
-    """First byte of the one weight of which this is a part; None: all weights are whole."""
+    """First byte of the one weight of which this is a part; None: all weights are whole, or changes."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Elements that differ from the last sync, of the weights that are here as their changes alone (delta.py)."""
 
     def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
         """The weights, which are whole, with their values: views of `data`."""
@@ -59,7 +61,7 @@ def parameter_stream(
     *,
     bucket_bytes: int = BUCKET_BYTES,
     yields_buckets: bool = True,
-    dtype: torch.dtype | None = None,
+    dtypes: Mapping[str, torch.dtype] | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
     skips: Callable[[TensorMetadata, Tensor], bool] | None = None,
 ) -> Iterator[Bucket]:
@@ -74,7 +76,8 @@ def parameter_stream(
         bucket_bytes: limit of a bucket.
         yields_buckets: this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing, and
             its iterator ends without yielding.
-        dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
+        dtypes: deliver floating-point weights of these names in other dtypes than they are held in; they are cast
+            before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
         skips: asked on every rank about each weight as it is held, before it is gathered; True on all of them leaves
@@ -86,7 +89,7 @@ def parameter_stream(
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
-    metadata = weights_metadata(module, dtype=dtype)
+    metadata = weights_metadata(module, dtypes=dtypes)
     source = iter(own_weights(module, metadata)) if weights is None else iter(weights)
     for group in groups(metadata, bucket_bytes):
         room = placed(group)[1]

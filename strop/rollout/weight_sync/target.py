@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
+from strop.rollout.weight_sync.delta import Changes
 
 
 class WeightTarget(Protocol):
@@ -35,4 +36,14 @@ class PartTarget(WeightTarget, Protocol):
 
     def load_part(self, name: str, start: int, data: Tensor) -> None:
         """Write bytes [n] uint8 of a tensor, from byte `start` on; parts of a tensor come in their order."""
+        ...
+
+
+@runtime_checkable
+class ChangesTarget(WeightTarget, Protocol):
+    """Parameters in which single elements can be written."""
+
+    def load_changes(self, changes: Sequence[tuple[str, Changes]]) -> None:
+        """Write the new values of some elements of tensors, whose other elements stay. They are valid during the call
+        only."""
         ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from strop.rollout.types import RolloutEngine
@@ -51,8 +52,11 @@ class ReceivingEngine(RolloutEngine, Protocol):
 class WeightTransfer(Protocol):
     """Makes both sides."""
 
-    def sender(self, module: nn.Module, *, rank: int) -> Sender:
-        """Of this model, of which this rank of the actor holds all or a shard."""
+    def sender(
+        self, module: nn.Module, *, rank: int, dtypes: Mapping[str, torch.dtype], store: str
+    ) -> Sender:
+        """Of this model, of which this rank of the actor holds all or a shard, for targets with these dtypes; through a
+        store, where one is named."""
         ...
 
     def target(self, module: nn.Module) -> WeightTarget:

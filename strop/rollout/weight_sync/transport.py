@@ -18,11 +18,11 @@ class Plan:
     """The transport of a sync, as the sender tells its receivers."""
 
     name: str
-    """`collective` or `shared_memory`."""
+    """`collective`, `shared_memory` or `store`."""
     made_in: int
     """The attempt for which the transport was made: another number means another transport."""
     path: str = ""
-    """The file of the shared memory."""
+    """The file of the shared memory, or the folder of the store."""
     slot_bytes: int = 0
     """Size of one of its slots."""
     port: int = 0

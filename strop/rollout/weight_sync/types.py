@@ -31,11 +31,14 @@ class SyncReport:
     version: int
     """Policy version of the weights."""
     transport: str
-    """`collective` or `shared_memory`; `shards` on ranks that gave theirs and talked to no receiver."""
+    """`collective`, `shared_memory` or `store`; `shards` on ranks that gave theirs and talked to no receiver."""
     num_tensors: int
     """Tensors sent or loaded, tied ones counted once."""
     num_bytes: int
     """Bytes of these tensors."""
+    sent_bytes: int
+    """Bytes of the buckets that went to each receiver, over the network often fewer than `num_bytes`: tensors that did
+    not change stay away, and of others the changed elements may be enough. 0 on ranks that talked to none."""
     seconds: float
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str

@@ -88,6 +88,11 @@ def _check_roles(config: Config) -> None:
             "reward.weight is 0 and there is no reward model, so every reward would be 0: set reward_model.path, "
             "or another weight"
         )
+    if config.resources.weight_store and "rollout" not in config.resources.apart:
+        raise ValueError(
+            "resources.weight_store is set, but generation takes place in the actor's processes, to which no weights "
+            "are sent: set resources.apart={rollout: N}, or remove it"
+        )
     for role in config.resources.apart:
         if role not in config.roles:
             raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")

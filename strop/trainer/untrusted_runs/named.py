@@ -36,6 +36,10 @@ def code_references(config: Config) -> Iterator[CodeReference]:
     yield from code_below(config, "", "reward")
     if config.run.copy_to:
         yield CodeReference(key="run.copy_to", value=f"{config.run.copy_to} (gets the checkpoints)")
+    if config.resources.weight_store:
+        yield CodeReference(
+            key="resources.weight_store", value=f"{config.resources.weight_store} (gets the weights)"
+        )
     if config.resources.env:
         yield CodeReference(
             key="resources.env", value=f"{sorted(config.resources.env)} (variables of the environment)"

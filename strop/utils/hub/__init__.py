@@ -1,5 +1,6 @@
 """Hubs and stores: models and data sets fetched and sent through huggingface_hub, modelscope_hub and fsspec.
 
+byte_store.py    Bytes under names below a URL
 huggingface.py   Models and data sets of the Hugging Face hub, through huggingface_hub
 model_files.py   Files of a model that are fetched
 models.py        Fetching of models

@@ -139,7 +139,7 @@ def get_files(url: str, names: Sequence[str], folder: Path) -> None:
     Raises:
         Refused, Unreachable, TimeoutError: they cannot be had.
     """
-    with _converted_errors():
+    with converted_errors():
         system, path = open_store(url.rstrip("/"))
         get_folder(system, {name: f"{path}/{name}" for name in names}, folder)
 
@@ -151,10 +151,10 @@ def check_store(url: str) -> None:
         Refused: it would not; the sentence says what to do.
         Unreachable: it does not answer.
     """
-    with _converted_errors():
+    with converted_errors():
         system, path = open_store(url.rstrip("/"))
         bucket = path.strip("/").partition("/")[0]
-        if not _has_folders(system) and not _has_bucket(system, bucket):
+        if not has_folders(system) and not _has_bucket(system, bucket):
             raise Refused(f"there is no bucket {bucket}: make it first, or check the address")
         with suppress(FileNotFoundError):
             system.ls(path, detail=False)
@@ -176,11 +176,11 @@ def put_files(
         TimeoutError: the store takes nothing.
     """
     callbacks: Any = importlib.import_module("fsspec.callbacks")
-    with _converted_errors():
+    with converted_errors():
         system, root = open_store(url.rstrip("/"))
         for name in names:
             target, callback = f"{root}/{name}", callbacks.Callback()
-            if _has_folders(system):
+            if has_folders(system):
                 system.makedirs(target.rpartition("/")[0], exist_ok=True)
             put = partial(system.put_file, str(folder / name), target, callback=callback)
             run_with_stall_limit(put, partial(getattr, callback, "value"), _TAKING_S)
@@ -189,7 +189,7 @@ def put_files(
 
 def remove_folder(url: str) -> None:
     """Remove a folder and its files, the ones that tell that it is whole first; nothing where there is none."""
-    with _converted_errors():
+    with converted_errors():
         system, path = open_store(url.rstrip("/"))
         if system.exists(path):
             for name in _LAST:
@@ -224,7 +224,7 @@ class StoreFolder(Repo):
 
     def list(self, revision: str) -> Listing:
         """As of Repo."""
-        with _converted_errors():
+        with converted_errors():
             self._system, path = open_store(self._url.rstrip("/"))
             is_folder, files = listing_of(self._system, path)
         if not is_folder:
@@ -244,7 +244,7 @@ class StoreFolder(Repo):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             if not (folder / name).is_file():
-                with _converted_errors():
+                with converted_errors():
                     _get(self._system, self._paths[name], folder, name, listing.sizes[name])
         (folder / ".url").write_text(self._url, encoding="utf-8")
         return folder
@@ -271,7 +271,7 @@ class StoreFolder(Repo):
 
 def _infos(url: str) -> Mapping[str, Mapping[str, Any]]:
     """Properties of each file below a URL, by its path there; none where there is no such folder."""
-    with _converted_errors():
+    with converted_errors():
         system, path = open_store(url.rstrip("/"))
         try:
             is_folder, files = listing_of(system, path)
@@ -281,7 +281,7 @@ def _infos(url: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 @contextmanager
-def _converted_errors() -> Iterator[None]:
+def converted_errors() -> Iterator[None]:
     """Errors of a store's client as Refused or Unreachable."""
     try:
         yield
@@ -345,6 +345,6 @@ def _has_bucket(system: Any, bucket: str) -> bool:
     return True
 
 
-def _has_folders(system: Any) -> bool:
+def has_folders(system: Any) -> bool:
     kinds = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
     return not kinds & _WITHOUT_FOLDERS
