@@ -4,13 +4,19 @@ An engine that shares nothing with the actor may die in the middle of a step. Wh
 starts another one by itself (strop.rollout.replicas.engine_replicas). Elsewhere, with rollout workers apart or a policy
 in shards, every rank takes part in handing weights over, so that it happens here: engines that do not serve are started
 again, all are brought to the current version, verified, and what was lost with them is played again.
+
+A rollout worker apart that is lost in the middle of a sync breaks it for all; the others get the weights in another
+one, unless they generate meanwhile: their requests would find no verified weights. Those that replace lost ones are
+taken in before a sync.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strop.controller import ResultFuture, WorkerGroup, as_list
+from strop.rollout.weight_sync.types import SyncError, SyncReport
+from strop.trainer.fault_tolerance.rollout_workers import RolloutWorkers
 from strop.trainer.policy_sync import WeightSync
 from strop.workers.actor import ActorWorker
 
@@ -24,13 +30,17 @@ class RemoteWeightSync(WeightSync):
     """Generation takes place in the actor's processes."""
     probes_weights: bool
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
+    workers: RolloutWorkers | None = None
+    """Rollout workers apart, where some may be lost and replaced."""
+    generates_meanwhile: bool = False
+    """Engines have requests during a sync, so that one that was broken is not repeated."""
+    _connected: list[int] = field(default_factory=list, init=False)
+    """Processes of `workers` that the actor sends to."""
 
     def start(self) -> None:
         """Connect to the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
-            endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
-            assert endpoint is not None, "rank 0 listens"
-            self.rollout.call.join_sync(endpoint)
+            self._connect()
         if not self.shares_process or self.probes_weights:
             self._send()
 
@@ -38,11 +48,16 @@ class RemoteWeightSync(WeightSync):
         """Bring the engines to the actor's weights, which hold this policy version now, verified.
 
         Raises:
-            SyncError, WorkerFailed: one could not be brought to it.
+            SyncError, WorkerFailed: one could not be brought to it; WorkerLost where it was lost in the sync, and the
+                others generate meanwhile.
         """
         self.version = version
+        if self.workers is not None:
+            self.workers.admit()
         if not self.recover():
             self._send()
+        if self.workers is not None:
+            self.workers.join_router()
 
     def recover(self) -> bool:
         """Start engines again that do not serve, with the current weights; False where all of them do.
@@ -59,10 +74,33 @@ class RemoteWeightSync(WeightSync):
         if self.shares_process:
             self.rollout.call.set_version(self.version)
         else:
-            sent: object = self.actor.call.send_weights(self.version)
-            received: object = self.rollout.call.receive_weights(self.version)
-            for started in (sent, received):
-                assert isinstance(started, ResultFuture), "both are registered with blocking=False"
-                started.get()
+            while failure := self._send_once():
+                losses = [] if self.workers is None else self.workers.note_losses()
+                if not losses:
+                    raise SyncError(failure)
+                if self.generates_meanwhile:
+                    raise losses[-1]
         if self.probes_weights:
             self.rollout.call.check_weights(as_list(self.actor.call.probe())[0], self.version)
+
+    def _send_once(self) -> str:
+        """One sync to the workers that live; why it was not completed, or nothing."""
+        if self.workers is not None:
+            self.workers.group.check()
+            while self._connected != self.workers.group.pids:
+                self._connect()
+        sent: object = self.actor.call.send_weights(self.version)
+        received: object = self.rollout.call.receive_weights(self.version)
+        reports: list[SyncReport] = []
+        for started in (sent, received):
+            assert isinstance(started, ResultFuture), "both are registered with blocking=False"
+            reports += started.get()
+        return next((report.failure for report in reports if report.failure), "")
+
+    def _connect(self) -> None:
+        ranks = self.rollout.ranks
+        if self.workers is not None:
+            self._connected = self.workers.group.pids
+        endpoint = as_list(self.actor.call.open_sync(len(ranks)))[0]
+        assert endpoint is not None, "rank 0 listens"
+        self.rollout.call.join_sync(endpoint, ranks)
