@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from strop.controller.call import BatchAndMetrics, Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode
-from strop.controller.errors import CallTimeout, PlacesNotFree, WorkerFailed
+from strop.controller.errors import CallTimeout, PlacesNotFree, WorkerFailed, WorkerLost
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
@@ -66,6 +66,7 @@ __all__ = [
     "WorkerCall",
     "WorkerFailed",
     "WorkerGroup",
+    "WorkerLost",
     "as_list",
     "meshes_on",
     "placed",

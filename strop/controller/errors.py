@@ -15,6 +15,15 @@ class WorkerFailed(RuntimeError):
     """Its process is gone; else it raised an error of its own."""
 
 
+class WorkerLost(WorkerFailed):
+    """The process of a worker that can be replaced is gone, and its calls with it; the others of its group go on.
+
+    Its runtime can be used further: a call that raised this is made again, by those that are left.
+    """
+
+    has_died = True
+
+
 class CallTimeout(TimeoutError):
     """Workers did not answer in time; names those that did not.
 

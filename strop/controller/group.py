@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from strop.controller.call import BatchAndMetrics, Pending, Returns, WorkerCall
 from strop.controller.dispatch import DispatchMode, partition_among
+from strop.controller.errors import WorkerLost
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, registrations
@@ -36,10 +37,18 @@ class ResultFuture:
     """Makes one result of the outputs."""
     others: Sequence[Pending[Any]] = ()
     """Other workers: waited for, because they may fail; their values stay where they are."""
+    leaves_out_lost: bool = False
+    """A worker that is lost meanwhile gives no output."""
 
     def get(self) -> Any:
         """Wait for all workers and return the result of the blocking call."""
-        outputs = [part.result() for part in self.parts]
+        outputs: list[Any] = []
+        for part in self.parts:
+            try:
+                outputs.append(part.result())
+            except WorkerLost:
+                if not self.leaves_out_lost:
+                    raise
         for pending in self.others:
             pending.result()
         return self.collect(outputs)
@@ -93,7 +102,12 @@ class WorkerGroup(ABC, Generic[W]):
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        return self._mesh.world_size
+        return self.mesh.world_size
+
+    @property
+    def ranks(self) -> list[int]:
+        """Rank of each worker, by which it knows itself; some are missing while workers are lost (ElasticGroup)."""
+        return list(range(self.world_size))
 
     @property
     def call(self) -> W:
@@ -198,7 +212,7 @@ class WorkerGroup(ABC, Generic[W]):
         ]  # may fail, and say nothing else
         if mode.collect_fn is not None:
             collect = _first if alone else partial(mode.collect_fn, self)
-            future = ResultFuture(outputs, collect, silent)
+            future = ResultFuture(outputs, collect, silent, registration.leaves_out_lost and not alone)
             return future.get() if registration.blocking else future
         joined = self.joined(outputs, partition_among([*args, *kwargs.values()]))
         if mode.has_metrics:

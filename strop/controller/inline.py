@@ -50,7 +50,7 @@ class InlineRuntime(Runtime):
         self._processes: list[dict[str, Worker]] = []
 
     def groups(
-        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main"
+        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main", is_elastic: bool = False
     ) -> dict[str, WorkerGroup[Any]]:
         """The worker groups of these roles; the workers of one rank see each other.
 

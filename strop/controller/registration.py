@@ -36,6 +36,14 @@ class Registration:
     """False: the call returns a future."""
     materialize_futures: bool
     """True: a worker is given batches with their rows, which other workers may hold."""
+    allows_losses: bool
+    """True: the result of a call that cuts rows is that of the workers that are left, where one is lost meanwhile."""
+
+    @property
+    def leaves_out_lost(self) -> bool:
+        """True where a worker that is lost during a call gives no result: each speaks for itself, or the caller sees
+        which rows are missing. Otherwise the call raises WorkerLost."""
+        return self.allows_losses or not self.mode.cuts_rows
 
 
 def register(
@@ -43,6 +51,7 @@ def register(
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     materialize_futures: bool = True,
+    allows_losses: bool = False,
 ) -> Callable[[F], F]:
     """Mark a worker method as callable on a worker group; the method itself stays as it is.
 
@@ -55,6 +64,8 @@ def register(
         blocking: False makes the call return a future with `get()`; where the mode joins batches, a DataProto whose
             rows the workers may hold (a DataProtoFuture) until `get()`.
         materialize_futures: False hands a DataProtoFuture on as it is.
+        allows_losses: the caller finds out which rows are missing where a worker that can be replaced is lost during
+            the call, and asks for them again; otherwise the call raises WorkerLost.
     """
     mode = _mode_of(dispatch_mode)
     if execute_mode is Execute.RANK_ZERO and mode.cuts_rows:
@@ -63,7 +74,11 @@ def register(
             f"but the first; use Dispatch.ONE_TO_ALL with it"
         )
     registration = Registration(
-        mode=mode, execute_mode=execute_mode, blocking=blocking, materialize_futures=materialize_futures
+        mode=mode,
+        execute_mode=execute_mode,
+        blocking=blocking,
+        materialize_futures=materialize_futures,
+        allows_losses=allows_losses,
     )
 
     def mark(method: F) -> F:

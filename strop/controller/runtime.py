@@ -20,12 +20,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def groups(
-        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main"
+        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main", is_elastic: bool = False
     ) -> dict[str, WorkerGroup[Any]]:
         """The worker groups of these roles, all in the same processes of one pool.
 
         In each process the workers are made in the order of `roles`; a worker finds those made before it,
         and later the others, in `Worker.colocated`.
+
+        Args:
+            roles: by name.
+            pool: their processes.
+            is_elastic: a runtime with processes of their own goes on without those that are lost, and replaces them
+                (strop.controller.ray.elastic); of one role that has a pool for itself.
 
         Raises:
             ValueError: there is no such pool, or a role's mesh does not fit it.

@@ -39,4 +39,5 @@ class RunConfig:
     STROP_MACHINE_ENDS_AT says, in seconds since 1970; where none does, the run says so and trains without."""
     max_restarts: Annotated[NonNegativeInt, "0 is never"] = 2
     """Automatic restarts of a run from its last checkpoint, with new processes, after a worker process died or did not
-    answer; counted from the last checkpoint on. An error that a worker raises ends the run."""
+    answer; counted from the last checkpoint on. An error that a worker raises ends the run. One of several rollout
+    workers apart that died is replaced without a restart, as often in one step."""

@@ -42,7 +42,7 @@ def training_rows(
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
     return RolloutBatch(
-        rows=roles.rollout.call.make_training_batch(rewarded),
+        rows=roles.again_after_loss(lambda: roles.rollout.call.make_training_batch(rewarded).wait()),
         reports=row_reports,
         column_names=made_by("rollout") - left_out,
         num_trained=tuple(report.num_sampled_tokens for report in row_reports),

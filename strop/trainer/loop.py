@@ -227,6 +227,8 @@ class Trainer:
             optimizer=optimizer_of(self._run, self._checkpoint),
             costs=self._costs,
         )
+        if self.roles.workers is not None:
+            self.roles.workers.observe = self._note_worker
         facts = None if self._checkpoint is None else self._checkpoint.manifest.facts
         self.learner = Learner(config, self.roles, facts)
         sampling = sampling_of(config, config.rollout, self.data.tokenizer)
@@ -258,6 +260,8 @@ class Trainer:
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
         stages = Stages(self.roles)
+        if self.roles.workers is not None:
+            self.roles.workers.begin_step(step)
         try:
             record = self.step(step, stages)
         except BaseException as error:
@@ -346,6 +350,11 @@ class Trainer:
             metrics=validation.metrics,
         )
         return validation
+
+    def _note_worker(self, kind: str, step: int, message: str) -> None:
+        """A rollout worker was lost, or has joined the others."""
+        self._run.events.append(kind, step, message=message)
+        self._say(f"step {step}: {message}")
 
     def _record(self, record: StepRecord) -> None:
         """Write fates, samples and fingerprint of a step."""

@@ -59,6 +59,8 @@ def step_metrics(
         routing = roles.router.take_stats()
         metrics[ENGINE_IDLE] = routing.idle_share
         metrics[TAKEN_OVER] = float(routing.num_taken_over)
+    if roles.workers is not None:
+        metrics |= roles.workers.metrics()
     usage: dict[str, list[Usage]] = {
         name: as_list(group.call.usage()) for name, group in roles.trained().items()
     }

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from strop.config.sections import where_on
 from strop.controller import (
@@ -21,6 +21,7 @@ from strop.controller import (
     RoleSpec,
     Runtime,
     WorkerGroup,
+    WorkerLost,
     as_list,
     role,
 )
@@ -34,6 +35,7 @@ from strop.rollout.routing.router import Router
 from strop.rollout.types import Sampling
 from strop.trainer.api_costs import CostTracker
 from strop.trainer.config import Config, UpdateSettings
+from strop.trainer.fault_tolerance.rollout_workers import RolloutWorkers, are_replaced
 from strop.trainer.policy_sync import MAX_RECOVERIES, WeightSync
 from strop.trainer.remote_weight_sync import RemoteWeightSync
 from strop.trainer.rollout_batch import RolloutBatch
@@ -52,6 +54,11 @@ from strop.workers.rollout import RolloutSettings, RolloutWorker
 from strop.workers.routers import check_routers
 from strop.workers.teacher import TeacherWorker, check_teacher
 
+if TYPE_CHECKING:
+    from strop.controller.ray.elastic import ElasticGroup
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroups:
@@ -67,6 +74,8 @@ class WorkerGroups:
     """Weight sync from the actor to generation."""
     router: Router | None = None
     """Router over the engines of all rollout workers; None of one worker, or where each generates for itself."""
+    workers: RolloutWorkers | None = None
+    """Rollout workers apart that are replaced when they are lost; None where the run begins again instead."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     critic: WorkerGroup[CriticWorker] | None = None
@@ -148,8 +157,9 @@ class WorkerGroups:
             RewardError: the scorers cannot go on.
         """
         batch, pending = None, prompts if order_by is None else order_by(prompts)
+        num_recoveries = 0
         with self.generating(len(prompts) * samples_per_prompt):
-            for num_recoveries in range(MAX_RECOVERIES + 1):
+            while pending or batch is None:
                 rows = DataProto.from_dict({}, non_tensors={"prompt": pending})
                 columns = self.rollout.call.run_episodes(rows, samples_per_prompt, sampling)
                 reports = (
@@ -157,11 +167,14 @@ class WorkerGroups:
                 )  # waits for the samples
                 part = RolloutBatch(rows=columns.select([], ["episode"]), reports=tuple(reports))
                 batch = part if batch is None else RolloutBatch.concat([batch, part])
+                again = {prompt.uid for prompt in pending} - {report.uid for report in part.reports}
+                if again:  # a worker was lost with them
+                    self.note_losses()
                 lost = {report.uid for report in part.reports if report.engine_was_lost}
-                if not lost or num_recoveries == MAX_RECOVERIES or not self.sync.recover():
-                    break
-                pending = [prompt for prompt in prompts if prompt.uid in lost]
-        assert batch is not None, "they are run at least once"
+                if lost and num_recoveries < MAX_RECOVERIES and self.sync.recover():
+                    num_recoveries += 1
+                    again |= lost
+                pending = [prompt for prompt in prompts if prompt.uid in again]
         latest = {report.id: row for row, report in enumerate(batch.reports)}
         return batch.take(
             [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
@@ -194,7 +207,32 @@ class WorkerGroups:
         if rows is not None and last_rows:  # a sample without rows gets those of another, which nobody reads
             row_numbers = [last_rows.get(report.id, 0) for report in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(row_numbers))
-        self.rollout.call.write_samples(step, columns, split=split)
+
+        def write() -> None:
+            self.rollout.call.write_samples(step, columns, split=split, ranks=self.rollout.ranks)
+
+        self.again_after_loss(write)
+
+    def note_losses(self) -> None:
+        """Report rollout workers that were lost, and start others.
+
+        Raises:
+            WorkerLost: they were lost too often in this step.
+        """
+        assert self.workers is not None, "only workers that can be replaced are left out of a result"
+        self.workers.note_losses()
+
+    def again_after_loss(self, call: Callable[[], T]) -> T:
+        """The result of a call of the rollout workers, made again where one of them is lost meanwhile.
+
+        Raises:
+            WorkerLost: they were lost too often in this step.
+        """
+        while True:
+            try:
+                return call()
+            except WorkerLost:
+                self.note_losses()
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
@@ -344,8 +382,12 @@ def make_worker_groups(
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
     )
+    workers, is_elastic = None, are_replaced(config, settings)
     for name in apart:
-        groups |= runtime.groups({name: specs[name]}, pool=name)
+        groups |= runtime.groups({name: specs[name]}, pool=name, is_elastic=is_elastic and name == "rollout")
+    if is_elastic:  # of the Ray runtime
+        group = cast("ElasticGroup[RolloutWorker]", groups["rollout"])
+        workers = RolloutWorkers(group, max_losses=config.run.max_restarts, step=settings.version)
     roles = WorkerGroups(
         actor=groups["actor"],
         rollout=groups["rollout"],
@@ -354,12 +396,15 @@ def make_worker_groups(
         teacher=groups.get("teacher"),
         prm=groups.get("prm"),
         reward_model=groups.get("reward_model"),
-        sync=_sync(config, groups, version=settings.version),
+        sync=_sync(config, groups, workers, version=settings.version),
         router=_router(config, runtime, groups["rollout"], settings),
+        workers=workers,
         costs=costs or make_cost_tracker(config, None),
         progress=RolloutProgress(settings.logs),
         offloads_idle=config.resources.offload_idle,
     )
+    if workers is not None:
+        workers.router = roles.router
     roles.sync.start()
     return roles
 
@@ -382,7 +427,9 @@ def _router(
     return router
 
 
-def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> WeightSync:
+def _sync(
+    config: Config, groups: Mapping[str, WorkerGroup[Any]], workers: RolloutWorkers | None, *, version: int
+) -> WeightSync:
     """Weight sync from the actor to generation."""
     is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
     if is_native and not is_apart:
@@ -394,6 +441,8 @@ def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: in
         shares_process=not is_apart,
         probes_weights=not is_native,
         store=config.resources.weight_store,
+        workers=workers,
+        generates_meanwhile=bool(config.async_setting),
     )
 
 

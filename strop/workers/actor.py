@@ -32,7 +32,7 @@ from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.rollout.weight_sync.probe import probe_of
 from strop.rollout.weight_sync.transfer import Sender, weight_transfer
-from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
+from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncReport
 from strop.utils.device import sent
 from strop.utils.metrics import Mean, Metric
 from strop.utils.tensor_metrics import TensorMetrics
@@ -213,11 +213,17 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def send_weights(self, version: int) -> SyncReport:
-        """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged."""
+        """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged.
+
+        One that was not completed is reported as such; a later one may succeed.
+        """
         self.engine.load_to_device()
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
-        return self._sender.send(version, self.engine.streamed_weights())
+        try:
+            return self._sender.send(version, self.engine.streamed_weights())
+        except SyncError as error:
+            return SyncReport.failed(version, error)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:

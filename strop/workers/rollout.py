@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -37,7 +37,7 @@ from strop.rollout.routing.client import RoutedClient
 from strop.rollout.routing.router import RouterAddress
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
-from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
+from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncReport
 from strop.run.samples import SampleStore
 from strop.utils.call_loop import CallEventLoop
 from strop.utils.machine_limits import usable_cores
@@ -193,7 +193,7 @@ class RolloutWorker(Worker):
         assert isinstance(trained, TrainedWorker), f"{role} trains a model"
         return trained.engine
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, allows_losses=True)
     def run_episodes(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
         """Sample and score every episode of these prompts.
 
@@ -204,7 +204,7 @@ class RolloutWorker(Worker):
 
         Returns:
             Columns `report` of EpisodeReport and `episode` of Episode, one row per sample in the order of prompts and
-            samples.
+            samples; of a group, without the prompts of workers that were lost meanwhile.
         """
         batch: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
         self._check_media(batch)
@@ -288,11 +288,12 @@ class RolloutWorker(Worker):
         return rows.union(DataProto.from_dict({}, non_tensors=objects)) if objects else rows
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:
+    def write_samples(self, step: int, episodes: DataProto, *, split: str, ranks: Sequence[int]) -> None:
         """Write samples with all their tokens into the sample store; each rank writes its own.
 
         Args:
             step, split: of the file.
+            ranks: of all workers that write.
             episodes: columns `episode`, `decided`, what came of it, and `has_numbers`, whether it has those of its
                 tokens: old_log_probs (of the step itself, as log_probs), entropys and advantages [B, R~].
 
@@ -301,7 +302,8 @@ class RolloutWorker(Worker):
         """
         assert self._samples is not None, "the role was made without a sample store"
         rows = saved_rows(episodes, self._tokenizer, keeps_row=self._settings.keeps_rows)
-        self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
+        part = list(ranks).index(self.rank)
+        self._samples.write(step, rows, split=split, part=part, parts=len(ranks))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_version(self, version: int) -> None:
@@ -342,18 +344,20 @@ class RolloutWorker(Worker):
         return {name: dtype_name(dtype) for name, dtype in held.items()}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def join_sync(self, endpoint: Endpoint) -> None:
-        """Connect to the actor that will send weights."""
-        self._own_engine().join(endpoint, index=self.rank)
+    def join_sync(self, endpoint: Endpoint, ranks: Sequence[int]) -> None:
+        """Connect to the actor that will send weights to the workers of these ranks."""
+        self._own_engine().join(endpoint, index=list(ranks).index(self.rank))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def receive_weights(self, version: int) -> SyncReport:
         """Take part in the sync to this version, while the actor calls `send_weights`.
 
-        Raises:
-            SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
+        One that was incomplete, corrupted or refused is reported as such; nothing is generated until one succeeds.
         """
-        return self._event_loop.run(self._own_engine().update_weights(version))
+        try:
+            return self._event_loop.run(self._own_engine().update_weights(version))
+        except SyncError as error:
+            return SyncReport.failed(version, error)
 
     def _own_engine(self) -> ReceivingEngine:
         if self._receiving is None:

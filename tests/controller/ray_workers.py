@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,39 @@ class Faulty(Worker):
             sys.exit("I have had enough")
         if how == "sleep":
             sleep_forever()
+
+
+class Mortal(Doubler):
+    """Dies where it is asked to; knows nothing of its peers."""
+
+    def __init__(self, refuses: Path | None = None) -> None:
+        """While the file `refuses` exists, none can be made."""
+        super().__init__()
+        if refuses is not None and refuses.exists():
+            raise ValueError("not now")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, allows_losses=True)
+    def part(self, data: DataProto, dies: Sequence[int] = ()) -> DataProto:
+        """As add_columns; a group gives the rows of those that live."""
+        self._die(dies)
+        return self.add_columns(data)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def whole(self, data: DataProto, dies: Sequence[int] = ()) -> DataProto:
+        return self.part(data, dies)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rank_of(self, dies: Sequence[int] = ()) -> int:
+        self._die(dies)
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail(self) -> None:
+        raise ValueError("the moon is in the wrong place")
+
+    def _die(self, ranks: Sequence[int]) -> None:
+        if self.rank in ranks:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def sleep_forever() -> None:

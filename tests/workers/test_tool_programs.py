@@ -131,7 +131,7 @@ class Programs:
         episodes = rows.union(
             DataProto.from_dict({}, non_tensors={"decided": decided, "has_numbers": [False] * len(decided)})
         )
-        self.worker.write_samples(1, episodes, split="train")
+        self.worker.write_samples(1, episodes, split="train", ranks=[0])
         turns = [row["messages"][1] for row in SampleStore(self.store).read(1)]
         assert [turn["role"] for turn in turns] == ["tool"] * len(programs)
         return reports, turns

@@ -2,6 +2,7 @@
 
 cluster.py    The Ray cluster that worker processes run on
 detached.py   Detached groups: processes that outlive their controller
+elastic.py    Worker groups that go on without workers whose processes are lost, and replace them
 errors.py     Errors of worker processes, in words
 failures.py   Diagnosis of the first failure of a runtime
 future.py     Batches whose rows stay with the workers that made them

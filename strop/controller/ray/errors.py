@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.controller.errors import WorkerFailed
+from strop.controller.errors import WorkerFailed, WorkerLost
 
 _GIB = 2**30
 
@@ -93,6 +93,17 @@ class RankFailed(WorkerFailed):
             else ""
         )
         super().__init__(f"first failure: {failure.report()}{later}")
+
+
+class RankLost(WorkerLost):
+    """A process that can be replaced ended, or did not come up; its calls get this error."""
+
+    def __init__(self, failure: Failure, *, was_starting: bool = False) -> None:
+        self.failure = failure
+        """Its end."""
+        self.was_starting = was_starting
+        """It was a replacement that had not joined the others."""
+        super().__init__(failure.report())
 
 
 class GroupStopped(RuntimeError):

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from strop.controller.ray.cluster import run_on
-from strop.controller.ray.errors import Failure
+from strop.controller.ray.errors import Failure, RankLost
 from strop.controller.ray.launcher import ProcessEnd, process_end
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import MethodRaised
@@ -68,6 +68,11 @@ def first_failure(observations: Sequence[ObservedFailure]) -> Failure:
     ).failure
 
 
+def has_died(error: BaseException | None) -> bool:
+    """True where Ray reports that a process is gone, and not what its method raised."""
+    return error is not None and not isinstance(error, RayTaskError)
+
+
 def observe_failure(pending: PendingCall) -> ObservedFailure:
     """Failure of a call, from its error and its process."""
     member, error = pending.member, pending.error
@@ -93,6 +98,24 @@ def observe_failure(pending: PendingCall) -> ObservedFailure:
         failed = replace(basis, exception_type=kind, message=str(cause or error), traceback=str(error))
         return ObservedFailure(failure=failed, is_consequence=False)
     return ObservedFailure(failure=_process_failure(basis, member, error), is_consequence=False)
+
+
+def not_started(pending: PendingCall) -> RankLost:
+    """Loss of a replacement that has not come up in time."""
+    member = pending.member
+    return RankLost(
+        Failure(
+            role="+".join(member.roles) or member.pool,
+            rank=member.rank,
+            node=member.node.address,
+            pid=member.pid,
+            method=pending.method,
+            exception_type="TimeoutError",
+            message=f"it has not started within {pending.timeout_s:g} s",
+            log_path=member.log_path,
+        ),
+        was_starting=True,
+    )
 
 
 def stacks_of(member: WorkerHandle) -> str:

@@ -28,6 +28,10 @@ M = TypeVar("M")
 class RoleGroup(WorkerGroup[W]):
     """The workers of one role in the processes of a pool, one in each."""
 
+    num_objects = 0
+    """Values that a call returns beside its response, which hold the rows of a batch; 0: the worker's process holds
+    them."""
+
     def __init__(
         self,
         worker_class: type[W],
@@ -77,13 +81,23 @@ class RoleGroup(WorkerGroup[W]):
         return cast(RayPending, output).metrics()
 
     def _start_call(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
+        objects: list[Any] = []
+
+        def give(handle: Any) -> Any:
+            if not self.num_objects:
+                return handle.call.remote(self.role, call, timeout_s)
+            method = handle.call_with_objects.options(num_returns=1 + self.num_objects)
+            response, *objects[:] = method.remote(self.role, call, timeout_s, self.num_objects)
+            return response
+
         pending = self.manager.give(
             self.members[call.rank],
-            lambda handle: handle.call.remote(self.role, call, timeout_s),
+            give,
             role=self.role,
             method=call.method,
             call=number,
             timeout_s=timeout_s,
+            objects=objects,
         )
         return RayPending(self.manager, pending, self.traffic)
 

@@ -6,7 +6,8 @@ one whether they live, so that a failure anywhere ends the wait, not only one of
 call has its deadline: the process must answer within that time after it got the call and after the last
 answer of any process (calls queue, and may wait for each other's results).
 
-The first failure stops all of them: all processes are killed, and whoever uses it afterwards is told why.
+The first failure stops all of them: all processes are killed, and whoever uses it afterwards is told why. A process
+that can be replaced is the exception: its end costs its own calls (`RankLost`), while others of its pool live.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any
 import ray
 
 from strop.controller.errors import CallTimeout
-from strop.controller.ray.errors import GroupStopped, RankFailed
+from strop.controller.ray.errors import GroupStopped, RankFailed, RankLost
 from strop.controller.ray.failures import (
     ObservedFailure,
     first_failure,
+    has_died,
     is_secondary,
+    not_started,
     observe_failure,
     stacks_of,
 )
@@ -65,6 +68,8 @@ class WorkerManager:
         """All processes."""
         self.stopped_because = ""
         """Reason for which no call is possible any more; empty while calls are."""
+        self.losses: list[RankLost] = []
+        """Ends of processes that the others went on without."""
         self._on_stop = on_stop
         self._numbers = itertools.count()
         self._calls: dict[int, list[PendingCall]] = {}
@@ -93,8 +98,10 @@ class WorkerManager:
         method: str,
         call: int | None = None,
         timeout_s: float,
+        objects: Sequence[Any] = (),
     ) -> PendingCall:
-        """Give a process a call; `give(handle)` returns Ray's reference to the answer.
+        """Give a process a call; `give(handle)` returns Ray's reference to the answer, and may fill `objects` with
+        references to what is returned beside it.
 
         Raises:
             GroupStopped: the processes were stopped; says why.
@@ -106,10 +113,14 @@ class WorkerManager:
                 role=role,
                 method=method,
                 call=self.next_call() if call is None else call,
-                reference=give(member.handle),
+                reference=give(member.handle) if member.loss is None else None,
                 timeout_s=timeout_s,
                 given_at=time.monotonic(),
+                objects=objects,
             )
+            if member.loss is not None:
+                pending.error, pending.is_settled = member.loss, True
+                return pending
             member.queue.append(pending)
             self._calls.setdefault(pending.call, []).append(pending)
             return pending
@@ -138,6 +149,7 @@ class WorkerManager:
 
         Raises:
             WorkerFailed: a process failed, this one or another; says which one first.
+            WorkerLost: this process is gone, and the others go on.
             CallTimeout: processes did not answer in time.
             GroupStopped: they were stopped before the answer came.
         """
@@ -147,6 +159,8 @@ class WorkerManager:
                     self._collect()
                 if pending.is_settled and pending.error is None:
                     return pending.answer
+                if isinstance(pending.error, RankLost):
+                    raise pending.error
                 if self._failure is not None:
                     raise self._failure
                 self.check_works()
@@ -172,8 +186,10 @@ class WorkerManager:
             raise GroupStopped(self.stopped_because) from self._failure
 
     def _collect(self) -> None:
-        """Settle the answered calls; the first error stops all processes."""
+        """Settle the answered calls; the first error stops all processes, but for the end of a replaceable one."""
         self._settle_ready()
+        if self._failure is None and not self.stopped_because:
+            self._drop_lost()
         failed = [pending for pending in self._queue_heads() if pending.error is not None]
         if failed and self._failure is None and not self.stopped_because:
             self._fail()
@@ -195,16 +211,24 @@ class WorkerManager:
             pending.answer = ray.get(pending.reference)
         except Exception as error:  # noqa: BLE001  whatever it is, it is the report of a failure
             pending.error = error
+            for (
+                reference
+            ) in pending.objects:  # each has the error, and Ray prints those that nobody has looked at
+                with contextlib.suppress(Exception):
+                    ray.get(reference, timeout=_CAUSE_GRACE_S)
         pending.is_settled = True
         if pending.method:  # a sign of life of an idle process says nothing about the others
             self._progress_at = time.monotonic()
         if isinstance(pending.answer, CallResponse):
             member.peak_memory_bytes = max(member.peak_memory_bytes, pending.answer.peak_memory_bytes)
-        if all(call.is_settled for call in self._calls[pending.call]):
-            del self._calls[pending.call]
+        self._close_settled(pending.call)
         while member.queue and member.queue[0].is_settled and member.queue[0].error is None:
             settled = member.queue.popleft()
             member.last_call = settled if settled.method else member.last_call
+
+    def _close_settled(self, call: int) -> None:
+        if all(pending.is_settled for pending in self._calls[call]):
+            del self._calls[call]
 
     def _queue_heads(self) -> list[PendingCall]:
         """The call that each process runs or failed at."""
@@ -228,6 +252,9 @@ class WorkerManager:
             for pending in self._queue_heads()
             if not pending.is_settled and now - max(pending.given_at, self._progress_at) > pending.timeout_s
         ]
+        for pending in [pending for pending in late if pending.member.is_starting]:
+            late.remove(pending)
+            self.drop(pending.member, not_started(pending))
         if not late:
             return
         first = min(late, key=lambda pending: pending.call)
@@ -246,6 +273,32 @@ class WorkerManager:
         self._failure = error
         self.stop(f"the workers were stopped after a timeout ({text}); make a new runtime")
         raise error
+
+    def _drop_lost(self) -> None:
+        """Drop replaceable processes that are gone, and replacements that did not come up, while others live."""
+        for member in list(self.members):
+            head = member.queue[0] if member.queue else None
+            if head is None or head.error is None or not member.is_replaceable:
+                continue
+            if (has_died(head.error) or member.is_starting) and self._has_others(member):
+                failure = observe_failure(head).failure
+                self.drop(member, RankLost(failure, was_starting=member.is_starting))
+
+    def _has_others(self, member: WorkerHandle) -> bool:
+        pool = [other for other in self.members if other.pool == member.pool and not other.is_starting]
+        return any(other is not member for other in pool)
+
+    def drop(self, member: WorkerHandle, loss: RankLost) -> None:
+        """End a process without which the others go on; its calls get this error."""
+        member.loss = loss
+        self.members.remove(member)
+        self.losses.append(loss)
+        for pending in member.queue:
+            pending.error, pending.is_settled = loss, True
+        for call in {pending.call for pending in member.queue} & self._calls.keys():
+            self._close_settled(call)
+        member.queue.clear()
+        ray.kill(member.handle, no_restart=True)
 
     def _fail(self) -> None:
         started_at = time.monotonic()
@@ -296,6 +349,8 @@ class WorkerManager:
             if self.stopped_because:
                 return
             try:
+                for member in [member for member in self.members if member.is_starting and member.queue]:
+                    self.drop(member, not_started(member.queue[0]))
                 self._settle_ready()
                 if not any(pending.method for member in self.members for pending in member.queue):
                     self.ask(

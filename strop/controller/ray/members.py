@@ -12,6 +12,7 @@ from ray.util.placement_group import PlacementGroup
 
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Node
+from strop.controller.ray.errors import RankLost
 from strop.controller.ray.messages import ProcessInfo
 from strop.controller.store_server import Rendezvous
 
@@ -42,6 +43,12 @@ class WorkerHandle:
     """The last call that it answered."""
     peak_memory_bytes: int = 0
     """Most memory it said to have held."""
+    is_replaceable: bool = False
+    """Its end costs its own calls alone, while others of its pool live."""
+    is_starting: bool = False
+    """It is a replacement whose workers are not made yet."""
+    loss: RankLost | None = None
+    """Its end, where the others went on."""
 
     @property
     def pid(self) -> int:
@@ -72,6 +79,8 @@ class PendingCall:
     """Deadline."""
     given_at: float
     """Time of the call, by the monotonic clock."""
+    objects: Sequence[Any] = ()
+    """References to what is returned beside the answer."""
     answer: Any = None
     """Answer of the process."""
     error: Exception | None = None

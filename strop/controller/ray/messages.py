@@ -15,7 +15,7 @@ class CallResponse:
     value: Any
     """The method's value, where it is no batch."""
     stored: BatchRefs | None
-    """References to the rows, where the value is a batch."""
+    """References to the rows, where the value is a batch; numbers of objects, where these are returned beside it."""
     metrics: tuple[Any, ...] | None = None
     """Metrics beside the rows, where the value is a batch with metrics."""
     peak_memory_bytes: int

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.call import BatchAndMetrics
-from strop.controller.errors import CallTimeout
+from strop.controller.errors import CallTimeout, WorkerLost
 from strop.controller.ray.future import BatchSummary
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall
@@ -59,6 +59,11 @@ class RayPending:
     def __repr__(self) -> str:
         return f"RayPending({self._pending.label}, rank {self._pending.member.rank})"
 
+    @property
+    def method(self) -> str:
+        """Method of the call."""
+        return self._pending.method
+
     def result(self) -> Any:
         """Wait for the value and fetch it."""
         answer = self._answer()
@@ -95,7 +100,7 @@ class RayPending:
         stored = self._answer().stored
         if stored is None:
             raise TypeError(f"{self._pending.label} returned no batch, so it has no rows")
-        return stored
+        return stored.located(self._pending.objects) if self._pending.objects else stored
 
     def _answer(self) -> CallResponse:
         answer = self._manager.wait(self._pending)
@@ -115,6 +120,30 @@ class RayPending:
                 method=pending.label,
                 missing=[member.rank],
             ) from None
-        except RayError:
+        except RayError as error:
             self._manager.look()  # the process that held them may be the one that failed
+            if member.loss is not None:  # and its machine too, which kept them beyond its end
+                raise member.loss from error
             raise
+
+
+class RowsOfLiving:
+    """Rows of a worker; none where it is lost before it has made them."""
+
+    def __init__(self, pending: RayPending) -> None:
+        self._pending = pending
+
+    def contents(self) -> BatchSummary:
+        """Wait for the computation; the rows stay where they are."""
+        try:
+            return self._pending.contents()
+        except WorkerLost:
+            return BatchSummary(num_rows=0, tensors=(), others=(), facts={})
+
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        """Fetch these columns of the batch, and its facts."""
+        return self._pending.columns(batch_keys, non_tensor_batch_keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker it is the rows, as those of RayPending."""
+        return self._pending.__reduce__()

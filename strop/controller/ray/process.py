@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -109,7 +110,28 @@ class WorkerProcess:
 
     def call(self, role: str, order: WorkerCall, wait_s: float) -> CallResponse:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
+        return self._call(role, order, wait_s, BatchRefs.of)
 
+    def call_with_objects(
+        self, role: str, order: WorkerCall, wait_s: float, num_objects: int
+    ) -> tuple[Any, ...]:
+        """As `call`; the parts of a batch are values beside the response, so many in all, None where there are fewer.
+
+        They belong to the caller, so that the end of this process costs none of them.
+        """
+        objects: list[Any] = []
+
+        def store(part: DataProto) -> int:
+            objects.append(part)
+            return len(objects) - 1
+
+        refs_of = partial(BatchRefs.of, store=store, max_heavy=num_objects - 1)
+        response = self._call(role, order, wait_s, refs_of)
+        return response, *objects, *[None] * (num_objects - len(objects))
+
+    def _call(
+        self, role: str, order: WorkerCall, wait_s: float, refs_of: Callable[[DataProto], BatchRefs]
+    ) -> CallResponse:
         def local(arg: object) -> Any:
             if not isinstance(arg, Shared):
                 return arg
@@ -123,7 +145,7 @@ class WorkerProcess:
             )
 
         with activity(f"{role}.{order.method}"):
-            return _respond(run)
+            return _respond(run, refs_of)
 
     def close(self) -> CallResponse:
         """Close the workers, last made first; all of them, whatever one of them raises."""
@@ -152,13 +174,16 @@ def fetch(references: list[Any], wait_s: float, label: str) -> list[Any]:
         raise TimeoutError(f"{label} did not arrive within {wait_s:g} s") from None
 
 
-def _respond(run: Callable[[], Any]) -> CallResponse:
-    """Response of a call; an error is raised as a `MethodRaised`, which can always be pickled."""
+def _respond(
+    run: Callable[[], Any], refs_of: Callable[[DataProto], BatchRefs] = BatchRefs.of
+) -> CallResponse:
+    """Response of a call, with a batch stored by `refs_of`; an error is raised as a `MethodRaised`, which can always be
+    pickled."""
     try:
         value, metrics = run(), None
         if isinstance(value, BatchAndMetrics):
             metrics, value = value.metrics, value.batch
-        stored = BatchRefs.of(value) if isinstance(value, DataProto) else None
+        stored = refs_of(value) if isinstance(value, DataProto) else None
     except BaseException as error:  # noqa: BLE001  whatever ends a method is reported, SystemExit too
         raise MethodRaised(_report(error)) from None
     return CallResponse(

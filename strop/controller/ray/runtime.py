@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
+from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Cluster, this_address
 from strop.controller.ray.detached import DetachedName, store_group_info
+from strop.controller.ray.elastic import ElasticGroup
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
@@ -98,11 +100,19 @@ class PoolsRuntime(Runtime):
             self._cluster.close()
             raise
 
-    def groups(self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = MAIN) -> dict[str, WorkerGroup[Any]]:
+    def groups(
+        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = MAIN, is_elastic: bool = False
+    ) -> dict[str, WorkerGroup[Any]]:
         """The worker groups of these roles, all in the same processes of one pool.
 
         The first call for a pool starts its processes. In each process the workers are made in the order of
         `roles`; a worker finds those made before it, and later the others, in `Worker.colocated`.
+
+        Args:
+            roles: by name.
+            pool: their processes.
+            is_elastic: the group of the only role of this pool goes on without processes that are lost, and replaces
+                them: an ElasticGroup.
 
         Raises:
             ValueError: there is no such pool, or a role's mesh does not fit it.
@@ -130,6 +140,8 @@ class PoolsRuntime(Runtime):
                 f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})"
             )
             raise
+        if is_elastic:
+            return self._elastic_group(pool, roles, meshes, members)
         groups = role_groups(
             {name: spec.worker_class for name, spec in roles.items()},
             meshes,
@@ -139,6 +151,28 @@ class PoolsRuntime(Runtime):
             traffic=self.traffic,
         )
         return dict(groups)
+
+    def _elastic_group(
+        self,
+        pool: str,
+        roles: Mapping[str, RoleSpec[Any]],
+        meshes: Mapping[str, Mesh],
+        members: Sequence[WorkerHandle],
+    ) -> dict[str, WorkerGroup[Any]]:
+        places = self._pools[pool]
+        ((name, spec),) = roles.items()
+        group = ElasticGroup(
+            spec,
+            meshes[name],
+            role=name,
+            manager=self._manager,
+            members=members,
+            call_timeout_s=self.call_timeout_s,
+            traffic=self.traffic,
+            pool=places,
+            options=self._start_options(pool, places),
+        )
+        return {name: group}
 
     @property
     def address(self) -> str:
@@ -174,16 +208,19 @@ class PoolsRuntime(Runtime):
                 is_detached=self._detached is not None,
             )
             self._taken.append(places)
-            options = StartOptions(
-                name=pool,
-                timeout_s=self._start_timeout_s,
-                log_dir=self._log_dir,
-                env=self._env,
-                num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
-                detached=self._detached,
-            )
-            self._members[pool] = start_processes(self._manager, places, options)
+            self._members[pool] = start_processes(self._manager, places, self._start_options(pool, places))
         return self._members[pool]
+
+    def _start_options(self, pool: str, places: RayResourcePool) -> StartOptions:
+        assert self._log_dir is not None, "processes start after it was made"
+        return StartOptions(
+            name=pool,
+            timeout_s=self._start_timeout_s,
+            log_dir=self._log_dir,
+            env=self._env,
+            num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
+            detached=self._detached,
+        )
 
     def _processes_on_nodes(self) -> list[int]:
         """Processes of all pools on each node."""

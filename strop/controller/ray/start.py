@@ -82,6 +82,39 @@ def start_processes(
     return members
 
 
+def start_process(pool: RayResourcePool, rank: int, options: StartOptions) -> WorkerHandle:
+    """Start one process of a pool, in a place that is free again; nobody waits for it."""
+    node = pool.nodes[rank]
+    command = _launch_commands([node], options.timeout_s)[node.node_id]
+    return _start_one(pool, rank, node, command, options)
+
+
+def placement_of(
+    member: WorkerHandle, pool: RayResourcePool, *, mesh: Mesh, role: str, first: WorkerHandle
+) -> Placement:
+    """Placement of a worker that replaces another one: where `first` of its pool was, nobody meets it.
+
+    Args:
+        member: the process.
+        pool: all places of the role.
+        mesh: axes of the role.
+        role: its name.
+        first: a process of the pool that lives.
+    """
+    assert first.process_info is not None, "it has started"
+    return Placement(
+        rank=member.rank,
+        mesh=mesh,
+        local_rank=pool.local_rank(member.rank),
+        local_world_size=pool.local_world_size(member.rank),
+        rendezvous=None,
+        master_addr=first.node.address,
+        master_port=first.process_info.free_port,
+        node=member.node.address,
+        role=role,
+    )
+
+
 def make_workers(
     manager: WorkerManager,
     members: Sequence[WorkerHandle],

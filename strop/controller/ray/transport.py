@@ -61,17 +61,30 @@ class BatchRefs:
     """For each heavy column, a reference to a batch of this column alone."""
 
     @classmethod
-    def of(cls, data: DataProto) -> BatchRefs:
-        """Store a batch in this process's node."""
+    def of(
+        cls, data: DataProto, *, store: Callable[[DataProto], Any] = ray.put, max_heavy: int | None = None
+    ) -> BatchRefs:
+        """Store a batch in this process's node.
+
+        Args:
+            data: the batch.
+            store: stores a part of it, and gives what takes the place of its reference.
+            max_heavy: limit of the heavy columns that get an object of their own; None: no limit.
+        """
         contents = BatchSummary.of(data)
         tensors, others = contents.tensors, contents.others
         heavy: dict[str, Any] = {}
         for name in [*tensors, *others]:
             column = data.select([name], [], []) if name in tensors else data.select([], [name], [])
-            if payload_bytes(column) >= HEAVY_BYTES:
-                heavy[name] = ray.put(column)
+            if payload_bytes(column) >= HEAVY_BYTES and len(heavy) != max_heavy:
+                heavy[name] = store(column)
         light = data.select([n for n in tensors if n not in heavy], [n for n in others if n not in heavy], [])
-        return cls(contents=contents, light=ray.put(light), heavy=heavy)
+        return cls(contents=contents, light=store(light), heavy=heavy)
+
+    def located(self, objects: Sequence[Any]) -> BatchRefs:
+        """The same batch, whose parts were numbered, with the references of these numbers."""
+        heavy = {name: objects[number] for name, number in self.heavy.items()}
+        return dataclasses.replace(self, light=objects[self.light], heavy=heavy)
 
     def read(
         self,

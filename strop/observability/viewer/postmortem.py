@@ -16,7 +16,7 @@ from strop.utils.safe_read import open_regular, read_json
 
 NOTABLE = (
     "resumed", "restarted", "engine_lost", "skipped_update", "health", "differing_request", "ledger_restored",
-    "no_end_known", "crashed", "interrupted", "finished",
+    "rollout_worker_lost", "rollout_worker_joined", "no_end_known", "crashed", "interrupted", "finished",
 )  # fmt: skip
 """Kinds of events that are shown."""
 _ENDS = {"crashed": "crashed", "interrupted": "was interrupted", "finished": "is finished"}

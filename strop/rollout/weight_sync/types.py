@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 REFUSAL = "the rollout worker keeps refusing to generate until a complete sync arrives"
 """End of every error of a sync: its meaning for the rollout."""
@@ -26,7 +27,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """One complete, verified sync, as one process saw it."""
+    """One sync, complete and verified or failed, as one process saw it."""
 
     version: int
     """Policy version of the weights."""
@@ -43,6 +44,21 @@ class SyncReport:
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str
     """`engines.digests.models.combine_digests` of what was sent and what is live; "" on those."""
+    failure: str = ""
+    """Reason for which the sync was not completed; "" where it was."""
+
+    @classmethod
+    def failed(cls, version: int, error: SyncError) -> Self:
+        """Report of a sync that was not completed."""
+        return cls(
+            version=version,
+            transport="",
+            num_tensors=0,
+            num_bytes=0,
+            seconds=0.0,
+            digest="",
+            failure=str(error),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from strop.controller import as_list
+from strop.controller import WorkerLost, as_list
 from strop.data.visit_ids import parse_visit_uid
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
@@ -78,6 +78,7 @@ class AsynchronousGroups:
         ] = []  # before an interruption, in order, until they are completed again
         self._ready_before: list[str] = []  # those of them that were ready
         self._num_recoveries = 0
+        self._num_lost = 0 if roles.workers is None else roles.workers.num_lost
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
     @property
@@ -145,7 +146,28 @@ class AsynchronousGroups:
     ) -> None:
         """Start these prompts in the workers; `saved` has the state of some before an interruption, by uid."""
         count = self._config.rollout.samples_per_prompt
-        start_groups(self._roles, prompts, count, self._sampling, saved, self._spans)
+        try:
+            start_groups(self._roles, prompts, count, self._sampling, saved, self._spans)
+        except WorkerLost:
+            self._play_lost_again()
+
+    def _play_lost_again(self) -> None:
+        """Start the groups that were in play in rollout workers that are lost, from their beginning.
+
+        Raises:
+            WorkerLost: workers were lost too often in this step.
+        """
+        if (workers := self._roles.workers) is None:
+            return
+        workers.note_losses()
+        while workers.num_lost != self._num_lost:
+            self._num_lost = workers.num_lost
+            by_rank = as_list(calls(self._roles).uids_in_play())
+            there = {uid for uids in by_rank for uid in uids} | self.ready.keys() | self.completed.keys()
+            lost = [group.prompt for uid, group in self.started.items() if uid not in there]
+            if lost:
+                self.start(lost)
+            workers.note_losses()
 
     def begin_step(self) -> None:
         """A step begins to wait for groups: engines that are lost are started again a few times in each."""
@@ -157,6 +179,7 @@ class AsynchronousGroups:
         With several workers apart, none has to wait for another: whoever has nothing after a moment gives nothing.
         """
         assert len(self.started) > len(self.ready), "what the step waits for is in flight"
+        self._play_lost_again()
         num_ranks = self._roles.rollout.world_size
         within_s = max(0.1, LOOK_S * num_ranks) if self.is_apart and num_ranks > 1 else None
         arrived = by_prompt(take_completed(self._roles, due, at_least, within_s))

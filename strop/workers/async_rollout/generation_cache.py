@@ -62,6 +62,10 @@ class GenerationCache:
         if states:
             self._earlier[uid] = dict(states)
 
+    def uids(self) -> list[str]:
+        """Prompts whose answers are kept."""
+        return list(self._current)
+
     def forget(self, uids: Collection[str]) -> dict[str, Spans]:
         """Drop the answers of prompts that were trained; gives the versions that sampled them, by uid."""
         spans: dict[str, Spans] = {}

@@ -125,6 +125,11 @@ class AsyncRolloutWorker(RolloutWorker):
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def uids_in_play(self) -> list[str]:
+        """Prompts that were begun here and not forgotten, also those that were given."""
+        return self._generations.uids()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
         """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
         sampled them."""
@@ -182,7 +187,8 @@ class AsyncRolloutWorker(RolloutWorker):
     def receive_weights(self, version: int) -> SyncReport:
         """As RolloutWorker."""
         report = super().receive_weights(version)
-        self._reached(version)
+        if not report.failure:
+            self._reached(version)
         return report
 
     def _reached(self, version: int) -> None:
