@@ -68,11 +68,8 @@ class ComparisonKernel:
         )  # fmt: skip
         if (counts < 0).any():
             return None
-        return np.concatenate([np.empty(0, dtype=np.int64), *map(_first, out, counts)])
-
-
-def _first(positions: Bits, count: int) -> Bits:
-    return positions[:count]
+        found = [positions[:count] for positions, count in zip(out, counts.tolist(), strict=True)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
 
 def _by_numpy(old: Bits, new: Bits) -> Bits:

@@ -159,7 +159,7 @@ class _Session:
         self._num_joins = 0
         self._base: _Base | None = None
         self._last = SentWeights()
-        """What `_base` has the digests of, where it went over the network."""
+        """Weights of `_base`, where they went over the network or a store."""
         self._file = None if store else self._make_file()
         self.endpoint = Endpoint(
             host=channel.host,
