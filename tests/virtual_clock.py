@@ -35,7 +35,7 @@ from strop.rewards.outcome import Outcome
 from strop.rollout.client import GenerateClient
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.trainer import worker_groups
+from strop.trainer import role_specs
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
 from strop.trainer.timing import Stages
@@ -409,8 +409,8 @@ def virtual_clock(delays: Delays = NO_DELAYS) -> Iterator[None]:
         return replace(record, collection_metrics=metrics)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_groups, "RolloutWorker", Worker)
-        patch.setattr(worker_groups, "AsyncRolloutWorker", Worker)
+        patch.setattr(role_specs, "RolloutWorker", Worker)
+        patch.setattr(role_specs, "AsyncRolloutWorker", Worker)
         patch.setattr(in_play, "_read", read_delays)
         patch.setattr(Trainer, "step", step)
         yield

@@ -23,6 +23,7 @@ from strop.protocol import DataProto, jagged
 from strop.protocol.schema import COLUMNS, made_by
 from strop.protocol.trajectory import Prompt
 from strop.trainer.checkpointing import write_model
+from strop.trainer.checks.models import check_models
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.loading import load
@@ -32,13 +33,7 @@ from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.timing import Stages
 from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import (
-    WorkerGroups,
-    check_models,
-    make_worker_groups,
-    rollout_settings,
-    start_runtime,
-)
+from strop.trainer.worker_groups import WorkerGroups, make_worker_groups, rollout_settings, start_runtime
 from strop.workers.reports import EpisodeReport, check_failed_episodes
 from strop.workers.rows import merged_update
 

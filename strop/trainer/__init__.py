@@ -34,6 +34,7 @@ reward_trial.py        The reward function tried on a few answers, before time i
 role_columns.py        Columns that roles add to the rows of a step, each by one call of a worker group, in the order
                        of a step
 role_export.py         A role of a checkpoint as an ordinary Hugging Face folder, proved by its log-probs
+role_specs.py          Roles of a run: the worker class of each, its settings and its parallel axes
 rollout_batch.py       Rollout batches
 row_results.py         Results of rows by their samples in a step, for samplers that see results
 run_mirror.py          Copies of a run at a URL while it trains

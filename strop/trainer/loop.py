@@ -27,6 +27,7 @@ from strop.run import Checkpoint, RunFolder
 from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.checks.models import check_models
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
@@ -54,13 +55,7 @@ from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
 from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import (
-    WorkerGroups,
-    check_models,
-    make_cost_tracker,
-    make_worker_groups,
-    rollout_settings,
-)
+from strop.trainer.worker_groups import WorkerGroups, make_cost_tracker, make_worker_groups, rollout_settings
 from strop.utils.activity import activity
 from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure

@@ -170,6 +170,10 @@ class ResourcesConfig:
     offload_idle: bool = False
     """Move a role's model and optimizer from the accelerator to host memory while other roles work."""
 
+    def ranks_of(self, role: str) -> int:
+        """Processes of a role."""
+        return self.apart.get(role, self.ranks)
+
     def __post_init__(self) -> None:
         if self.ranks % self.nodes:
             raise ValueError(

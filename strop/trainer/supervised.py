@@ -32,11 +32,12 @@ from strop.trainer.checks.parallel import check_parallel_settings, check_shares_
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
+from strop.trainer.role_specs import role_mesh
 from strop.trainer.sft.result import SftResult, sft_result
 from strop.trainer.start import optimizer_of
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import role_mesh, start_runtime
+from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name
 from strop.utils.gc_freeze import settled
 from strop.utils.metrics import metric_values

@@ -8,7 +8,6 @@ apart, it has a copy that every update of the weights brings up to date.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,42 +16,34 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from strop.config.sections import where_on
 from strop.controller import (
     InlineRuntime,
-    Mesh,
-    RoleSpec,
     Runtime,
     WorkerGroup,
     WorkerLost,
     as_list,
-    role,
 )
-from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import check_language_model, load_model_config
-from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
-from strop.rollout.engine_group import check_engine
 from strop.rollout.routing.router import Router
 from strop.rollout.types import Sampling
 from strop.trainer.api_costs import CostTracker
-from strop.trainer.config import Config, UpdateSettings
+from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.rollout_workers import RolloutWorkers, are_replaced
 from strop.trainer.policy_sync import MAX_RECOVERIES, WeightSync
 from strop.trainer.remote_weight_sync import RemoteWeightSync
+from strop.trainer.role_specs import role_specs
 from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.sections import RoleName
 from strop.utils.device import device_name
 from strop.workers.actor import ActorWorker
-from strop.workers.async_rollout.worker import AsyncRolloutWorker
-from strop.workers.critic import CriticWorker, check_critic
-from strop.workers.models import ModelWorker, TrainedWorker, TrainingInit
+from strop.workers.critic import CriticWorker
+from strop.workers.models import ModelWorker, TrainedWorker
 from strop.workers.prm import PrmWorker
 from strop.workers.progress import RolloutProgress
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import SampleDecision
-from strop.workers.reward_model import RewardModelWorker, check_reward_model
+from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutSettings, RolloutWorker
-from strop.workers.routers import check_routers
-from strop.workers.teacher import TeacherWorker, check_teacher
+from strop.workers.teacher import TeacherWorker
 
 if TYPE_CHECKING:
     from strop.controller.ray.elastic import ElasticGroup
@@ -257,53 +248,6 @@ def rollout_devices(config: Config) -> dict[str, int]:
     return {"rollout": config.rollout.num_devices}
 
 
-def check_models(config: Config) -> None:
-    """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
-
-    Raises:
-        ValueError: as `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
-            or sequences that cannot be divided over ranks.
-    """
-    check_language_model(config.model)
-    paths = {
-        "critic": config.critic.path,
-        "teacher": config.teacher.path,
-        "prm": config.prm.path,
-        "reward_model": config.reward_model.path,
-        "reference": config.reference.path,
-    }
-    paths = {name: path for name, path in paths.items() if path and name in config.roles}
-    for name, path in paths.items():
-        _shape(config, name, path)
-    check_engine(config.model, config.rollout)
-    if "reference" in paths:
-        check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    if "critic" in config.roles:
-        check_critic(config.model, config.critic.path)
-    if "teacher" in config.roles:
-        check_teacher(config.model, config.teacher.path)
-    if "prm" in paths:
-        check_teacher(config.model, config.prm.path, key="prm.path")
-    if "reward_model" in config.roles:
-        check_reward_model(ModelConfig(path=config.reward_model.path))
-    if config.actor.moe.is_on:
-        check_routers(load_model_config(config.model), config.actor.moe, section="actor.moe")
-    for name, engine in config.used_engines.items():
-        if divides_model(engine):
-            shape = _shape(config, name, paths.get(name) or config.model.path)
-            check_model_axes(shape, engine, _num_ranks(config, name), section=f"{name}.engine")
-
-
-def _shape(config: Config, name: str, path: str) -> Any:
-    """The configuration of the model that a role starts from; an error names the role's own path."""
-    try:
-        return load_model_config(dataclasses.replace(config.model, path=path))
-    except ValueError as error:
-        if path == config.model.path:
-            raise
-        raise ValueError(f"{name}.path: {error}") from error
-
-
 def rollout_settings(
     config: Config,
     *,
@@ -444,55 +388,3 @@ def _sync(
         workers=workers,
         generates_meanwhile=bool(config.async_setting),
     )
-
-
-def role_specs(
-    config: Config,
-    settings: RolloutSettings,
-    *,
-    num_steps: int,
-    checkpoint: Path | None = None,
-    optimizer: Path | None = None,
-) -> Mapping[str, RoleSpec[Any]]:
-    """All roles, in the order in which those of one process are made; arguments as of `make_worker_groups`."""
-    device, model = settings.device, config.model
-
-    def learning(section: UpdateSettings) -> TrainingInit:
-        return TrainingInit(
-            device=device,
-            num_updates=num_steps * config.updates_per_step(section),
-            checkpoint=checkpoint,
-            optimizer=optimizer,
-        )
-
-    specs: dict[str, RoleSpec[Any]] = {
-        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning(config.actor))
-    }
-    if "critic" in config.roles:
-        specs["critic"] = role(CriticWorker, model, config.critic, config.algorithm, learning(config.critic))
-    if "teacher" in config.roles:
-        distillation = config.algorithm.distillation
-        specs["teacher"] = role(TeacherWorker, model, config.teacher, distillation, device=device)
-    if "prm" in config.roles:  # it takes over no optimizer of another run
-        own_start = dataclasses.replace(learning(config.prm), optimizer=None)
-        specs["prm"] = role(PrmWorker, model, config.prm, own_start)
-    if "reward_model" in config.roles:
-        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
-    if "reference" in config.roles:
-        specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
-    rollout = AsyncRolloutWorker if config.async_setting else RolloutWorker
-    specs["rollout"] = role(rollout, model, config.rollout, config.reward, settings)
-    engines = config.engines
-    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
-
-
-def _num_ranks(config: Config, name: str) -> int:
-    return config.resources.apart.get(name, config.resources.ranks)
-
-
-def role_mesh(config: Config, name: str, engine: EngineConfig | None) -> Mesh:
-    """The parallel axes of a role; one without this engine has data-parallel ranks alone."""
-    engine = engine or EngineConfig()
-    tp, sp = engine.tensor_parallel, engine.sequence_parallel
-    cp, pp = engine.context_parallel, engine.pipeline_parallel
-    return Mesh(dp=_num_ranks(config, name) // (tp * sp * cp * pp), tp=tp, sp=sp, cp=cp, pp=pp)

@@ -13,10 +13,12 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh
 from strop.data.tiny_model import make_tiny_model
 from strop.run import RunFolder
+from strop.trainer.checks.models import check_models
 from strop.trainer.config import Config
+from strop.trainer.role_specs import role_specs
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import start_run
-from strop.trainer.worker_groups import check_models, role_specs, rollout_settings
+from strop.trainer.worker_groups import rollout_settings
 
 CONSTANT = '''\
 """A reward that tells nothing apart, and the truth beside it."""

@@ -9,7 +9,7 @@ import torch
 from tiny_experts import make_expert_model
 from tiny_runs import Done, Project, resume_in, train_in
 
-from strop.trainer.worker_groups import check_models
+from strop.trainer.checks.models import check_models
 
 MOE = ("actor.moe.balance_loss_coef=0.01", "actor.moe.z_loss_coef=0.001")
 EXACT = ("model.dtype=float64", "resources.num_threads=1", "run.save_every=1", *MOE)

@@ -22,10 +22,10 @@ from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.protocol import DataProto
 from strop.run import RunFolder
+from strop.trainer.checks.models import check_models
 from strop.trainer.preflight.trial import run_preflight
 from strop.trainer.role_export import export_role
 from strop.trainer.setup import load_training_data, sampling_of
-from strop.trainer.worker_groups import check_models
 from strop.workers.rollout import RolloutSettings, RolloutWorker
 
 

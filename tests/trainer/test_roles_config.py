@@ -10,9 +10,11 @@ from tiny_runs import Project
 
 from strop.config import ConfigError, load_config
 from strop.controller import Mesh, RoleSpec
+from strop.trainer.checks.models import check_models
 from strop.trainer.config import Config
+from strop.trainer.role_specs import role_specs
 from strop.trainer.start import resume_run, start_run
-from strop.trainer.worker_groups import check_models, role_specs, rollout_settings
+from strop.trainer.worker_groups import rollout_settings
 
 
 def config(*overrides: str) -> Config:

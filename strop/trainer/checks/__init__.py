@@ -4,6 +4,7 @@ algorithms.py        Settings that do not go with the estimators that are here
 async_rollout.py     Settings of generation ahead of training that do not go together, or not with the others
 dynamic_sampling.py  Settings that do not go with dynamic sampling
 media.py             Settings that do not go with images of prompts
+models.py            Models that do not fit each other, or the ranks of their role
 parallel.py          Numbers of ranks that the engine of a role cannot have
 recording.py         Recorded samples that are trained on (trainer.skip_rollout)
 router_replay.py     Settings that rollout.router_replay does not go with

@@ -22,7 +22,7 @@ def check(config: Config) -> None:
     optims = {"actor": config.actor.optim, "critic": config.critic.optim, "prm": config.prm.optim}
     loras = {"critic": ("critic.lora.rank", config.critic.lora)}
     for role, engine in config.engines.items():
-        num_ranks = config.resources.apart.get(role, config.resources.ranks)
+        num_ranks = config.resources.ranks_of(role)
         check_axes(engine, num_ranks, section=f"{role}.engine")
         if role == "actor":
             check_router_settings(role, engine, config.actor.moe)

@@ -99,7 +99,7 @@ def _check_roles(config: Config) -> None:
 
 
 def _check_services(config: Config) -> None:
-    workers = config.resources.apart.get("rollout", config.resources.ranks)
+    workers = config.resources.ranks_of("rollout")
     for service in config.reward.services.values():
         if isinstance(service, CallsConfig):
             service.share(0, workers)  # refuses limits of which not every rollout worker can have a share

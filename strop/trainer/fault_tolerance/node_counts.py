@@ -58,5 +58,5 @@ def possible_nodes(config: Config) -> list[int]:
 
 def _check_axes(config: Config) -> None:
     for role, engine in config.used_engines.items():
-        ranks = config.resources.apart.get(role, config.resources.ranks)
+        ranks = config.resources.ranks_of(role)
         check_axes(engine, ranks, section=f"{role}.engine")

@@ -23,6 +23,7 @@ from strop.data.prompt_loader import next_prompts
 from strop.protocol import columns
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
+from strop.trainer.checks.models import check_models
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.preflight.facts import token_facts
@@ -33,13 +34,7 @@ from strop.trainer.setup import TrainingData, load_training_data, sampling_of
 from strop.trainer.standalone import is_remote, model_backend, run_standalone
 from strop.trainer.threads import set_threads
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import (
-    WorkerGroups,
-    check_models,
-    make_worker_groups,
-    rollout_settings,
-    start_runtime,
-)
+from strop.trainer.worker_groups import WorkerGroups, make_worker_groups, rollout_settings, start_runtime
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.device import device_name
 from strop.utils.verdict import Check
