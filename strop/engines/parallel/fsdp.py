@@ -176,7 +176,7 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
         reshard(model)
 
 
-def _computes_with_what_it_holds(model: CausalLM, unit: nn.Module) -> bool:
+def _computes_with_what_it_holds(model: CausalLM, unit: FSDPModule) -> bool:
     """Each shard is this rank's whole part of a matrix that is cut over tensor-parallel ranks alone, or of experts that
     are divided over ranks alone, in the precision of its products: gathering would copy it."""
     if model.compute_dtype in HALF:

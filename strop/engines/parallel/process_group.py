@@ -264,7 +264,7 @@ def _copy_group(
     if num_stages * in_stage == 1:
         return None
     timeout, ranks_of_stage = datetime.timedelta(seconds=timeout_s), world_size // num_stages
-    groups = []
+    groups: list[dist.ProcessGroup] = []
     for first in range(0, ranks_of_stage, in_stage):
         starts = range(first, world_size, ranks_of_stage)
         ranks = [start + index for start in starts for index in range(in_stage)]

@@ -55,6 +55,7 @@ class SyncReport:
             transport="",
             num_tensors=0,
             num_bytes=0,
+            sent_bytes=0,
             seconds=0.0,
             digest="",
             failure=str(error),
