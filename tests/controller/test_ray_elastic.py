@@ -54,6 +54,7 @@ def replaced(group: ElasticGroup[Mortal], rank: int) -> RoleGroup[Mortal]:
     return newcomers
 
 
+@pytest.mark.dist
 def test_the_result_is_that_of_the_others_and_what_it_gave_before_stays(stage: Stage) -> None:
     group, rows = stage.group, batch(6)
     before = group.call.part(rows)
@@ -74,6 +75,7 @@ def test_the_result_is_that_of_the_others_and_what_it_gave_before_stays(stage: S
     assert again[:, 0].tolist() == [0.0, 1024.0, 2048.0, 2.0, 1026.0, 2050.0], "three rows each"
 
 
+@pytest.mark.dist
 def test_a_call_that_needs_all_rows_says_who_was_lost_and_can_be_made_again(stage: Stage) -> None:
     rows = batch(6)
     with pytest.raises(WorkerLost, match=r"^rollout rank 2 .* was killed by SIGKILL during whole"):
@@ -103,6 +105,7 @@ def test_another_process_takes_its_place(stage: Stage) -> None:
     assert group.ranks == [1, 2], "it may be lost in its turn"
 
 
+@pytest.mark.dist
 def test_one_that_does_not_come_up_costs_nobody_else(stage: Stage) -> None:
     group = stage.group
     assert group.call.rank_of(dies=[2]) == [0, 1]
@@ -121,6 +124,7 @@ def test_one_that_does_not_come_up_costs_nobody_else(stage: Stage) -> None:
     assert group.call.rank_of() == [0, 1]
 
 
+@pytest.mark.dist
 def test_without_the_last_one_all_end_as_ever(stage: Stage) -> None:
     with pytest.raises(WorkerFailed) as raised:
         stage.group.call.rank_of(dies=[0, 1, 2])
@@ -130,6 +134,7 @@ def test_without_the_last_one_all_end_as_ever(stage: Stage) -> None:
         stage.actor.call.double(batch(2))
 
 
+@pytest.mark.dist
 def test_an_error_that_one_raises_ends_all(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(WorkerFailed, match="raised ValueError: the moon") as raised:
         stage.group.call.fail()
