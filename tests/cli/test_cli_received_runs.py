@@ -383,6 +383,7 @@ def test_what_runs_is_told() -> None:
         "data.dataset_class.path": ["data.dataset_class.name=Rows"],
         "data.datagen.path": ["data.datagen.name=Rows", "trainer.max_steps=1"],
         "resources.address": ["resources.runtime=ray"],
+        "resources.weight_store": ["resources.runtime=ray", "resources.apart={rollout: 1}"],
         "rollout.vllm.python": ["rollout.engine=vllm"],
         "rollout.sglang.python": ["rollout.engine=sglang"],
         "rollout.openai.base_url": server,

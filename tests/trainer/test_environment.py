@@ -101,6 +101,7 @@ def test_reward_functions_have_the_variables(
     assert "OF_THE_RUN" not in os.environ
 
 
+@pytest.mark.dist
 def test_workers_on_ray_are_started_with_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OF_THE_RUN", raising=False)
     resources = ResourcesConfig(
