@@ -211,9 +211,8 @@ class WorkerManager:
             pending.answer = ray.get(pending.reference)
         except Exception as error:  # noqa: BLE001  whatever it is, it is the report of a failure
             pending.error = error
-            for (
-                reference
-            ) in pending.objects:  # each has the error, and Ray prints those that nobody has looked at
+            # Each has the error, and Ray prints those that nobody has looked at.
+            for reference in pending.objects:
                 with contextlib.suppress(Exception):
                     ray.get(reference, timeout=_CAUSE_GRACE_S)
         pending.is_settled = True

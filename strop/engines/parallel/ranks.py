@@ -57,7 +57,6 @@ class Parallel:
     expert_mesh: DeviceMesh | None = None
     """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
     that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
-
     copy_group: dist.ProcessGroup | None = None
     """The ranks that hold the parts of one copy of the model, where several do: those of other stages, matrices and
     experts, in their order."""
