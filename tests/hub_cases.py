@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import datasets.config
 import huggingface_hub.constants as constants
 import pytest
+from http_server import LocalServer
 
 CHUNK = 1 << 14
 
@@ -278,7 +279,7 @@ def _sibling(path: str, body: bytes) -> dict[str, object]:
 def serving() -> Iterator[StandIn]:
     """A hub while it lasts."""
     hub = StandIn()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server = LocalServer(("127.0.0.1", 0), _handler(hub))
     server.daemon_threads = True
     hub.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

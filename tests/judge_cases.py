@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from http_server import LocalServer
 
 Play = Callable[["Handler", dict[str, Any], int], None]
 """Answers a request: the handler, the request's JSON and its number, counted from 0."""
@@ -75,7 +77,7 @@ def serve(play: Play) -> Iterator[Service]:
     handler = type(
         "Playing", (Handler,), {"play": staticmethod(play), "service": service, "lock": threading.Lock()}
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = LocalServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     service.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

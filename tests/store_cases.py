@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from http_server import LocalServer
 
 Patch = pytest.MonkeyPatch
 PIECE = 1 << 13
@@ -171,9 +172,9 @@ class Google(_OfClient):
         self._system()
 
 
-def serve(handler: Any) -> ThreadingHTTPServer:
+def serve(handler: Any) -> LocalServer:
     """A server of this process; daemon threads end with it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = LocalServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return server

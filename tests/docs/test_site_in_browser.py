@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from browser_cases import chromium, watched_tab
+from http_server import LocalServer
 
 pytestmark = pytest.mark.browser
 
@@ -41,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     subprocess.run([sys.executable, "-m", *build], cwd=ROOT, check=True, timeout=200)
     handler = functools.partial(_Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with LocalServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"

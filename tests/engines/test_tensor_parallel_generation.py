@@ -146,7 +146,10 @@ def alive() -> dict[int, int]:
 
 
 def memory(ranks: Ranks, folder: str, dtype: str) -> dict[str, int]:
-    """Bytes of this rank's parameters, and of what came to life for generation; matrices of which it has all."""
+    """Bytes of this rank's parameters, and of what came to life for generation; matrices of which it has all.
+
+    The process may still hold engines of earlier tests, whose gathered parameters FSDP2 has emptied.
+    """
     engine = trained(ranks.join(tensor_parallel=2), folder, dtype=dtype)
     parts = {p.untyped_storage().data_ptr(): p for p in map(local, engine.model.module.parameters())}
     facts = {"parameters": sum(part.untyped_storage().nbytes() for part in parts.values())}
@@ -165,7 +168,12 @@ def memory(ranks: Ranks, folder: str, dtype: str) -> dict[str, int]:
 
             def hear(*token: Any) -> None:
                 plain = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
-                new = [thing for thing in plain if thing.untyped_storage().data_ptr() not in inside]
+                filled = [
+                    thing
+                    for thing in plain
+                    if thing.device.type == "cpu" and thing.untyped_storage().nbytes()
+                ]
+                new = [thing for thing in filled if thing.untyped_storage().data_ptr() not in inside]
                 facts["whole matrices"] += sum(tuple(thing.shape) in cut for thing in new)
 
             await generator.generate("x", PROMPTS[2], Sampling(key=1, max_tokens=3), on_token=hear)

@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from http_server import LocalServer
 from tiny_runs import Project, resume_in, train_in, with_reward
 
 from strop.config import ConfigError
@@ -54,7 +55,7 @@ class _Judge(BaseHTTPRequestHandler):
 def judge_url() -> Iterator[str]:
     _Judge.count = _Judge.most = _Judge.under_way = 0
     _Judge.seconds = 0.0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
+    server = LocalServer(("127.0.0.1", 0), _Judge)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"

@@ -9,13 +9,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from agent_cases import make_session
+from http_server import LocalServer
 from template_family import family_tokenizer
 
 from strop.agents.config import AgentConfig
@@ -360,7 +361,7 @@ def test_a_server_over_http_that_is_none_is_refused_with_one_sentence(
 ) -> None:
     monkeypatch.setattr(mcp, "CONNECT_S", 2.0 if mode == "drips" else 10.0)
     monkeypatch.setattr(mcp_transport, "MAX_UNASKED_BYTES", 4 << 20)
-    web = ThreadingHTTPServer(("127.0.0.1", 0), type("Web", (_Web,), {"mode": mode, "paths": []}))
+    web = LocalServer(("127.0.0.1", 0), type("Web", (_Web,), {"mode": mode, "paths": []}))
     web.is_over = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=web.serve_forever)
     thread.start()

@@ -7,12 +7,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from http_server import LocalServer
 
 from strop.data import read_rows
 from strop.data.entries import SUFFIXES
@@ -62,7 +63,7 @@ def site() -> Iterator[Site]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = LocalServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     served = Site(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
