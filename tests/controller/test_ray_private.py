@@ -9,6 +9,7 @@ import signal
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray._private import utils
@@ -119,5 +120,8 @@ def _start_and_end_a_cluster() -> None:
     assert all(os.getsid(pid) == pid for pid in servers), "they do not get the signals of our group"
     assert {number: signal.getsignal(number) for number in before} == before
     assert utils.set_kill_on_parent_death_linux is share_fate
+    names = [process.name() for process in psutil.Process().children(recursive=True)]
+    assert "raylet" in names
+    assert not [name for name in names if "IDLE" in name], "no process waits for tasks"
     cluster.close()
     assert not folder.exists()

@@ -196,7 +196,7 @@ class _Connection:
         mark = new_mark()
         with (
             own_signal_handlers(),
-            _quiet_ray({MARK: mark} if address is None else {}, on_loopback=on_loopback),
+            _quiet_ray({MARK: mark, **_NO_IDLE_WORKERS} if address is None else {}, on_loopback=on_loopback),
         ):
             if (
                 on_loopback and address is not None
@@ -229,6 +229,9 @@ class _Connection:
             self._folder = None
         self.is_ours = self.is_private = False
 
+
+_NO_IDLE_WORKERS = {"RAY_prestart_worker_first_driver": "0"}
+"""Ray would start a process per core for tasks; ours start from an executable of their own and never use them."""
 
 _LOCK = threading.RLock()
 _CONNECTION = _Connection()
