@@ -160,6 +160,7 @@ class Config:
             "critic": self.critic.engine,
             "teacher": self.teacher.engine,
             "prm": self.prm.engine,
+            "reward_model": self.reward_model.engine,
         }
 
     @property

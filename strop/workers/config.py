@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from strop.config.sections import section
-from strop.engines.config import EngineConfig, LoraConfig, MoEConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.utils.field_types import FiniteFloat, PositiveFloat, PositiveInt
 
 
@@ -112,6 +112,11 @@ class RewardModelConfig:
     truncation: Literal["left", "right", "error"] = "left"
     """Treatment of a longer one: `left` drops its beginning, `right` its end, where the score is read; both
     are counted in reward_model/truncated. `error` ends the run."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model that is loaded."""
+        return ModelConfig(path=self.path, dtype=self.dtype)
 
     def __post_init__(self) -> None:
         if not self.path and self.chat_template:

@@ -12,9 +12,9 @@ from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_
 from strop.algorithms.implicit_reward import outcome_terms, process_rewards
 from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
-from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
 from strop.workers.config import PrmConfig
@@ -50,7 +50,7 @@ class PrmWorker(TrainedWorker):
         load = partial(load_model, policy=model)
         parallel = self._learn(load, start, prm.engine, prm.optim, learning, role="prm")
         frozen = dataclasses.replace(start, gradient_checkpointing=False, freeze_vision_tower=False)
-        self._frozen = Engine(load(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
+        self._frozen = frozen_engine(load(frozen, parallel=parallel), prm.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_prm_ref_log_prob(self, data: DataProto) -> DataProto:

@@ -18,10 +18,10 @@ from strop.controller import Dispatch, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.training import Engine
 from strop.engines.value_models import architecture, check_value_model, is_classifier, load_value_model
 from strop.protocol import DataProto
 from strop.utils.sanitize.control_tokens import ControlText
@@ -43,13 +43,13 @@ class RewardModelWorker(ModelWorker):
         """
         super().__init__()
         self._config = reward_model
-        model = ModelConfig(path=reward_model.path, dtype=reward_model.dtype)
+        model = reward_model.model
         self._tokenizer = load_tokenizer(model)
         self._use_template()
         self._control = ControlText(self._tokenizer)
         parallel = self.join(reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel)
-        self.engine = Engine(loaded, reward_model.engine, parallel, is_frozen=True)
+        self.engine = frozen_engine(loaded, reward_model.engine, parallel)
         limits = (reward_model.max_tokens, reward_model.engine.max_tokens_per_device, loaded.max_positions)
         self._max_tokens = min(limit for limit in limits if limit is not None)
 

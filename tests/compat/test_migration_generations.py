@@ -413,6 +413,21 @@ def test_files_of_verl_by_name(tmp_path: Path, name: str, status: str) -> None:
     assert ".yaml.yaml" not in found[1]
 
 
+@pytest.mark.parametrize(
+    ("settings_there", "roles"),
+    [
+        ("algorithm.adv_estimator=grpo", {"actor"}),
+        (f"algorithm.adv_estimator=grpo {A}.use_kl_loss=True", {"actor", "reference"}),
+        ("reward_model.enable=True reward_model.model.path=r", {"actor", "critic", "reward_model"}),
+    ],
+)
+def test_the_file_of_megatron_runs_is_about_every_role(
+    tmp_path: Path, settings_there: str, roles: set[str]
+) -> None:
+    values = ours(settings(tmp_path, f"--config-name=ppo_megatron_trainer {settings_there}"))
+    assert {key.partition(".")[0] for key, value in values.items() if value == "megatron"} == roles
+
+
 def test_fully_asynchronous_training_validates_by_updates_of_the_weights(tmp_path: Path) -> None:
     migration = settings(
         tmp_path,

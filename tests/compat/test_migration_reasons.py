@@ -72,6 +72,9 @@ BALANCED = "algorithms/test_balance_parts.py::test_a_real_batch_is_balanced_with
 EVERY_STEP = f"{RUN}::test_every_step_has_its_numbers"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "a reward model learns nothing here, and is read from its Hugging Face folder": (
+        "trainer/test_megatron_runs.py::test_critic_and_reward_model_are_divided_as_well",
+    ),
     "weights are read from and written to Hugging Face folders, by strop's own map": (
         "engines/test_megatron_weights.py::test_checkpoints_move_between_the_engines",
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from references.engine_steps import PAIRS, Result, Setting, one_process
+from references.engine_steps import PAIRS, Result, Setting, one_process, value_model
 from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
 from strop.engines.packing import make_rows
@@ -53,7 +53,7 @@ class Mesh:
         return self.tp * self.pp * self.cp * self.dp
 
 
-def step(ranks: Ranks, folder: str, mesh: Mesh) -> Result:
+def step(ranks: Ranks, folder: str, mesh: Mesh, values: bool) -> Result:
     """In a rank: one step of the Megatron engine on its rows."""
     from references.megatron_cpu import use_cpu
 
@@ -61,12 +61,12 @@ def step(ranks: Ranks, folder: str, mesh: Mesh) -> Result:
     from references.engine_steps import run_engine_step
     from references.megatron_ranks import megatron_engine
 
-    return run_engine_step(megatron_engine(ranks, folder, mesh), PAIRS)
+    return run_engine_step(megatron_engine(ranks, folder, mesh, values=values), PAIRS, values=values)
 
 
-def compare(folder: Path, mesh: Mesh, close: dict[str, float]) -> None:
-    expected = one_process(Setting(folder=str(folder), dtype=mesh.dtype))
-    results = run_ranks(step, mesh.size, str(folder), mesh, timeout_s=200)
+def compare(folder: Path, mesh: Mesh, close: dict[str, float], *, values: bool = False) -> None:
+    expected = one_process(Setting(folder=str(folder), dtype=mesh.dtype, values=values))
+    results = run_ranks(step, mesh.size, str(folder), mesh, values, timeout_s=200)
     per_stage = mesh.size // mesh.pp
     ends = torch.tensor([len(response) for _, response in PAIRS]).cumsum(0).tolist()
     places = [torch.arange(end - len(r), end) for end, (_, r) in zip(ends, PAIRS, strict=True)]
@@ -167,6 +167,34 @@ def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
 )
 def test_context_parallel(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
     compare(tiny_folder(kind), mesh, FLOAT64 if mesh.ep == 1 else ROUTED)
+
+
+@pytest.fixture(scope="module")
+def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("value_model")
+    value_model(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(),
+        pytest.param(Mesh(tp=2), marks=pytest.mark.dist),
+        pytest.param(Mesh(pp=2), marks=pytest.mark.dist),
+        pytest.param(Mesh(cp=2), marks=pytest.mark.dist),
+        pytest.param(Mesh(tp=2, pp=2, checkpointing=True), marks=pytest.mark.dist),
+        pytest.param(Mesh(tp=2, dp=2, distributed=True, dtype="float32"), marks=pytest.mark.dist),
+    ],
+)
+def test_value_models(value_folder: Path, mesh: Mesh) -> None:
+    compare(value_folder, mesh, FLOAT64 if mesh.dtype == "float64" else FLOAT32, values=True)
+
+
+@pytest.mark.dist
+def test_a_policy_with_one_embedding_for_both_ends_becomes_a_value_model(tiny_folder: Folder) -> None:
+    """Its head is new and no copy of the embedding: values of 0, whose gradient reaches the head alone."""
+    compare(tiny_folder("qwen2"), Mesh(pp=2), FLOAT64, values=True)
 
 
 def poisoned(ranks: Ranks, folder: str, mesh: Mesh) -> tuple[str, bool, float]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 from references.megatron_cpu import use_cpu
+
+IS_INSTALLED = importlib.util.find_spec("megatron") is not None
+SETTINGS = ("kind=megatron", "megatron.distributed_optimizer=false")
+"""Of a role's engine, beside `model.external_lib=references.megatron_in_workers`."""
 
 if "RAY_RAYLET_PID" in os.environ:  # set in processes that Ray starts
     use_cpu()

@@ -7,10 +7,11 @@ from typing import Any
 from strop.engines.config import EngineConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from strop.engines.megatron.engine import MegatronTrainEngine
 from strop.engines.model import load_model
+from strop.engines.value_models import load_value_model
 
 
-def megatron_engine(ranks: Any, folder: str, mesh: Any) -> MegatronTrainEngine:
-    """The engine of this rank, with its group."""
+def megatron_engine(ranks: Any, folder: str, mesh: Any, *, values: bool = False) -> MegatronTrainEngine:
+    """The engine of this rank, with its group; of a value model where `values`."""
     axes = {
         "tensor_parallel": mesh.tp,
         "pipeline_parallel": mesh.pp,
@@ -25,7 +26,7 @@ def megatron_engine(ranks: Any, folder: str, mesh: Any) -> MegatronTrainEngine:
         **axes,
     )
     parallel = ranks.join(**axes)
-    model = load_model(
+    model = (load_value_model if values else load_model)(
         ModelConfig(path=folder, dtype=mesh.dtype, gradient_checkpointing=mesh.checkpointing),
         parallel=parallel,
     )

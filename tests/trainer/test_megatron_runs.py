@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
 import pytest
-from tiny_runs import Done, Project, resume_in, train_in
+from tiny_runs import Done, Project, resume_in, to_reward_model, train_in
 
+from references.megatron_in_workers import IS_INSTALLED, SETTINGS
 from strop.data.tiny_model import make_tiny_model
 
 pytestmark = [
     pytest.mark.dist,
-    pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"),
+    pytest.mark.skipif(not IS_INSTALLED, reason="megatron-core is not installed"),
 ]
 EXACT = ("model.dtype=float64", "resources.num_threads=1", "run.save_every=1", "algorithm.use_kl_loss=false")
 COMPARED = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean")
@@ -78,3 +78,38 @@ def test_weights_reach_a_rollout_engine_of_its_own(two_key_heads: Project, tmp_p
     for name in (*COMPARED, "actor/kl_loss"):
         ours, expected = ([step[name] for step in run.steps] for run in (divided, alone))
         assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9), name
+
+
+@pytest.mark.parametrize("kind", ["megatron", "torch"])
+def test_critic_and_reward_model_are_divided_as_well(
+    two_key_heads: Project, tmp_path: Path, kind: str
+) -> None:
+    project, judge = two_key_heads, tmp_path / "judge"
+    make_tiny_model(
+        judge, seed=1, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=16, intermediate_size=48,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    to_reward_model(judge)
+    common = (
+        *EXACT, "algorithm.adv_estimator=gae", f"reward_model.path='{judge}'", "reward_model.dtype=float64",
+        "reward_model.max_tokens=128", "trainer.max_steps=2",
+    )  # fmt: skip
+    divided = [f"{role}.engine.tensor_parallel=2" for role in ("actor", "critic", "reward_model")]
+    if kind == "megatron":
+        divided += [f"{role}.engine.{setting}" for role in ("critic", "reward_model") for setting in SETTINGS]
+        divided += megatron()
+    else:
+        divided += ["resources.runtime=ray", "resources.ranks=2"]
+    one = train_in(tmp_path / "one", project.config(*common))
+    two = train_in(tmp_path / "two", project.config(*common, *divided))
+    assert len(one.steps) == len(two.steps) == 2
+    for name in (
+        *COMPARED,
+        "critic/vf_loss",
+        "critic/grad_norm",
+        "critic/values/mean",
+        "reward_model/score/mean",
+    ):
+        ours, expected = ([step[name] for step in run.steps] for run in (two, one))
+        assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9), name
+        assert any(expected), name

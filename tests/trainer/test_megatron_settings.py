@@ -31,12 +31,12 @@ from strop.trainer.config import Config
             "actor.engine.sequence_parallel is 2, which actor.engine.kind=megatron",
         ),
         (
-            ["algorithm.adv_estimator=gae", "critic.engine.kind=megatron"],
-            "critic.engine.kind is megatron, which carries policies alone",
+            ["algorithm.adv_estimator=gae", "critic.engine.kind=megatron", "critic.lora.rank=8"],
+            "critic.lora.rank is 8, which critic.engine.kind=megatron does not have",
         ),
         (
-            ["reward_model.path=r", "reward_model.engine.kind=megatron"],
-            "reward_model.engine.kind is megatron, which carries policies alone",
+            ["reward_model.path=r", "reward_model.engine.kind=megatron", "reward_model.dtype=float16"],
+            "reward_model.dtype is float16, which reward_model.engine.kind=megatron",
         ),
         (
             [

@@ -9,8 +9,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in, with_reward
+from tiny_runs import (
+    Done,
+    Project,
+    chain_of,
+    check_records,
+    resume_in,
+    to_reward_model,
+    train_in,
+    with_reward,
+)
 
 from strop.cli.main import main
 from strop.config import save_config
@@ -93,15 +101,6 @@ def test_a_reward_model_and_a_critic_take_part(project: Project, flat: Config, t
     assert not found.obstacles
     assert any(row["reward"] != row["score"] == 0.0 for row in found.samples)
     assert any(", reward " in line for line in found.lines())
-
-
-def to_reward_model(folder: Path) -> None:
-    """Make a classifier with one score of a causal language model."""
-    from transformers import AutoModelForSequenceClassification
-
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, pad_token_id=0)
-    model.save_pretrained(folder)
 
 
 # ----------------------------------------------------------------------------------- as a part of a run

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from strop.cli.quickstart.task import TaskFiles
 from strop.observability.trackers.setup import read_metrics
 from strop.protocol import DataProto
@@ -184,3 +186,12 @@ def with_reward(config: Config, **changes: object) -> Config:
 def stages_that_differ(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> list[str]:
     """Stages of the first step in which two runs differ."""
     return [name for name in a[0].stages if a[0].stages[name] != b[0].stages.get(name)]
+
+
+def to_reward_model(folder: Path) -> None:
+    """Make a classifier with one score of a causal language model."""
+    from transformers import AutoModelForSequenceClassification  # takes a second
+
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, pad_token_id=0)
+    model.save_pretrained(folder)

@@ -217,22 +217,23 @@ def generated(key: str, value: object, facts: Facts) -> Outcome:
     )
 
 
-_CRITIC_STAYS = "a critic is trained by the torch engine, divided by the same settings"
-
-
 def strategy(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
-    """Engine of a role; of a critic `ours` is empty."""
+    """Engine of a role."""
     if value in ("fsdp", "fsdp2"):
         return skip("strop trains with FSDP2")
     if value != "megatron":
         return refuse(
             "strop trains with FSDP2 or megatron-core, and not with VeOmni or TorchTitan: set strategy=fsdp2"
         )
-    if not ours:
-        return many({}, _CRITIC_STAYS)
     if ours.startswith("reference") and not uses_reference(facts):
         return skip("no reference model is loaded")
     return many({f"{ours}.kind": "megatron"}, "install strop[megatron]")
+
+
+def scoring_strategy(key: str, value: object, facts: Facts) -> Outcome:
+    """Engine of a reward model, or of PRIME's, which learns."""
+    role = "prm" if verl_prime.is_prime(facts) else "reward_model"
+    return strategy(key, value, facts, ours=f"{role}.engine")
 
 
 def precision(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
@@ -289,11 +290,9 @@ def config_name(key: str, value: object, facts: Facts) -> Outcome:
     if name in _KNOWN_CONFIGS or (name == "prime_trainer" and verl_prime.is_prime(facts)):
         return skip("its defaults are known here")
     if name == "ppo_megatron_trainer":
-        roles = ("actor", "reference") if uses_reference(facts) else ("actor",)
-        return many(
-            {f"{role}.engine.kind": "megatron" for role in roles},
-            "its strategy is megatron; " + _CRITIC_STAYS,
-        )
+        roles = ["actor"] + ["reference"] * uses_reference(facts) + ["critic"] * uses_critic(facts)
+        roles += ["reward_model"] * (facts.get("reward_model.enable") is True)
+        return many({f"{role}.engine.kind": "megatron" for role in roles}, "its strategy is megatron")
     raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
 
 

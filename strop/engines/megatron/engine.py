@@ -68,10 +68,9 @@ class MegatronEngine:
 
     def _prepare(self, model: CausalLM, config: EngineConfig, parallel: Parallel | None) -> None:
         check_settings(config)
-        if model.is_value_model or has_adapter(model) or model.compute_dtype == torch.float16:
+        if has_adapter(model) or model.compute_dtype == torch.float16:
             raise ValueError(
-                "engine.kind of this role is megatron, which has neither value models nor adapters, and no float16: "
-                "use torch, or bfloat16"
+                "engine.kind of this role is megatron, which has neither adapters nor float16: use torch, or bfloat16"
             )
         self.model = model
         self.replays_routing = False

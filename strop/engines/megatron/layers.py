@@ -41,11 +41,32 @@ class PackedRow:
     """[N, D]"""
 
 
+class ValueHead(nn.Module):
+    """Weight [1, D] of a value head, whole on every tensor-parallel rank, each of which applies it to its share of the
+    tokens; its gradient is added up over them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight = nn.Parameter(
+            torch.zeros(1, config.hidden_size, dtype=config.params_dtype, device=device)
+        )
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
 class Stage(GPTModel):  # type: ignore[misc]
-    """Some neighbouring layers of a model: embedding in front of the first, norm and head weight behind the last."""
+    """Some neighbouring layers of a model: embedding in front of the first, norm and head behind the last."""
 
     padding_token: int | None = None
     """Id whose embedding has no gradient where it is looked up, as in transformers."""
+
+    def __init__(self, *args: Any, gives_values: bool, **kwargs: Any) -> None:
+        """As GPTModel; the head of the last stage gives values in place of logits where `gives_values`."""
+        super().__init__(*args, **kwargs)
+        self.value_head: ValueHead | None = None
+        if gives_values and self.post_process:
+            self.output_layer = None
+            self.value_head = ValueHead(self.config)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, row: PackedRow) -> Tensor:
         """Hidden states [n, 1, D] behind these layers, of this rank's n tokens.

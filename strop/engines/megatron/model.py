@@ -1,4 +1,4 @@
-"""A language model of megatron-core with the weights of a Hugging Face one, divided over ranks.
+"""A language model, or a value model, of megatron-core with the weights of a Hugging Face one, divided over ranks.
 
 The families are those whose layers megatron-core has with the same arithmetic, and whose weights weight_map.py knows:
 Llama, Mistral, Qwen 2, Qwen 3 and Qwen 3 MoE. Positions are rotated by the module of transformers, so every way of
@@ -90,6 +90,7 @@ class MegatronModel:
         padded = (
             -(-int(text.vocab_size) // config.tensor_model_parallel_size) * config.tensor_model_parallel_size
         )
+        gives_values = self._whole.is_value_model
         stage = Stage(
             config,
             specs,
@@ -97,9 +98,10 @@ class MegatronModel:
             max_sequence_length=int(text.max_position_embeddings),
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=bool(text.tie_word_embeddings),
+            share_embeddings_and_output_weights=bool(text.tie_word_embeddings) and not gives_values,
             position_embedding_type="none",
             vp_stage=vp_stage,
+            gives_values=gives_values,
         )
         _mark_cut_matrices(stage)
         stage.padding_token = self._whole.module.get_input_embeddings().padding_idx  # type: ignore[operator]
@@ -107,8 +109,12 @@ class MegatronModel:
 
     @property
     def head(self) -> Head:
-        """The head on this rank's part of the vocabulary; on the last rank of a pipeline."""
+        """The head on this rank's part of the vocabulary, or the value head; on the last rank of a pipeline."""
         stage = self.stages[-1]
+        dtype = self._whole.compute_dtype
+        product_dtype = dtype if dtype in HALF and self.device.type != "cpu" else None
+        if stage.value_head is not None:
+            return Head(stage.value_head.weight, product_dtype=product_dtype)
         is_shared = stage.share_embeddings_and_output_weights
         weight = stage.shared_embedding_or_output_weight() if is_shared else stage.output_layer.weight
         vocabulary = None
@@ -120,11 +126,7 @@ class MegatronModel:
             vocabulary = VocabularyShard(
                 first=first, size=size, group=parallel_state.get_tensor_model_parallel_group()
             )
-        dtype = self._whole.compute_dtype
-        is_half = dtype in HALF and self.device.type != "cpu"
-        return Head(
-            weight, None, self._banned_ids, product_dtype=dtype if is_half else None, vocabulary=vocabulary
-        )
+        return Head(weight, None, self._banned_ids, product_dtype=product_dtype, vocabulary=vocabulary)
 
     def backbone(self, *args: Any, **kwargs: Any) -> Tensor:
         """Hidden states come from the passes of all stages (passes.py)."""

@@ -115,6 +115,9 @@ def _of_stage(stage: Any, config: TransformerConfig, vocab_size: int) -> Iterato
         yield from _of_layer(layer, f"{_BASE}layers.{layer.layer_number - 1}.", config)
     if stage.post_process:
         yield _whole(f"{_BASE}norm.weight", stage.decoder.final_layernorm.weight)
+        if stage.value_head is not None:
+            yield _whole("score.weight", stage.value_head.weight)
+            return
         weight = stage.output_layer.weight
         if weight is not None and stage.share_embeddings_and_output_weights:  # a copy on the last stage
             yield _vocabulary(f"{_BASE}embed_tokens.weight", weight, vocab_size, is_copy=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from strop.engines.config import ModelConfig
 from strop.engines.model import check_language_model, load_model_config
 from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.rollout.engine_group import check_engine
@@ -44,7 +43,7 @@ def check_models(config: Config) -> None:
     if "prm" in paths:
         check_teacher(config.model, config.prm.path, key="prm.path")
     if "reward_model" in config.roles:
-        check_reward_model(ModelConfig(path=config.reward_model.path))
+        check_reward_model(config.reward_model.model)
     if config.actor.moe.is_on:
         check_routers(load_model_config(config.model), config.actor.moe, section="actor.moe")
     for name, engine in config.used_engines.items():
@@ -56,7 +55,8 @@ def check_models(config: Config) -> None:
 def _shape(config: Config, name: str, path: str) -> Any:
     """The configuration of the model that a role starts from; an error names the role's own path."""
     try:
-        return load_model_config(dataclasses.replace(config.model, path=path))
+        model = config.reward_model.model if name == "reward_model" else config.model
+        return load_model_config(dataclasses.replace(model, path=path))
     except ValueError as error:
         if path == config.model.path:
             raise

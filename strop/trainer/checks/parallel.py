@@ -27,9 +27,9 @@ def check(config: Config) -> None:
         if role == "actor":
             check_router_settings(role, engine, config.actor.moe)
         if role in config.used_engines:
-            lora = loras.get(role, ("model.lora.rank", config.model.lora))
-            check_parallel_settings(role, engine, optims.get(role), config.model, lora=lora)
-    _refuse_megatron("reward_model", config.reward_model.engine)
+            model = config.reward_model.model if role == "reward_model" else config.model
+            lora = loras.get(role, ("model.lora.rank", model.lora))
+            check_parallel_settings(role, engine, optims.get(role), model, lora=lora)
     used = config.used_engines.items()
     _check_same_axes({role: engine for role, engine in used if role not in config.resources.apart})
 
@@ -83,8 +83,6 @@ def _check_megatron_settings(
 ) -> None:
     """Raise a ValueError for settings that the Megatron engine does not have; arguments as of
     `check_parallel_settings`."""
-    if role in ("critic", "prm"):
-        _refuse_megatron(role, engine)
     check_installed(f"{role}.engine")
     check_settings(engine, optim, section=f"{role}.engine")
     for key, value, needed in (
@@ -97,22 +95,15 @@ def _check_megatron_settings(
                 f"{key} is {value}, which {role}.engine.kind=megatron does not have: set it to {needed}, or use "
                 f"{role}.engine.kind=torch"
             )
+    dtype = "reward_model.dtype" if role == "reward_model" else "model.dtype"
     if model.dtype == "float16":
         raise ValueError(
-            f"model.dtype is float16, which {role}.engine.kind=megatron does not have: use bfloat16 or float32"
+            f"{dtype} is float16, which {role}.engine.kind=megatron does not have: use bfloat16 or float32"
         )
     if model.dtype == "float64" and optim is not None and engine.megatron.distributed_optimizer:
         raise ValueError(
             f"model.dtype is float64, which the distributed optimizer of megatron-core does not have: set "
             f"{role}.engine.megatron.distributed_optimizer=false"
-        )
-
-
-def _refuse_megatron(role: str, engine: EngineConfig) -> None:
-    """Raise a ValueError where a role that is no policy is given the Megatron engine."""
-    if engine.kind == "megatron":
-        raise ValueError(
-            f"{role}.engine.kind is megatron, which carries policies alone: use {role}.engine.kind=torch"
         )
 
 

@@ -15,6 +15,7 @@ from trainer.tiny_experts import make_expert_model
 from trainer.tiny_runs import chain_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from references import megatron_in_workers
 from strop.algorithms.losses.preference import Batch, weigh
 from strop.data.preference_config import PreferConfig
 from strop.data.preference_rows import PreferenceDataset
@@ -216,6 +217,8 @@ def test_what_the_starting_model_said_of_other_rows_is_not_used(task: Task, tmp_
     [
         *((loss, f"{axis}=2") for loss in ("sigmoid", "reward") for axis in AXES),
         ("sigmoid", "expert_parallel=2"),
+        ("sigmoid", "megatron context_parallel=2"),
+        ("reward", "megatron pipeline_parallel=2"),
     ],
 )
 def test_two_ranks_learn_what_one_does(task: Task, loss: str, axis: str, tmp_path: Path) -> None:
@@ -223,6 +226,12 @@ def test_two_ranks_learn_what_one_does(task: Task, loss: str, axis: str, tmp_pat
     model = task.model
     if axis == "expert_parallel=2":
         model = make_expert_model(tmp_path / "experts", task.model)
+    kind, _, axis = axis.rpartition(" ")
+    if kind:
+        if not megatron_in_workers.IS_INSTALLED:
+            pytest.skip("megatron-core is not installed")
+        ranks += ["model.external_lib=references.megatron_in_workers"]
+        ranks += [f"prefer.engine.{setting}" for setting in megatron_in_workers.SETTINGS]
     common = [f"model.path='{model}'"]
     one = train(tmp_path / "one", task.config(loss, *common))
     cut = ["prefer.engine.max_tokens_per_device=80", f"prefer.engine.{axis}"]

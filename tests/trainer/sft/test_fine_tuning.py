@@ -14,6 +14,7 @@ from trainer.tiny_experts import make_expert_model
 from trainer.tiny_runs import Project, chain_of, check_records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from references import megatron_in_workers
 from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.data.sft.config import SftConfig
@@ -285,7 +286,8 @@ def test_fine_tuning_without_files_is_refused(project: Project, tmp_path: Path) 
     ("budget", "axis"),
     [
         (40, "shard_size=0"), (400, "shard_size=0"), (80, "tensor_parallel=2"), (40, "context_parallel=2"),
-        (40, "pipeline_parallel=2"), (80, "expert_parallel=2"),
+        (40, "pipeline_parallel=2"), (80, "expert_parallel=2"), (80, "megatron context_parallel=2"),
+        (40, "megatron pipeline_parallel=2"),
     ],
 )  # fmt: skip
 def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
@@ -297,6 +299,12 @@ def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
         model = make_expert_model(tmp_path / "experts", project.model)
         common += [f"model.path='{model}'", "sft.moe.balance_loss_coef=0.01"]
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
+    kind, _, axis = axis.rpartition(" ")
+    if kind:
+        if not megatron_in_workers.IS_INSTALLED:
+            pytest.skip("megatron-core is not installed")
+        ranks += ["model.external_lib=references.megatron_in_workers"]
+        ranks += [f"sft.engine.{setting}" for setting in megatron_in_workers.SETTINGS]
     one, _ = tune(tmp_path / "one", project.config(*common))
     cut = [f"sft.engine.max_tokens_per_device={budget}", f"sft.engine.{axis}"]
     two, _ = tune(tmp_path / "two", project.config(*common, *ranks, *cut))
