@@ -164,6 +164,104 @@ def test_a_stage_that_gives_up_is_heard_of_and_the_next_call_works(tiny_folder: 
     ]
 
 
+def serves(ranks: Ranks, setting: Setting, done: str) -> list[Output]:
+    """The second rank has nothing to ask, and ends its call only when the first one has its answer."""
+    engine = engine_of(ranks.join(**setting.axes), setting)
+
+    async def call() -> list[Output]:
+        generator, outputs = NativeEngine(engine.model, max_running=2), []
+        await generator.wake_up()
+        async with asyncio.timeout(60):
+            if ranks.rank == 0:
+                outputs.append(await ask(generator, 1))
+                Path(done).touch()
+            while not Path(done).exists():
+                await asyncio.sleep(0.01)
+            await generator.leave()
+        return outputs
+
+    with engine.full_parameters():
+        return asyncio.run(call())
+
+
+def test_a_rank_without_requests_of_its_own_takes_part_from_the_beginning(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = str(tiny_folder("qwen3"))
+    expected = played(engine_of(alone("cpu"), Setting(folder=folder)), [1])
+    setting = Setting(folder=folder, pp_size=2)
+    first, second = run_ranks(serves, 2, setting, str(tmp_path / "done"), timeout_s=90)
+    assert_equal(first, expected)
+    assert second == []
+
+
+def fails_in_leave(ranks: Ranks, setting: Setting) -> str:
+    """A step fails while this rank has nothing to ask any more, or waits for its answer."""
+    engine = engine_of(ranks.join(**setting.axes), setting)
+
+    async def call() -> str:
+        generator = NativeEngine(engine.model, max_running=2)
+
+        def step(version: int) -> None:
+            raise MemoryError("no room for the cache")
+
+        generator._batch.step = step  # type: ignore[method-assign]
+        try:
+            if ranks.rank == 0:
+                await ask(generator, 1)
+            await generator.leave()
+        except MemoryError as error:
+            if ranks.rank == 0:
+                await generator.leave(str(error))
+            return str(error)
+        return ""
+
+    with engine.full_parameters():
+        return asyncio.run(call())
+
+
+def test_a_step_that_fails_behind_the_last_request_of_a_rank_is_told(tiny_folder: Folder) -> None:
+    setting = Setting(folder=str(tiny_folder("qwen3")), pp_size=2)
+    assert run_ranks(fails_in_leave, 2, setting, timeout_s=90) == ["no room for the cache"] * 2
+
+
+def computes_otherwise(ranks: Ranks, setting: Setting) -> tuple[str, list[int]]:
+    """The heads of the two ranks differ in one call, and are alike in the next one."""
+    engine = engine_of(ranks.join(**setting.axes), setting)
+
+    async def call(generator: NativeEngine) -> str:
+        try:
+            await ask(generator, ranks.rank, max_tokens=20)
+            await generator.leave()  # where its own request ended with the first other token
+        except RuntimeError as error:
+            await generator.leave(str(error))
+            return str(error)
+        return ""
+
+    async def again(generator: NativeEngine) -> list[int]:
+        output = await ask(generator, ranks.rank)
+        await generator.leave()
+        return output.tokens
+
+    with engine.full_parameters():
+        generator = NativeEngine(engine.model, max_running=2)
+        head = engine.model.head_weight.detach()
+        head.mul_(1.0 - 2.0 * ranks.rank)
+        said = asyncio.run(call(generator))
+        head.mul_(1.0 - 2.0 * ranks.rank)
+        engine.model.num_changes += 1
+        return said, asyncio.run(again(generator))
+
+
+def test_ranks_that_sample_other_tokens_end_with_a_sentence(tiny_folder: Folder) -> None:
+    folder = str(tiny_folder("qwen3_moe"))
+    expected = played(engine_of(alone("cpu"), Setting(folder=folder)), [0, 1])
+    found = run_ranks(computes_otherwise, 2, Setting(folder=folder, ep_size=2), timeout_s=90)
+    for (said, tokens), output in zip(found, expected, strict=True):
+        assert said.startswith("the 2 ranks that generate together sampled different tokens")
+        assert tokens == output.tokens
+
+
 def test_one_stage_rounds_its_layers_in_half_precision(tiny_folder: Folder) -> None:
     setting = Setting(folder=str(tiny_folder("llama")), pp_size=2, dtype="bfloat16")
     for facts in run_ranks(memory, 2, setting, timeout_s=90):

@@ -65,7 +65,7 @@ class Stage(GPTModel):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.value_head: ValueHead | None = None
         if gives_values and self.post_process:
-            self.output_layer = None
+            self.output_layer: Any = None
             self.value_head = ValueHead(self.config)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, row: PackedRow) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import zlib
 from collections import deque
 from collections.abc import Hashable, Sequence
 
@@ -73,6 +74,8 @@ class DecodeBatch:
         self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
+        self.sampled = 0
+        """Checksum of the tokens that were sampled, for ranks that compute the same sequences together."""
         self.num_decoded = 0
         """Tokens sampled so far."""
         self.num_preempted = 0
@@ -333,6 +336,7 @@ class DecodeBatch:
                 f"earlier checkpoint"
             )
         rows["last"] = tokens
+        self.sampled = zlib.crc32(rows["last"].tobytes(), self.sampled)
         ended = []
         for slot, token, log_prob in zip(slots, tokens, log_probs, strict=True):
             request = self.running[slot]

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.engines.causal_lm import CausalLM
 from strop.protocol.trajectory import media_of
 from strop.rollout.native.batch import DecodeBatch
-from strop.rollout.native.rank_group import Asked, Note, RankFailed, RankGroup
+from strop.rollout.native.rank_group import Asked, Note, RankFailed, RankGroup, RanksDiffer
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
 from strop.rollout.types import Ability, Memory, OnToken, Sampling, TokenOutput
 from strop.utils.machine_limits import device_bytes, free_bytes
+
+logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
@@ -165,6 +168,9 @@ class NativeEngine:
 
         Args:
             failure: why this rank gives up, so that all others do; "" where it does not.
+
+        Raises:
+            Exception: a step failed after the requests of this rank had ended; not where another rank gave up.
         """
         if self._ranks is None:
             return
@@ -172,8 +178,11 @@ class NativeEngine:
         try:
             if self._broken is None:  # else nobody is there any more
                 await self._start_driver()
+            if not failure and self._broken is not None and not isinstance(self._broken, RankFailed):
+                raise self._broken
         finally:
             self._is_leaving, self._failure, self._broken = False, "", None
+            self._batch.sampled = 0  # after a failure the ranks may have come differently far
 
     async def set_version(self, version: int) -> None:
         """The shared parameters now hold this policy version.
@@ -240,7 +249,10 @@ class NativeEngine:
         return self._batch.held_bytes <= SMALL_SHARE * total and free_bytes(device) >= ROOMY_SHARE * total
 
     async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
-        """Nothing is to be done: the weights are the model's, and the cache grows with the next request."""
+        """Take part in the requests of the ranks that generate together, until `leave`: this one may have none of its
+        own. Else nothing is to be done: the weights are the model's, and the cache grows with the next request."""
+        if self._ranks is not None:
+            self._start_driver()
 
     async def health(self) -> Mapping[str, float]:
         """Generate one token for real, unless paused or together with other ranks, which may not be asked; numbers
@@ -309,7 +321,7 @@ class NativeEngine:
         note = Note(
             asked=asked, dropped=tuple(self._dropped), is_done=self._is_leaving,
             is_held=not self._running.is_set(), forgets=self._forgets, failure=self._failure,
-            free_bytes=self._batch.free_bytes,
+            free_bytes=self._batch.free_bytes, sampled=self._batch.sampled,
         )  # fmt: skip
         self._told, self._asked, self._dropped, self._forgets = self._asked, [], [], False
         return note
@@ -319,8 +331,14 @@ class NativeEngine:
 
         Raises:
             RankFailed: one has given up.
+            RanksDiffer: they have sampled different tokens.
         """
         assert self._ranks is not None, "there are others"
+        if len({note.sampled for note in notes}) > 1:
+            raise RanksDiffer(
+                f"the {len(notes)} ranks that generate together sampled different tokens: their logits differ by "
+                f"rounding. Give them devices of one kind, or use tensor_parallel, where they share logits"
+            )
         gone = [
             self._of_ranks[rank, name] for rank, note in enumerate(notes) for name in note.dropped
             if (rank, name) in self._of_ranks
@@ -351,6 +369,8 @@ class NativeEngine:
         self._of_ranks.clear()
         self._asked, self._dropped = [], []
         self._broken = error if self._ranks is not None else None
+        if self._ranks is not None and not isinstance(error, RankFailed):
+            logger.error("generation with other ranks failed on this one: %s", error)
         for request in requests:
             if request.future is not None and not request.future.done():
                 request.future.set_exception(error)

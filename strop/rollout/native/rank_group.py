@@ -3,7 +3,8 @@
 Each rank plays requests of its own; all of them compute every request of the group, each with its heads, its hidden
 units, its tokens of the vocabulary, its layers and its experts. What a batch does next follows from its requests and
 from the memory that is free, so ranks that know the same of both do the same. They tell each other before each step:
-which requests are new, which are to end, and how much memory each has left.
+which requests are new, which are to end, how much memory each has left, and a checksum of the tokens that it sampled:
+where each has logits of its own, ranks that do not compute to the same bit would go apart without a word.
 
 Concurrency: `exchange` is a collective of the group; every rank calls it before each step, until all of them have
 left. It waits for the others, so not on an event loop. Every wait ends with the group's timeout.
@@ -21,12 +22,14 @@ import torch.distributed as dist
 from strop.rollout.types import Sampling
 
 _DONE, _HELD, _FORGETS = 1, 2, 4
-_HEADER = 3
-"""Numbers that every rank tells: bytes of what else it has to say, free memory, flags."""
 
 
 class RankFailed(RuntimeError):
     """Another rank of the group has given up, so that the requests of all of them end."""
+
+
+class RanksDiffer(RuntimeError):
+    """The ranks of the group sampled different tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Note:
     """Computed prompts are to be forgotten."""
     free_bytes: int = 0
     """Memory, per layer that it has, that its cache may still take a share of."""
+    sampled: int = 0
+    """Checksum of all tokens that it has sampled."""
     failure: str = ""
     """It has given up for this reason."""
 
@@ -63,7 +68,7 @@ class Note:
 
     def header(self, content: bytes) -> list[int]:
         """The numbers that every rank tells."""
-        return [len(content), self.free_bytes, self._flags]
+        return [len(content), self.free_bytes, self._flags, self.sampled]
 
     def content(self) -> bytes:
         """All else, as JSON; nothing where there is nothing."""
@@ -108,7 +113,7 @@ class RankGroup:
 
 
 def _note(header: Sequence[int], content: bytes) -> Note:
-    _, free_bytes, flags = header
+    _, free_bytes, flags, sampled = header
     asked, dropped, failure = json.loads(content) if content else ([], [], "")
     return Note(
         asked=[Asked(name, tuple(ids), _sampling(options)) for name, ids, options in asked],
@@ -117,6 +122,7 @@ def _note(header: Sequence[int], content: bytes) -> Note:
         is_held=bool(flags & _HELD),
         forgets=bool(flags & _FORGETS),
         free_bytes=free_bytes,
+        sampled=sampled,
         failure=failure,
     )
 
