@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,8 +110,8 @@ def test_few_pieces_lie_in_the_store_at_a_time(
 def test_a_piece_that_another_has_written_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     get = ByteStore.get
 
-    def forged(store: ByteStore, name: str) -> bytes | None:
-        content = get(store, name)
+    def forged(store: ByteStore, name: str, **limit: int) -> bytes | None:
+        content = get(store, name, **limit)
         return content if name != "2" or content is None else bytes(len(content))
 
     monkeypatch.setattr(ByteStore, "get", forged)
@@ -127,11 +129,11 @@ def test_a_piece_that_a_shared_folder_shows_late_is_waited_for(
 ) -> None:
     get, hidden = ByteStore.get, {"1": 3, "4": 2}
 
-    def late(store: ByteStore, name: str) -> bytes | None:
+    def late(store: ByteStore, name: str, **limit: int) -> bytes | None:
         if hidden.get(name, 0):
             hidden[name] -= 1
             return None if name == "1" else b"part"
-        return get(store, name)
+        return get(store, name, **limit)
 
     monkeypatch.setattr(ByteStore, "get", late)
     run.synced(1)
@@ -140,12 +142,44 @@ def test_a_piece_that_a_shared_folder_shows_late_is_waited_for(
 
 def test_a_receiver_that_sees_another_store_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Run(str(tmp_path), timeout_s=1.0)
-    monkeypatch.setattr(ByteStore, "get", lambda store, name: None)
+    monkeypatch.setattr(ByteStore, "get", lambda store, name, **limit: None)
     sent, *received = one.sync(1)
     one.close()
     assert isinstance(sent, SyncError)
     assert all(isinstance(result, SyncIncomplete) for result in received)
     assert "both sides must see the same store" in " ".join(map(str, (sent, *received)))
+
+
+def test_a_receiver_that_waits_for_a_piece_hears_that_another_has_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, first = ByteStore.get, threading.Lock()
+
+    def forged_or_hidden(store: ByteStore, name: str, **limit: int) -> bytes | None:
+        content = get(store, name, **limit)
+        if name != "1" or content is None:
+            return content
+        return bytes(len(content)) if first.acquire(blocking=False) else None
+
+    monkeypatch.setattr(ByteStore, "get", forged_or_hidden)
+    started = time.monotonic()
+    sent, *received = run.sync(1)
+    assert time.monotonic() - started < 10, "far less than a wait for a piece may take"
+    assert "is not what the sender wrote" in str(sent)
+    assert all(isinstance(result, SyncError) for result in received)
+    monkeypatch.undo()
+    run.synced(2)
+
+
+def test_a_file_that_is_larger_than_announced_is_not_read_whole(tmp_path: Path) -> None:
+    store = ByteStore(str(tmp_path / "store"), timeout_s=5)
+    store.put("0", bytes(1000))
+    assert store.get("0", max_bytes=11) == bytes(11)
+    assert store.get("1", max_bytes=11) is None
+    memory = ByteStore("memory://large", timeout_s=5)
+    memory.put("0", bytes(1000))
+    assert memory.get("0", max_bytes=11) == bytes(11)
+    memory.remove_all()
 
 
 def test_a_store_that_takes_nothing_ends_the_sync_and_a_later_one_succeeds(run: Run, tmp_path: Path) -> None:

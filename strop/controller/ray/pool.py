@@ -66,6 +66,8 @@ class RayResourcePool:
         self._num_users = 0
         self.machines: Sequence[Node] = []
         """The nodes in the order of `process_on_nodes`, once the places are taken."""
+        self.launch_commands: Mapping[str, str] = {}
+        """By node, what starts a worker process there, once the first ones have been started."""
         self._group: PlacementGroup | None = None
         if not self.process_on_nodes:
             raise ValueError(

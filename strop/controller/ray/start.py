@@ -61,10 +61,10 @@ def start_processes(
         WorkerFailed: a process died.
         CallTimeout: not all have started in time; names those that have not.
     """
-    commands = _launch_commands(pool.nodes, options.timeout_s)
+    pool.launch_commands = _launch_commands(pool.nodes, options.timeout_s)
     members: list[WorkerHandle] = []
     for rank, node in enumerate(pool.nodes):
-        members.append(_start_one(pool, rank, node, commands[node.node_id], options))
+        members.append(_start_one(pool, rank, node, options))
         manager.members.append(members[-1])  # at once: whatever happens next, the manager ends it
     call = manager.next_call()
     pending_calls = [
@@ -84,9 +84,7 @@ def start_processes(
 
 def start_process(pool: RayResourcePool, rank: int, options: StartOptions) -> WorkerHandle:
     """Start one process of a pool, in a place that is free again; nobody waits for it."""
-    node = pool.nodes[rank]
-    command = _launch_commands([node], options.timeout_s)[node.node_id]
-    return _start_one(pool, rank, node, command, options)
+    return _start_one(pool, rank, pool.nodes[rank], options)
 
 
 def placement_of(
@@ -175,9 +173,7 @@ def _rendezvous_of(
     return first.rendezvous
 
 
-def _start_one(
-    pool: RayResourcePool, rank: int, node: Node, command: str, options: StartOptions
-) -> WorkerHandle:
+def _start_one(pool: RayResourcePool, rank: int, node: Node, options: StartOptions) -> WorkerHandle:
     log_path = options.log_dir / f"{options.name}-{rank}.log"
     share = 1 / pool.max_colocate_count
     resources = {name: amount * share for name, amount in pool.place.items()}
@@ -190,7 +186,7 @@ def _start_one(
         ),
         runtime_env={
             "env_vars": _environment(pool, rank, options),
-            "py_executable": f"{command} {shlex.quote(str(log_path))}",
+            "py_executable": f"{pool.launch_commands[node.node_id]} {shlex.quote(str(log_path))}",
         },
         max_restarts=0,
         max_task_retries=0,

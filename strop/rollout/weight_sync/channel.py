@@ -295,6 +295,19 @@ class ReceiverChannel:
                 raise _gave_up(message)
             return message
 
+    def check(self) -> None:
+        """Look whether the sender has ended this sync, without a wait.
+
+        Raises:
+            SenderGaveUp: it has.
+            ConnectionError: it is gone.
+        """
+        with suppress(TimeoutError):
+            self._take_in(0.0, "nothing")
+        ended = [m for m in self._queue if m["kind"] == "abort" and m["attempt"] == self._attempt]
+        if ended:
+            raise _gave_up(ended[0])
+
     def cause(self, error: ConnectionError) -> str:
         """Cause of a broken transfer: the sender's word within a moment, or else the error itself."""
         deadline = time.monotonic() + _GRACE_S

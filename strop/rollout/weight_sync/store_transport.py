@@ -19,7 +19,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
+from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel, SenderGaveUp
 from strop.rollout.weight_sync.transport import Plan
 from strop.utils.hub.byte_store import ByteStore
 
@@ -126,15 +126,20 @@ class StoreReceiver:
         """A piece, once the store shows all of it."""
         deadline = time.monotonic() + self._channel.timeout_s
         while True:
-            content = self._store.get(str(number))
+            content = self._store.get(str(number), max_bytes=size + 1)
             if content is not None and len(content) == size:
                 break
+            there = "nothing" if content is None else "one of another size"
+            place = (
+                f"piece {number} of {size} bytes in {self.plan.path}, where there is {there}; both sides must see the "
+                f"same store"
+            )
             if time.monotonic() > deadline:
-                there = "nothing" if content is None else f"one of {len(content)} bytes"
-                raise TimeoutError(
-                    f"waited {self._channel.timeout_s:g} s for piece {number} of {size} bytes in {self.plan.path}, "
-                    f"where there is {there}; both sides must see the same store"
-                )
+                raise TimeoutError(f"waited {self._channel.timeout_s:g} s for {place}")
+            try:
+                self._channel.check()  # what another receiver failed to read is removed
+            except SenderGaveUp as error:
+                raise SenderGaveUp(f"{error}, while this one waited for {place}") from error
             time.sleep(_AGAIN_S)
         if _digest(content) != digest:
             raise ConnectionError(f"piece {number} in {self.plan.path} is not what the sender wrote")

@@ -112,10 +112,10 @@ class RolloutWorkers:
         """
         self.group.check()
         newcomers = self.group.take_started()
-        self.note_losses()
-        if newcomers is not None:
+        if newcomers is not None:  # before the losses are looked at: its rank is not missing any more
             self.group.add(newcomers)
             self._newcomers.append(newcomers)
+        self.note_losses()
 
     def join_router(self) -> None:
         """Let the replacements that were taken in serve the others too, now that they hold the weights of the step."""

@@ -38,13 +38,13 @@ class ByteStore:
         """
         self._done(partial(self._put, name, data))
 
-    def get(self, name: str) -> bytes | None:
-        """Contents of one file; None where there is none.
+    def get(self, name: str, *, max_bytes: int) -> bytes | None:
+        """Contents of one file, at most so many from its beginning; None where there is none.
 
         Raises:
             ConnectionError, TimeoutError: it cannot be read.
         """
-        return self._done(partial(self._get, name))
+        return self._done(partial(self._get, name, max_bytes))
 
     def remove(self, name: str) -> None:
         """Remove one file; nothing where there is none.
@@ -68,10 +68,10 @@ class ByteStore:
         self._has_folder = True
         self._system.pipe_file(f"{self._root}/{name}", data)
 
-    def _get(self, name: str) -> bytes | None:
+    def _get(self, name: str, max_bytes: int) -> bytes | None:
         self._system.invalidate_cache()
         try:
-            data: bytes = self._system.cat_file(f"{self._root}/{name}")
+            data: bytes = self._system.cat_file(f"{self._root}/{name}", start=0, end=max_bytes)
         except FileNotFoundError:
             return None
         return data
