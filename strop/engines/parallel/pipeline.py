@@ -5,8 +5,8 @@ and its gradients are added up. Parameters of other stages stay in the module un
 meta device), so that names, shapes and order of the weights are the same on every rank. A forward pass of a stage runs
 the model's own forward with the layers of this stage alone, from hidden states in place of embeddings.
 
-Concurrency: `hidden`, `generating`, `whole`, `of_all_stages` and `add_shared_gradients` are collectives of the ranks
-that run the stages for the same rows, called by all of them in the same order.
+Concurrency: `hidden`, `generating`, `whole`, `of_all_stages`, `of_layers` and `add_shared_gradients` are collectives of
+the ranks that run the stages for the same rows, called by all of them in the same order.
 
 Source: Huang et al. 2019, arXiv:1811.06965; the order of passes is in schedule.py. Exercised on gloo with CPU tensors.
 """
@@ -274,6 +274,16 @@ class Pipeline:
         """Facts about the weights that each rank speaks for, plain JSON, from all of them."""
         gathered: list[Mapping[str, T]] = gather_json(facts, self.group, self.device)
         return {name: fact for stage in gathered for name, fact in stage.items()}
+
+    def of_layers(self, own: Mapping[int, Tensor], *, num_layers: int, num_tokens: int) -> Tensor:
+        """Integers [L, n, k] of numbered layers, from tensors [n, k] of the layers of each rank, on every rank."""
+        width = torch.tensor(max((part.shape[1] for part in own.values()), default=0), device=self.device)
+        dist.all_reduce(width, op=dist.ReduceOp.MAX, group=self.group)  # not known to a rank without any
+        every = torch.zeros(num_layers, num_tokens, int(width), dtype=torch.int32, device=self.device)
+        for number, part in own.items():
+            every[number] = part
+        dist.all_reduce(every, group=self.group)
+        return every
 
     def find_shared(self, module: nn.Module) -> None:
         """Note the parameter that the first and the last stage both have; after it was cut and sharded."""

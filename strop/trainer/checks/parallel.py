@@ -176,7 +176,6 @@ def check_router_settings(role: str, engine: EngineConfig, moe: MoEConfig) -> No
     for setting, value, needed in (
         ("kind", engine.kind, "torch"),
         ("compile", engine.compile, False),
-        ("pipeline_parallel", engine.pipeline_parallel, 1),
     ):
         if moe.is_on and value != needed:
             raise ValueError(
