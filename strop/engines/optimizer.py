@@ -54,7 +54,7 @@ class Optimizer:
         loss_scale: LossScale | None = None,
         stages: gradients.Stages | None = None,
     ) -> None:
-        """Take the parameters that require a gradient, whole or as shards.
+        """Take the parameters that require a gradient and are on this rank, whole or as shards.
 
         Args:
             parameters: (name, parameter), in the same order on all ranks.
@@ -73,7 +73,7 @@ class Optimizer:
         self.num_steps = 0
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
         self._loss_scale, self._stages = loss_scale, stages
-        self._named = {name: p for name, p in parameters if p.requires_grad}
+        self._named = {name: p for name, p in parameters if p.requires_grad and not p.is_meta}
         self._parts = _make(self._named, config, embeddings)
 
     def step(self) -> StepReport:

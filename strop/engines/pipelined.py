@@ -210,8 +210,9 @@ class _StagePasses:
         if of_routers is not None:
             roots.append(of_routers)
             grads.append(torch.full_like(of_routers, factor))
-        with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
-            torch.autograd.backward(roots, grads)
+        if result.requires_grad:  # else nothing before and in this stage is trained
+            with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
+                torch.autograd.backward(roots, grads)
         given = self._schedule.given(rank, stage_pass)
         if given is not None:
             assert received is not None, "only the first stage begins at the tokens"

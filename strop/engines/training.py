@@ -266,6 +266,7 @@ class TrainEngine(Engine):
             total = accumulate_micro_batches(
                 self.model, parts, packed, loss, factor=factor, before_backward=self._sync_gradients
             )
+            reshard(self.model)  # a stage without anything trained had no backward pass
             return float(total)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):

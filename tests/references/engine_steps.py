@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from references.language_models import VOCAB, config, exact_norms
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel, alone
@@ -68,6 +68,7 @@ class Setting:
     checkpointing: bool = False
     sync: str = "last"
     dtype: str = "float64"
+    lora: LoraConfig = LoraConfig()
 
     @property
     def ranks_per_row(self) -> int:
@@ -139,7 +140,12 @@ def run_engine_step(engine: Any, pairs: Sequence[Pair], *, values: bool = False)
 def engine_of(parallel: Parallel, setting: Setting) -> TrainEngine:
     load: Callable[..., Any] = load_value_model if setting.values else load_model
     model = load(
-        ModelConfig(path=setting.folder, dtype=setting.dtype, gradient_checkpointing=setting.checkpointing),
+        ModelConfig(
+            path=setting.folder,
+            dtype=setting.dtype,  # type: ignore[arg-type]
+            gradient_checkpointing=setting.checkpointing,
+            lora=setting.lora,
+        ),
         parallel=parallel,
     )
     # A large eps: an update does not hang on the rounding of gradients that are almost 0.

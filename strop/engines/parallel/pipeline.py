@@ -27,6 +27,7 @@ from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
 from strop.engines.parallel.ranks import Parallel, gather_json
+from strop.engines.weights import hugging_face_name
 
 T = TypeVar("T")
 
@@ -115,9 +116,10 @@ class Pipeline:
         with self._swapped(self._placeholders, nn.Identity()):
             self._check_passes_on(module)
         self.owners: dict[str, int] = {}
-        """Rank of the pipeline that speaks for each weight, by all of its names."""
+        """Rank of the pipeline that speaks for each weight, by all of its names, with and without those of adapters."""
         self.shared: nn.Parameter | None = None
-        """Embedding that is the head as well, of a rank that has one of them and not both; set by `find_shared`."""
+        """Embedding that is the head as well and is trained, of a rank that has one of them and not both; set by
+        `find_shared`."""
         self._shared_name = ""
         self._has_every_head = self.is_whole = False
         self._drop_others(module)
@@ -286,9 +288,10 @@ class Pipeline:
         return every
 
     def find_shared(self, module: nn.Module) -> None:
-        """Note the parameter that the first and the last stage both have; after it was cut and sharded."""
+        """Note the parameter that the first and the last stage both have and train; after it was cut and sharded."""
         if self._shared_name and self.rank in (0, self.num_ranks - 1):
-            self.shared = dict(module.named_parameters())[self._shared_name]
+            shared = dict(module.named_parameters())[self._shared_name]
+            self.shared = shared if shared.requires_grad else None
 
     def add_shared_gradients(self) -> None:
         """Add up the gradients of an embedding that is the head as well, of the first and the last stage."""
@@ -342,8 +345,10 @@ class Pipeline:
         for stage, layers in enumerate(self._stages):
             places += [(self._layers[index], stage) for index in layers]
         for part, stage in places:
-            for parameter in part.parameters():
-                stages.setdefault(id(parameter), set()).add(stage)
+            for tensor in (*part.parameters(), *part.buffers()):
+                stages.setdefault(id(tensor), set()).add(stage)
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._own(name, {stage % self.num_ranks for stage in stages.get(id(buffer), {0})})
         dropped: dict[int, nn.Parameter] = {}  # tied parameters stay tied
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if id(parameter) not in stages:
@@ -351,17 +356,20 @@ class Pipeline:
                     f"engine.pipeline_parallel of this role is {self.num_ranks}, but {name} of "
                     f"{type(module).__name__} belongs to no layer; set it to 1"
                 )
-            holders = sorted({stage % self.num_ranks for stage in stages[id(parameter)]})
-            self.owners[name] = holders[0]
+            holders = {stage % self.num_ranks for stage in stages[id(parameter)]}
+            self._own(name, holders)
             if len(holders) > 1:
                 self._shared_name = self._shared_name or name
             if self.rank in holders:
                 continue
             if id(parameter) not in dropped:
                 empty = torch.empty_like(parameter, device="meta")
-                dropped[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+                dropped[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             path, _, own_name = name.rpartition(".")
             module.get_submodule(path)._parameters[own_name] = dropped[id(parameter)]
+
+    def _own(self, name: str, holders: set[int]) -> None:
+        self.owners[name] = self.owners[hugging_face_name(name) or name] = min(holders)
 
 
 _PIPELINES: WeakKeyDictionary[nn.Module, Pipeline] = WeakKeyDictionary()
