@@ -76,7 +76,7 @@ class CausalLM:
 
     @property
     def routers(self) -> Routers | None:
-        """The routers of its experts, of all stages; None for a dense model, or one whose layers are compiled or not of a
+        """The routers of its experts, of all stages; None for a dense model, or one whose layers are compiled or of no
         known form."""
         return None if self._is_compiled else self._routers
 

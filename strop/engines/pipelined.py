@@ -180,7 +180,12 @@ class _StagePasses:
     def _drop(self, number: int) -> None:
         """Free a micro-batch, whose plan may be large; what its routers chose is kept with the first one's."""
         tokens, kept = self._packed.pop(number), self._any
-        if kept is not None and kept is not tokens and kept.routing is not None and tokens.routing is not None:
+        if (
+            kept is not None
+            and kept is not tokens
+            and kept.routing is not None
+            and tokens.routing is not None
+        ):
             kept.routing.add_counts(tokens.routing)
 
     def _forward(self, stage_pass: StagePass, last: Callable[[int, Tokens], _Results | None]) -> None:

@@ -229,6 +229,7 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
             stages=model.pipeline,
+            matrix_group=self.parallel.matrix_group,
         )
         self._offloaded_state: list[HostCopies] = []
 

@@ -221,5 +221,7 @@ def test_adapters_of_divided_experts_are_refused(tiny_folder: Folder, tmp_path: 
     module = engine_of(alone("cpu"), setting).model.module
     check_adapted_experts(module, EngineConfig(pipeline_parallel=2))
     for key in ("expert_parallel", "tensor_parallel"):
-        with pytest.raises(ValueError, match=rf"^critic.engine.{key} is 2, but the adapter changes the experts"):
+        with pytest.raises(
+            ValueError, match=rf"^critic.engine.{key} is 2, but the adapter changes the experts"
+        ):
             check_adapted_experts(module, EngineConfig(**{key: 2}), section="critic.engine")

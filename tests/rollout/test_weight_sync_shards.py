@@ -166,7 +166,7 @@ def test_four_ranks_of_any_mesh_give_their_parts(
 
 
 def merged_and_received(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, dict[str, bytes]]:
-    """Digest and bits of a sync of weights with an adapter, on all ranks of the actor and in a process that receives."""
+    """Digest and bits of a sync of weights with an adapter, on all ranks of the actor and in a receiver."""
     shared_memory.FOLDER = Path(directory)
     file = Path(directory) / "endpoint"
     if ranks.rank == ranks.world_size - 1:

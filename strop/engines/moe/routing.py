@@ -124,9 +124,7 @@ class Routing:
     def of_stage(self) -> Routing:
         """The same for the pass of one more stage of this rank: terms of its own, choices counted with those of the
         others."""
-        stage = Routing(
-            self._num_rows, num_layers=self._num_layers, experts=self._experts, loss=self._loss
-        )
+        stage = Routing(self._num_rows, num_layers=self._num_layers, experts=self._experts, loss=self._loss)
         stage._counts = self._counts
         return stage
 

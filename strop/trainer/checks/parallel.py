@@ -52,11 +52,11 @@ def check_parallel_settings(
     if engine.kind == "megatron":
         _check_megatron_settings(role, engine, optim, model, lora=lora)
         return
+    is_8bit = optim is not None and optim.name == "adamw_8bit"
     others = {
         f"{role}.engine.compile": (engine.compile, False),
-        f"{role}.engine.offload": (engine.offload, "none"),
         f"{role}.engine.offload_activations": (engine.offload_activations, False),
-        f"{role}.optim.name": ("adamw" if optim is None else optim.name, "adamw"),
+        f"{role}.optim.name": ("adamw_8bit" if is_8bit else "adamw", "adamw"),
     }
     _check_expert_parallel_settings(role, engine, optim)
     _check_adapted_experts(role, engine, lora=lora)
