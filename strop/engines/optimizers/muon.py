@@ -230,9 +230,12 @@ def _orthogonalized_in_team(
     parts = exchanged(torch.cat([shard.reshape(-1) for shard in shards]), num_out, num_in, team)
     if boxes:
         matrix = parts.new_empty([max(box[side].stop for box in boxes) for side in range(2)])
-        for box, size, part in zip(boxes, sizes, parts.split(num_in), strict=True):
+        for box, size, part in zip(boxes, sizes, parts.split_with_sizes(num_in), strict=True):
             matrix[box] = part.view(size)
         matrix = orthogonalized(matrix)
         parts = torch.cat([matrix[box].reshape(-1) for box in boxes])
     returned = exchanged(parts, num_in, num_out, team)
-    return [part.view(shard.shape) for part, shard in zip(returned.split(num_out), shards, strict=False)]
+    return [
+        part.view(shard.shape)
+        for part, shard in zip(returned.split_with_sizes(num_out), shards, strict=False)
+    ]
