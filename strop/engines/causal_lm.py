@@ -76,9 +76,9 @@ class CausalLM:
 
     @property
     def routers(self) -> Routers | None:
-        """The routers of its experts; None for a dense model, or one whose layers are compiled, on several ranks or not
-        of a known form."""
-        return None if self._is_compiled or self.pipeline is not None else self._routers
+        """The routers of its experts, of all stages; None for a dense model, or one whose layers are compiled or of no
+        known form."""
+        return None if self._is_compiled else self._routers
 
     @property
     def is_sharded(self) -> bool:
@@ -253,10 +253,14 @@ class CausalLM:
             )
             if isinstance(routing, RoutingRecord):  # of this rank's tokens
                 routing.gather(partial(gather_tokens, group=self.tensor_parallel.group), input_ids.shape[1])
+                self._join_stages(routing, input_ids.shape[1])
             return hidden
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self._of_all_stages(input_ids, position_ids, context, media, routing=routing)
+            hidden = self._of_all_stages(input_ids, position_ids, context, media, routing=routing)
+        if isinstance(routing, RoutingRecord):
+            self._join_stages(routing, input_ids.shape[1])
+        return hidden
 
     def _of_all_stages(
         self,
@@ -275,11 +279,19 @@ class CausalLM:
         if self.tensor_parallel is not None:
             num_tokens //= self.tensor_parallel.group.size()
         return self.pipeline.hidden(
-            lambda received, own: self.run(self.backbone, input_ids, position_ids, own, received=received),
+            lambda received, own: self.run(
+                self.backbone, input_ids, position_ids, own, received=received, routing=routing
+            ),
             context,
             shape=(num_tokens, self.hidden_size),
             dtype=self.compute_dtype,
         )
+
+    def _join_stages(self, record: RoutingRecord, num_tokens: int) -> None:
+        """Tell the routing of every stage to each, after a pass that went through them."""
+        if self.pipeline is not None and not self.pipeline.is_whole and self.routers is not None:
+            count = self.routers.num_layers
+            record.join(partial(self.pipeline.of_layers, num_layers=count, num_tokens=num_tokens))
 
     def _routed(self, routing: RouterPass | None) -> contextlib.AbstractContextManager[None]:
         if routing is None or self.routers is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from strop.engines import gradients
@@ -53,8 +54,9 @@ class Optimizer:
         embeddings: Collection[str] = (),
         loss_scale: LossScale | None = None,
         stages: gradients.Stages | None = None,
+        matrix_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Take the parameters that require a gradient, whole or as shards.
+        """Take the parameters that require a gradient and are on this rank, whole or as shards.
 
         Args:
             parameters: (name, parameter), in the same order on all ranks.
@@ -64,6 +66,7 @@ class Optimizer:
                 AdamW; unused otherwise.
             loss_scale: factor of the losses whose gradients come here, in float16; None: they are as they are.
             stages: ranks that have the other parameters of the model; None: all of them are here.
+            matrix_group: ranks that hold the parts of a matrix where it is cut along two axes (`Parallel`).
 
         Raises:
             ValueError: Muon without `embeddings`, or a package that is not installed.
@@ -73,8 +76,8 @@ class Optimizer:
         self.num_steps = 0
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
         self._loss_scale, self._stages = loss_scale, stages
-        self._named = {name: p for name, p in parameters if p.requires_grad}
-        self._parts = _make(self._named, config, embeddings)
+        self._named = {name: p for name, p in parameters if p.requires_grad and not p.is_meta}
+        self._parts = _make(self._named, config, embeddings, matrix_group)
 
     def step(self) -> StepReport:
         """Clip the gradients, take one step, clear them. A non-finite gradient is skipped and named."""
@@ -163,13 +166,16 @@ class Optimizer:
 
 
 def _make(
-    named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
+    named: Mapping[str, nn.Parameter],
+    config: OptimizerConfig,
+    embeddings: Collection[str],
+    matrix_group: dist.ProcessGroup | None,
 ) -> list[Part]:
     """The optimizers that share the parameters."""
     if config.name == "adamw":
         return adamw_parts(named.values(), config)
     if config.name == "muon":
-        return muon_parts(named, config, embeddings)
+        return muon_parts(named, config, embeddings, matrix_group)
     return adamw_8bit_parts(named, config, embeddings)
 
 

@@ -1,7 +1,9 @@
 """Passes of packed micro-batches through the stages of a pipeline.
 
 The last stage asks the tokens what they are asked for, as an engine of one stage does; on the others the caller's
-function gets no tokens (M = 0), and with `map_tokens` the results of the last stage.
+function gets no tokens (M = 0), and with `map_tokens` the results of the last stage. A stage counts the choices of the
+routers in its own layers, and adds the gradient of their losses where its backward pass begins, at the gradient of what
+it handed on.
 
 Concurrency: all ranks of a pipeline pack the same rows, and call the same methods in the same order.
 """
@@ -72,7 +74,7 @@ def accumulate_micro_batches(
         model: divided into stages.
         parts, pack: rows of each micro-batch, and how they become one.
         loss: of the tokens of a micro-batch.
-        factor: of the loss whose gradient is taken.
+        factor: of the loss, and of that of the routers, whose gradient is taken.
         before_backward: called before each backward pass, with True before the last one of this rank.
     """
     pipeline = _pipeline(model)
@@ -81,16 +83,20 @@ def accumulate_micro_batches(
         return total
     passes = _StagePasses(model, pipeline, parts, pack, trains=True)
 
-    def last(number: int, tokens: Tokens) -> Tensor:
-        value = model.run(loss, tokens)
+    def last(number: int, tokens: Tokens) -> _Results:
+        value, of_routers = model.run(tokens.losses, loss)
         total.add_(value.detach())
-        return value * factor
+        return value * factor, of_routers
 
-    passes.run(last, before_backward)
+    passes.run(last, before_backward, factor=factor)
     if not pipeline.has_head:
         loss(passes.of_no_tokens())
     dist.broadcast(total, pipeline.ranks[-1], group=pipeline.group)
     return total
+
+
+_Results = tuple[Tensor, Tensor | None]
+"""Of a stage's pass: hidden states or the loss, and the loss of the routers in its layers."""
 
 
 def _pipeline(model: CausalLM) -> Pipeline:
@@ -119,8 +125,8 @@ class _StagePasses:
         """Places [M] of the response tokens of each micro-batch that was packed."""
         self._schedule = schedule(pipeline.num_ranks, pipeline.num_chunks, count, trains=trains)
         self._links = StageLinks(pipeline, self._schedule, self._buffer)
-        self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
-        """Hidden states that came in and result of each forward pass whose backward pass is to come."""
+        self._open: dict[tuple[int, int], tuple[Tensor | None, _Results]] = {}
+        """Hidden states that came in and results of each forward pass whose backward pass is to come."""
 
     def tokens(self, number: int) -> Tokens:
         """A micro-batch, packed when it is first needed and kept until its last pass."""
@@ -131,7 +137,10 @@ class _StagePasses:
         return self._packed[number]
 
     def of_no_tokens(self) -> Tokens:
-        """Nothing to predict, for a function of tokens on a stage without the head: no parameter of it is asked for."""
+        """Nothing to predict, for a function of tokens on a stage without the head: no parameter of it is asked for.
+
+        The choices of its routers are those in all passes.
+        """
         assert self._any is not None, "a micro-batch was passed"
         nothing, model = self._any.targets[:0], self._model
         hidden = torch.zeros((0, model.hidden_size), dtype=model.compute_dtype, device=model.device)
@@ -142,15 +151,18 @@ class _StagePasses:
 
     def run(
         self,
-        last: Callable[[int, Tokens], Tensor | None],
+        last: Callable[[int, Tokens], _Results | None],
         before_backward: Callable[[bool], None] | None = None,
+        *,
+        factor: float = 1.0,
     ) -> None:
         """All passes of this rank.
 
         Args:
             last: what the last stage makes of a micro-batch by its number; with backward passes the value whose
-                gradient is taken.
+                gradient is taken, and the loss of the routers.
             before_backward: as of `accumulate_micro_batches`.
+            factor: of the losses of the routers whose gradient is taken.
         """
         passes = self._schedule.passes[self._pipeline.rank]
         for place, stage_pass in enumerate(passes):
@@ -159,35 +171,53 @@ class _StagePasses:
             else:
                 assert before_backward is not None, "there are backward passes"
                 before_backward(place == len(passes) - 1)
-                self._backward(stage_pass)
+                self._backward(stage_pass, factor)
             last_chunk = 0 if self._trains else self._pipeline.num_chunks - 1
             if stage_pass.is_forward is not self._trains and stage_pass.chunk == last_chunk:
-                del self._packed[stage_pass.micro_batch]  # its plan may be large
+                self._drop(stage_pass.micro_batch)
         self._links.close()
 
-    def _forward(self, stage_pass: StagePass, last: Callable[[int, Tokens], Tensor | None]) -> None:
+    def _drop(self, number: int) -> None:
+        """Free a micro-batch, whose plan may be large; what its routers chose is kept with the first one's."""
+        tokens, kept = self._packed.pop(number), self._any
+        if (
+            kept is not None
+            and kept is not tokens
+            and kept.routing is not None
+            and tokens.routing is not None
+        ):
+            kept.routing.add_counts(tokens.routing)
+
+    def _forward(self, stage_pass: StagePass, last: Callable[[int, Tokens], _Results | None]) -> None:
         number, rank = stage_pass.micro_batch, self._pipeline.rank
         message = self._schedule.needed(rank, stage_pass)
         received = None if message is None else self._links.receive(message)
         if received is not None and self._trains:
             received.requires_grad_(True)
         tokens = dataclasses.replace(self.tokens(number), received=received)
+        if tokens.routing is not None:
+            tokens = dataclasses.replace(tokens, routing=tokens.routing.of_stage())
         given = self._schedule.given(rank, stage_pass)
         with self._pipeline.chunk(stage_pass.chunk):
-            result = last(number, tokens) if given is None else self._model.run(tokens.passed_on)
+            results = last(number, tokens) if given is None else self._model.run(tokens.passed_on)
         if given is not None:
-            assert result is not None, "a stage hands hidden states on"
-            self._links.send(*given, result)
+            assert results is not None, "a stage hands hidden states on"
+            self._links.send(*given, results[0])
         if self._trains:
-            assert result is not None, "a loss has a value"
-            self._open[stage_pass.chunk, number] = received, result
+            assert results is not None, "a loss has a value"
+            self._open[stage_pass.chunk, number] = received, results
 
-    def _backward(self, stage_pass: StagePass) -> None:
+    def _backward(self, stage_pass: StagePass, factor: float) -> None:
         number, rank = stage_pass.micro_batch, self._pipeline.rank
-        received, result = self._open.pop((stage_pass.chunk, number))
+        received, (result, of_routers) = self._open.pop((stage_pass.chunk, number))
         message = self._schedule.needed(rank, stage_pass)
-        with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
-            torch.autograd.backward(result, None if message is None else self._links.receive(message))
+        roots, grads = [result], [None if message is None else self._links.receive(message)]
+        if of_routers is not None:
+            roots.append(of_routers)
+            grads.append(torch.full_like(of_routers, factor))
+        if result.requires_grad:  # else nothing before and in this stage is trained
+            with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
+                torch.autograd.backward(roots, grads)
         given = self._schedule.given(rank, stage_pass)
         if given is not None:
             assert received is not None, "only the first stage begins at the tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -27,11 +27,13 @@ def present(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not tensor.is_meta}
 
 
-def of_other_stages(model: CausalLM, moments: Iterable[str]) -> list[str]:
-    """Names in a checkpoint of what other stages have; `moments` are names of this one's."""
+def of_other_stages(model: CausalLM, moments: Collection[str]) -> list[str]:
+    """Names, or beginnings of names, in a checkpoint of what other stages have; `moments` are names of this one's."""
     if model.pipeline is None:
         return []
     others = [name for name, tensor in role_tensors(model).items() if tensor.is_meta]
+    if not moments:  # a stage without anything trained does not know their kinds
+        return [*others, OPTIMIZER]
     kinds = sorted({name.partition("/")[0] for name in moments})
     return others + [f"{OPTIMIZER}{kind}/{weight_of(name)}" for kind in kinds for name in others]
 

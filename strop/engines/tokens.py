@@ -101,9 +101,14 @@ class Tokens:
         """Tokens of this rank between layers, n."""
         return self.num_tokens if self.shard is None else self.shard.num_local
 
-    def passed_on(self) -> Tensor:
-        """Hidden states [n, D] of this rank's tokens that a stage hands on."""
-        return self._every_hidden().clone()  # sharding wants no view of another tensor
+    def passed_on(self) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [n, D] of this rank's tokens that a stage hands on, and the `router_loss` of its layers."""
+        hidden = self._every_hidden().clone()  # sharding wants no view of another tensor
+        return hidden, None if self.routing is None else self.routing.loss()
+
+    def losses(self, loss: Callable[[Tokens], Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The value of a function of these tokens, and the `router_loss` of the layers that are here."""
+        return loss(self), self.router_loss()
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
@@ -146,11 +151,12 @@ class Tokens:
 
     def expert_counts(self) -> Tensor | None:
         """Tokens [L, E] of this rank that went to each expert of each layer, each once per row that it is part of; None
-        of a model without experts, or with layers that are compiled or routers of another form."""
-        if self.routing is None:
+        of a model without experts, or with layers that are compiled. Zeros for layers of other stages, and for routers
+        of another form."""
+        if self.routing is None or self.model.routers is None:
             return None
         _ = self._hidden
-        return self.routing.counts() if self.routing.is_known else None
+        return self.routing.counts(self.model.routers.num_experts)
 
     def router_loss(self) -> Tensor | None:
         """Terms of the losses of the routers that these tokens have on this rank, a scalar with a gradient; None where

@@ -44,11 +44,6 @@ Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
 
 
-def _losses(loss: Loss, tokens: Tokens) -> tuple[Tensor, Tensor | None]:
-    """The loss of these tokens, and that of the routers where there is one."""
-    return loss(tokens), tokens.router_loss()
-
-
 class Engine:
     """One model, whole or sharded over ranks."""
 
@@ -154,17 +149,18 @@ class Engine:
         counts: list[Tensor] = []
 
         def count(tokens: Tokens) -> dict[str, Tensor]:
-            of_tokens = tokens.expert_counts()
-            if of_tokens is None:
-                raise ValueError(
-                    f"the choices of experts of {type(self.model.module).__name__} are not known: it has none, or "
-                    f"routers of another form, or its layers are compiled"
-                )
-            counts.append(of_tokens)
+            if (of_tokens := tokens.expert_counts()) is not None:
+                counts.append(of_tokens)
             return {}
 
         self.map_tokens(data, count)
-        return self.parallel.sum(torch.stack(counts).sum(0).cpu())
+        added = self.parallel.sum(torch.stack(counts).sum(0).cpu()) if counts else torch.zeros(1)
+        if not added.any():  # on all ranks alike
+            raise ValueError(
+                f"the choices of experts of {type(self.model.module).__name__} are not known: it has none, or "
+                f"routers of another form, or its layers are compiled"
+            )
+        return added
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
@@ -233,6 +229,7 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
             stages=model.pipeline,
+            matrix_group=self.parallel.matrix_group,
         )
         self._offloaded_state: list[HostCopies] = []
 
@@ -270,6 +267,7 @@ class TrainEngine(Engine):
             total = accumulate_micro_batches(
                 self.model, parts, packed, loss, factor=factor, before_backward=self._sync_gradients
             )
+            reshard(self.model)  # a stage without anything trained had no backward pass
             return float(total)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
@@ -278,7 +276,7 @@ class TrainEngine(Engine):
             tokens = packed(part)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else activations_on_host(self.model):
-                value, of_routers = self.model.run(_losses, loss, tokens)
+                value, of_routers = self.model.run(tokens.losses, loss)
             whole = value if of_routers is None else value + of_routers
             scaled = whole if factor == 1.0 else whole * factor
             scaled.backward()  # type: ignore[no-untyped-call]

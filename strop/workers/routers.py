@@ -86,17 +86,17 @@ class ExpertLoads:
             self._counts = counts if self._counts is None else self._counts + counts
 
     def metrics(self, role: str, parallel: Parallel, share: float) -> dict[str, Reduction]:
-        """Of the tokens of all ranks, a collective; nothing for a dense model.
+        """Of the tokens of all ranks, a collective; nothing for a dense model, or routers that do not say what they
+        choose.
 
         Args:
             role: first part of the names.
             parallel: the ranks.
             share: weight of this rank in means.
         """
-        if self._counts is None:
+        if self._counts is None or not (counts := parallel.sum(self._counts)).any():
             return {}
-        numbers = load_numbers(parallel.sum(self._counts))
-        return {name.of(role): Mean(value * share, share) for name, value in numbers.items()}
+        return {name.of(role): Mean(value * share, share) for name, value in load_numbers(counts).items()}
 
 
 def load_numbers(counts: Tensor) -> Mapping[Metric, float]:

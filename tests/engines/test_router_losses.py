@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from references.engine_steps import PAIRS, Setting, engine_of
-from references.language_models import exact_norms, load_plain
+from references.language_models import config, exact_norms, load_plain, save_model
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.config import MoEConfig
 from strop.engines.gradients import full
@@ -47,6 +47,8 @@ def found(parallel: Parallel, setting: Setting) -> dict[str, Any]:
         rows = make_rows([torch.tensor(p) for p, _ in mine], [torch.tensor(r) for _, r in mine])
         of_routers = router_loss(engine, MOE, rows)
         assert engine.accumulate(rows, loss, router_loss=of_routers) == 0
+        if engine.model.pipeline is not None:
+            engine.model.pipeline.add_shared_gradients()
         value, parts = loss_parts(of_routers, MOE, engine)
         gradients = {
             name: full(parameter.grad).detach().numpy().copy()
@@ -146,12 +148,54 @@ def test_two_ranks_have_the_gradient_of_one_process(tiny_folder: Folder, axes: d
     folder = str(tiny_folder("qwen3_moe"))
     expected = found(alone("cpu"), Setting(folder=folder))
     cut = Setting(folder=folder, max_tokens=28, checkpointing=True, **axes)  # type: ignore[arg-type]
-    for result in run_ranks(found_on_ranks, 2, cut):
+    check_ranks(run_ranks(found_on_ranks, 2, cut), expected)
+
+
+def check_ranks(results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """All ranks have the numbers of one process, and the gradients of the layers that they have."""
+    for result in results:
         assert result["value"] == pytest.approx(expected["value"], abs=1e-10)
         assert result["parts"] == pytest.approx(expected["parts"], abs=1e-10)
         assert result["loads"] == pytest.approx(expected["loads"], abs=1e-12)
-        for name, gradient in expected["gradients"].items():
-            np.testing.assert_allclose(result["gradients"][name], gradient, atol=1e-10, err_msg=name)
+        for name, gradient in result["gradients"].items():
+            np.testing.assert_allclose(gradient, expected["gradients"][name], atol=1e-10, err_msg=name)
+    assert {name for result in results for name in result["gradients"]} == set(expected["gradients"])
+
+
+@pytest.fixture(scope="module")
+def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose first layer and fourth one have no experts, so that a stage may have no router."""
+    folder = tmp_path_factory.mktemp("five")
+    shape = config("qwen3_moe")
+    shape.num_hidden_layers, shape.mlp_only_layers = 5, [0, 3]
+    save_model(shape, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"layers": (1, 4), "checkpointing": False},
+        {"chunks": 2, "max_tokens": 28, "checkpointing": True},
+        pytest.param({"layers": (3, 2), "max_tokens": 28, "checkpointing": True}, marks=SLOW),
+        pytest.param({"chunks": 2, "layers": (1, 1, 1, 2), "max_tokens": 28}, marks=SLOW),
+    ],
+    ids=str,
+)
+def test_stages_have_the_gradient_of_one_process(five_layers: Path, stages: dict[str, Any]) -> None:
+    expected = found(alone("cpu"), Setting(folder=str(five_layers)))
+    check_ranks(run_ranks(found_on_ranks, 2, Setting(folder=str(five_layers), pp_size=2, **stages)), expected)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("axes", [{}, {"ep_size": 2}, {"tp_size": 2}, {"cp_size": 2}], ids=str)
+def test_stages_of_two_ranks_have_the_gradient_of_one_process(
+    five_layers: Path, axes: dict[str, int]
+) -> None:
+    folder = str(five_layers)
+    expected = found(alone("cpu"), Setting(folder=folder))
+    cut = Setting(folder=folder, pp_size=2, chunks=2, max_tokens=28, checkpointing=True, **axes)  # type: ignore[arg-type]
+    check_ranks(run_ranks(found_on_ranks, 4, cut), expected)
 
 
 def test_terms_by_hand() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from references.engine_steps import Setting, engine_of
-from references.language_models import VOCAB, exact_norms
+from references.language_models import VOCAB, config, exact_norms, save_model
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
 from strop.agents.episode_routing import EpisodeRouting
@@ -150,9 +150,15 @@ def gradients(parallel: Parallel, setting: Setting, rows: DataProto) -> dict[str
             return tokens.log_probs(temperature=1.0)[0].sum()
 
         value = engine.accumulate(mine, loss)
+        if engine.model.pipeline is not None:
+            engine.model.pipeline.add_shared_gradients()
         return {
             "value": value,
-            "gradients": {name: whole(parameter.grad) for name, parameter in engine.model.named_parameters()},
+            "gradients": {
+                name: whole(parameter.grad)
+                for name, parameter in engine.model.named_parameters()
+                if not parameter.is_meta
+            },
         }
 
 
@@ -171,6 +177,7 @@ def gradients_on_ranks(ranks: Ranks, setting: Setting, rows: DataProto) -> dict[
     [
         {"ep_size": 2},
         {"cp_size": 2, "ep_size": 2},
+        {"pp_size": 2},
         pytest.param({"tp_size": 2}, marks=SLOW),
         pytest.param({"sp_size": 2, "ep_size": 2}, marks=SLOW),
     ],
@@ -189,8 +196,9 @@ def test_ranks_and_micro_batches_replay_what_one_process_does(
     of_shares = {result["value"] for result in results}
     assert sum(of_shares) == pytest.approx(expected["value"], abs=1e-9)
     for result in results:
-        for name, gradient in expected["gradients"].items():
-            np.testing.assert_allclose(result["gradients"][name], gradient, atol=1e-9, err_msg=name)
+        for name, gradient in result["gradients"].items():
+            np.testing.assert_allclose(gradient, expected["gradients"][name], atol=1e-9, err_msg=name)
+    assert {name for result in results for name in result["gradients"]} == set(expected["gradients"])
 
 
 def generated_together(ranks: Ranks, setting: Setting) -> list[TokenOutput]:
@@ -201,12 +209,32 @@ def generated_together(ranks: Ranks, setting: Setting) -> list[TokenOutput]:
             return generated(engine.model, PROMPTS if ranks.rank == 0 else [])
 
 
-def test_ranks_that_share_matrices_record_the_routing_of_all_tokens(tiny_folder: Folder) -> None:
-    setting = Setting(folder=str(tiny_folder("qwen3_moe")))
+@pytest.mark.parametrize("axes", [{"tp_size": 2, "ep_size": 2}, {"pp_size": 2}], ids=str)
+def test_ranks_that_share_a_model_record_the_routing_of_all_tokens(
+    tiny_folder: Folder, axes: dict[str, int]
+) -> None:
+    check_records(Setting(folder=str(tiny_folder("qwen3_moe"))), axes, 2)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("axes", [{"tp_size": 2}, {"ep_size": 2, "layers": (1, 1)}], ids=str)
+def test_stages_of_two_ranks_record_the_routing_of_all_tokens(
+    tiny_folder: Folder, tmp_path: Path, axes: dict[str, Any]
+) -> None:
+    folder = tiny_folder("qwen3_moe")
+    if "layers" in axes:  # a stage without a router
+        shape = config("qwen3_moe")
+        shape.mlp_only_layers = [0]
+        save_model(shape, tmp_path)
+        folder = tmp_path
+    check_records(Setting(folder=str(folder)), {"pp_size": 2, **axes}, 4)
+
+
+def check_records(setting: Setting, axes: dict[str, Any], num_ranks: int) -> None:
     with exact_norms():
         expected = generated(engine_of(alone("cpu"), setting).model)
-    found, nothing = run_ranks(generated_together, 2, dataclasses.replace(setting, tp_size=2, ep_size=2))
-    assert nothing == []
+    found, *nothing = run_ranks(generated_together, num_ranks, dataclasses.replace(setting, **axes))
+    assert nothing == [[]] * (num_ranks - 1)
     for output, other in zip(found, expected, strict=True):
         assert (output.token_ids, output.routed_experts) == (other.token_ids, other.routed_experts)
 

@@ -7,7 +7,7 @@ process, which tests/engines/test_packed_forward.py compares with the models' ow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from references.language_models import VOCAB, config, exact_norms
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel, alone
@@ -68,6 +68,9 @@ class Setting:
     checkpointing: bool = False
     sync: str = "last"
     dtype: str = "float64"
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    optimizer: str = "adamw"
+    offload: str = "none"
 
     @property
     def ranks_per_row(self) -> int:
@@ -85,6 +88,7 @@ class Setting:
             pipeline_layers=self.layers,
             expert_parallel=self.ep_size,
             gradient_sync=self.sync,  # type: ignore[arg-type]
+            offload=self.offload,  # type: ignore[arg-type]
         )
 
     @property
@@ -139,11 +143,16 @@ def run_engine_step(engine: Any, pairs: Sequence[Pair], *, values: bool = False)
 def engine_of(parallel: Parallel, setting: Setting) -> TrainEngine:
     load: Callable[..., Any] = load_value_model if setting.values else load_model
     model = load(
-        ModelConfig(path=setting.folder, dtype=setting.dtype, gradient_checkpointing=setting.checkpointing),
+        ModelConfig(
+            path=setting.folder,
+            dtype=setting.dtype,  # type: ignore[arg-type]
+            gradient_checkpointing=setting.checkpointing,
+            lora=setting.lora,
+        ),
         parallel=parallel,
     )
     # A large eps: an update does not hang on the rounding of gradients that are almost 0.
-    optim = OptimizerConfig(lr=0.05, eps=1e-2, max_grad_norm=3.0)
+    optim = OptimizerConfig(name=setting.optimizer, lr=0.05, eps=1e-2, max_grad_norm=3.0)  # type: ignore[arg-type]
     return TrainEngine(model, setting.engine, optim, total_steps=None, parallel=parallel)
 
 
@@ -184,7 +193,18 @@ def check(
     setting: Setting, pairs: Sequence[Pair], size: int, expected: Result, close: dict[str, float] = CLOSE
 ) -> None:
     """Every rank of every group that shares its rows has their results and the weights of one process."""
-    results = run_ranks(rank_step, size, setting, pairs)
+    compare(setting, pairs, run_ranks(rank_step, size, setting, pairs), expected, close)
+
+
+def compare(
+    setting: Setting,
+    pairs: Sequence[Pair],
+    results: Sequence[Result],
+    expected: Result,
+    close: dict[str, float] = CLOSE,
+) -> None:
+    """As `check`, of results that are there."""
+    size = len(results)
     heads = results[: size // setting.pp_size : setting.ranks_per_row]
     assert sorted(i for head in heads for i in head.rows) == list(range(len(pairs)))
     assert sum(head.loss for head in heads) == pytest.approx(

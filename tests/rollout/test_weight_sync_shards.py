@@ -20,9 +20,9 @@ from references.engine_steps import Setting, engine_of
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.checksum.models import digest_weights
 from strop.engines.checksum.tensors import digest_tensor, finish
-from strop.engines.config import ModelConfig
+from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.weight_parts import Part
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import shards, shared_memory
@@ -163,6 +163,62 @@ def test_four_ranks_of_any_mesh_give_their_parts(
     folder = str(tiny_folder("qwen3"))
     results = run_ranks(sent_and_received, 5, str(tmp_path), folder, tp_size, shard_size, "float32")
     check(results, folder, "float32")
+
+
+def merged_and_received(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, dict[str, bytes]]:
+    """Digest and bits of a sync of weights with an adapter, on all ranks of the actor and in a receiver."""
+    shared_memory.FOLDER = Path(directory)
+    file = Path(directory) / "endpoint"
+    if ranks.rank == ranks.world_size - 1:
+        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module
+        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        received = receiver.receive(1).digest, bits_of(copy)
+        receiver.close()
+        return received
+    parallel = joined(ranks, **setting.axes)
+    engine = engine_of(parallel, setting)
+    enlarge_adapters(engine.model.module)
+    sender = WeightSender(engine.model.module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+    if (endpoint := sender.open(num_receivers=1)) is not None:
+        write_endpoint(endpoint, file)
+    report = sender.send(1, engine.streamed_weights())
+    assert report.transport == ("shared_memory" if ranks.rank == 0 else "shards")
+    parallel.barrier("the end")
+    sender.close()
+    return report.digest, {}
+
+
+@torch.no_grad()
+def enlarge_adapters(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if ".lora_B." in name and not parameter.is_meta:
+            parameter.add_(0.25)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("qwen3", {"pp_size": 2}),
+        ("glm4_moe", {"pp_size": 2}),  # buffers of the routers
+        ("qwen3", {"tp_size": 2, "pp_size": 2}),
+        ("qwen3", {"tp_size": 2}),
+    ],
+    ids=str,
+)
+def test_stages_and_matrices_give_their_parts_with_an_adapter(
+    tiny_folder: Folder, tmp_path: Path, kind: str, axes: dict[str, int]
+) -> None:
+    setting = Setting(folder=str(tiny_folder(kind)), lora=LoraConfig(rank=3, alpha=6.0))
+    alone_engine = engine_of(alone("cpu"), setting)
+    enlarge_adapters(alone_engine.model.module)
+    cut = replace(setting, **axes)  # type: ignore[arg-type]
+    first, *_, received = run_ranks(merged_and_received, 5, str(tmp_path), cut)
+    assert received[0] == first[0] != ""
+    expected = {name: full_bits(tensor) for name, tensor in alone_engine.streamed_weights() or ()}
+    assert expected
+    assert {name: received[1][name] for name in expected} == expected
 
 
 def with_faults(ranks: Ranks, directory: str) -> list[str]:

@@ -87,17 +87,19 @@ def test_what_cannot_be_replayed_or_divided_is_refused(project: Project, moe_mod
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize("axis", ["expert_parallel", "pipeline_parallel"])
 def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
-    project: Project, moe_model: Path, tmp_path: Path
+    project: Project, moe_model: Path, tmp_path: Path, axis: str
 ) -> None:
+    divided = ("resources.runtime=ray", "resources.ranks=2", f"actor.engine.{axis}=2")
     settings = (f"model.path='{moe_model}'", *EXACT, "rollout.router_replay=true")
     alone = train_in(tmp_path / "alone", project.config(*settings, "trainer.max_steps=2"))
-    on_two = train_in(tmp_path / "on_two", project.config(*settings, *ON_TWO, "trainer.max_steps=2"))
+    on_two = train_in(tmp_path / "on_two", project.config(*settings, *divided, "trainer.max_steps=2"))
     for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
         assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9)
     longer = resume_in(alone.folder, "trainer.max_steps=3")
     back = resume_in(
         on_two.folder, "trainer.max_steps=3", "resources.runtime=inline", "resources.ranks=1",
-        "actor.engine.expert_parallel=1",
+        f"actor.engine.{axis}=1",
     )  # fmt: skip
     assert numbers(back) == [pytest.approx(one, abs=1e-9, rel=1e-9) for one in numbers(longer)]

@@ -21,11 +21,17 @@ def numbers(run: Done) -> list[list[float]]:
     return [[step[name] for name in COMPARED] for step in run.steps]
 
 
+LORA = ("model.lora.rank=4", "critic.lora.rank=4", "actor.optim.lr=0.01")
+
+
 @pytest.mark.dist
+@pytest.mark.parametrize("lora", [(), LORA[::2]], ids=["all", "lora"])
 @pytest.mark.parametrize("axis", AXES)
-def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: Path, axis: str) -> None:
+def test_weights_reach_a_rollout_engine_of_its_own(
+    project: Project, tmp_path: Path, axis: str, lora: tuple[str, ...]
+) -> None:
     """The second step samples with what the first has taught."""
-    settings = (*EXACT, "trainer.max_steps=2", "algorithm.adv_estimator=grpo")
+    settings = (*EXACT, *lora, "trainer.max_steps=2", "algorithm.adv_estimator=grpo")
     alone = train_in(tmp_path / "alone", project.config(*settings))
     apart = train_in(
         tmp_path / "apart",
@@ -45,16 +51,17 @@ def test_weights_reach_a_rollout_engine_of_its_own(project: Project, tmp_path: P
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize("lora", [(), LORA], ids=["all", "lora"])
 @pytest.mark.parametrize("axis", AXES)
 def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
-    project: Project, tmp_path: Path, axis: str
+    project: Project, tmp_path: Path, axis: str, lora: tuple[str, ...]
 ) -> None:
     """Also with a checkpoint of two ranks that one process continues, and the other way round."""
-    alone = train_in(tmp_path / "alone", project.config(*EXACT, "trainer.max_steps=2"))
+    alone = train_in(tmp_path / "alone", project.config(*EXACT, *lora, "trainer.max_steps=2"))
     on_two = train_in(
         tmp_path / "on_two",
         project.config(
-            *EXACT, *ON_TWO, f"actor.engine.{axis}=2", f"critic.engine.{axis}=2", "trainer.max_steps=2"
+            *EXACT, *lora, *ON_TWO, f"actor.engine.{axis}=2", f"critic.engine.{axis}=2", "trainer.max_steps=2"
         ),
     )
     assert len(alone.steps) == len(on_two.steps) == 2

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
+from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
 from strop.utils.hub.models import fetch_copy
 from strop.utils.rng import random_key
@@ -104,7 +105,7 @@ def adapter_off(model: CausalLM) -> Iterator[None]:
 @torch.no_grad()
 def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     """Every weight with its adapter added, under the base model's Hugging Face names: as a full tensor, but as the
-    model's own shard where no adapter changes it.
+    model's own shard where no adapter changes it, and without values where another stage has it.
 
     Names and order are those of `weights.weights_metadata`: tied weights come once. One weight is made at a time.
     """
@@ -112,7 +113,7 @@ def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     tensors = named_weights(model.module)
     for weight in weights_metadata(model.module):
         tensor, layer = tensors[weight.name].detach(), layers.get(weight.name)
-        if layer is not None:
+        if layer is not None and not tensor.is_meta:
             tensor = full(tensor)
             tensor = tensor + _delta(layer).to(tensor.dtype)
         yield weight.name, tensor
@@ -121,7 +122,8 @@ def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
 def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     """Trained tensors, whole, under the names of a PEFT adapter file."""
     for name, parameter in _trained(model):
-        yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), full(parameter.detach())
+        whole = whole_weight(model.module, name, parameter, parameter.dtype)
+        yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), whole
 
 
 def save_adapter(model: CausalLM, folder: Path, *, write: bool = True) -> None:
@@ -154,7 +156,7 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
     """
     state: dict[str, Tensor] = {}
     for name, tensor in merged_tensors(model):
-        whole = full(tensor)
+        whole = whole_weight(model.module, name, tensor, tensor.dtype)
         if write:
             state[name] = whole.to("cpu", copy=True)
     if write:

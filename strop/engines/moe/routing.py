@@ -5,6 +5,9 @@ losses (losses.py), and may put experts of another pass in the place of their ch
 the router itself gives these experts, from its own logits.
 
 A checkpointed layer is computed again with the routing of its pass: its tokens go to the same experts, and count once.
+
+Where layers are divided into stages, each stage has a `Routing` of its own for its pass, with the terms of its layers
+alone; layers are counted under their number in the whole model.
 """
 
 from __future__ import annotations
@@ -118,14 +121,23 @@ class Routing:
             self._num_rows[at] * is_token, num_layers=self._num_layers, experts=experts, loss=self._loss
         )
 
-    @property
-    def is_known(self) -> bool:
-        """The routers say what they choose; after the pass."""
-        return bool(self._counts)
+    def of_stage(self) -> Routing:
+        """The same for the pass of one more stage of this rank: terms of its own, choices counted with those of the
+        others."""
+        stage = Routing(self._num_rows, num_layers=self._num_layers, experts=self._experts, loss=self._loss)
+        stage._counts = self._counts
+        return stage
 
-    def counts(self) -> Tensor:
-        """Tokens [L, E] that went to each expert, each once per row that it is part of; float64, after the pass."""
-        return torch.stack([self._counts[number] for number in sorted(self._counts)])
+    def add_counts(self, other: Routing) -> None:
+        """Count the choices of another micro-batch with those of this one."""
+        for number, counts in other._counts.items():
+            self._counts[number] = self._counts[number] + counts if number in self._counts else counts
+
+    def counts(self, num_experts: int) -> Tensor:
+        """Tokens [L, E] that went to each expert, each once per row that it is part of; float64, after the pass. Zeros
+        for layers of other ranks, and for routers that do not say what they choose."""
+        of_none = torch.zeros(num_experts, dtype=torch.float64, device=self._num_rows.device)
+        return torch.stack([self._counts.get(number, of_none) for number in range(self._num_layers)])
 
     def loss(self) -> Tensor | None:
         """Sum of the terms of the routers' loss that these tokens have, a scalar, if there is one; after the pass."""
@@ -206,6 +218,14 @@ class RoutingRecord:
             num_tokens: N.
         """
         self._chosen = {number: function(index)[:num_tokens] for number, index in self._chosen.items()}
+
+    def join(self, function: Callable[[dict[int, Tensor]], Tensor]) -> None:
+        """After the pass: take the choices in the layers of all stages.
+
+        Args:
+            function: [L, n, k] of all layers, from tensors [n, k] of those that are here, by their numbers.
+        """
+        self._chosen = dict(enumerate(function(self._chosen)))
 
     def chosen(self) -> Tensor:
         """Experts [n, L, k] of the tokens, int16 in host memory."""

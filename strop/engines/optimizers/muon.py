@@ -1,8 +1,8 @@
 """Muon: momentum whose update is orthogonalised, for hidden matrices whole or sharded over ranks.
 
-Concurrency: with sharded parameters `Muon.step` is a collective of the ranks that hold the shards. They work in
-rounds: each sends its shards of W matrices to W ranks, orthogonalises the one it received, and sends the rows back.
-No rank orthogonalises a matrix twice or holds more than one whole.
+Concurrency: with sharded parameters `Muon.step` is a collective of the ranks that hold the shards, which are boxes of
+rows and columns. They work in rounds: each sends its shards of W matrices to W ranks, orthogonalises the one it
+received, and sends the boxes back. No two of them orthogonalise the same matrix, and none holds several whole ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from strop.engines.config import OptimizerConfig
 from strop.engines.gradients import local, meeting_device
@@ -31,7 +32,10 @@ _EPS = 1e-7
 
 
 def muon_parts(
-    named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
+    named: Mapping[str, nn.Parameter],
+    config: OptimizerConfig,
+    embeddings: Collection[str],
+    matrix_group: dist.ProcessGroup | None = None,
 ) -> list[Part]:
     """Muon for the hidden matrices, AdamW for all else.
 
@@ -39,6 +43,7 @@ def muon_parts(
         named: the parameters, by name.
         config: the numbers of both.
         embeddings: names of those of embeddings and head.
+        matrix_group: as of `Muon`.
 
     Raises:
         ValueError: no embeddings are named.
@@ -50,7 +55,13 @@ def muon_parts(
     rest = adamw_parts([p for p in named.values() if id(p) not in ids], config)
     if not hidden:
         return rest
-    muon = Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
+    muon = Muon(
+        hidden,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        matrix_group=matrix_group,
+    )
     return [_MuonPart(muon), *rest]
 
 
@@ -89,8 +100,23 @@ class Muon(torch.optim.Optimizer):
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov's momentum.
     """
 
-    def __init__(self, params: Iterable[Any], *, lr: float, weight_decay: float, momentum: float) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        matrix_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Args:
+        params: matrices, whole or sharded.
+        lr, weight_decay, momentum: as above.
+        matrix_group: ranks that hold the parts of a matrix that is cut along two axes of their mesh, in the order of
+            the mesh; None where none is.
+        """
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self._matrix_group = matrix_group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -100,7 +126,7 @@ class Muon(torch.optim.Optimizer):
             teams: dict[dist.ProcessGroup | None, list[nn.Parameter]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    teams.setdefault(_team(parameter), []).append(parameter)
+                    teams.setdefault(self._team(parameter), []).append(parameter)
             for team, parameters in teams.items():
                 num_ranks = 1 if team is None else dist.get_world_size(team)
                 # Matrices of a round are of similar size, so that no rank waits for a large one.
@@ -117,11 +143,24 @@ class Muon(torch.optim.Optimizer):
         if team is None:
             updates = [orthogonalized(update) for update in updates]
         else:
-            updates = _orthogonalized_in_team(updates, [p.shape for p in parameters], team)
+            rank = dist.get_rank(team)
+            boxes = _boxes(parameters[rank]) if rank < len(parameters) else []
+            updates = _orthogonalized_in_team(updates, boxes, team)
         for parameter, update in zip(parameters, updates, strict=True):
             shard = local(parameter.data)
             shard.mul_(1 - group["lr"] * group["weight_decay"])
             shard.add_(update.to(shard.device), alpha=-group["lr"] * update_scale(parameter.shape))
+
+    def _team(self, parameter: nn.Parameter) -> dist.ProcessGroup | None:
+        """The ranks that hold the parts of a matrix, in the order of its mesh; None where it is whole."""
+        cuts = _cut_axes(parameter)
+        if not isinstance(parameter, DTensor) or not cuts:
+            return None
+        if len(cuts) == 1:
+            group: dist.ProcessGroup = parameter.device_mesh.get_group(cuts[0])
+            return group
+        assert self._matrix_group is not None, "ranks that share matrices have a group"
+        return self._matrix_group
 
     def _with_momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
         """This rank's shard of what is orthogonalised, in the bfloat16 that it is orthogonalised in."""
@@ -145,50 +184,58 @@ class _MuonPart(Part):
             self.optimizer.materialize(parameter)
 
 
-def _team(parameter: nn.Parameter) -> dist.ProcessGroup | None:
-    """The ranks that hold the rows of a matrix, in order; None where it is whole.
-
-    Raises:
-        ValueError: it is cut in another way.
-    """
+def _cut_axes(parameter: nn.Parameter) -> list[int]:
+    """Axes of the mesh along which a parameter is cut."""
     if not isinstance(parameter, DTensor):
-        return None
-    cuts = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
-    if not cuts:
-        return None
-    if len(cuts) > 1 or parameter.placements[cuts[0]] != Shard(0):
-        raise ValueError(
-            f"a matrix of shape {tuple(parameter.shape)} is sharded as {parameter.placements}, but Muon needs whole "
-            f"rows on each rank; use optim.name=adamw for this role"
+        return []
+    return [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+
+
+_Box = tuple[slice, ...]
+"""Rows and columns of a matrix."""
+
+
+def _boxes(parameter: nn.Parameter) -> list[_Box]:
+    """The part of a matrix that each rank of its team holds, in their order."""
+    assert isinstance(parameter, DTensor), "it is sharded"
+    mesh, axes = parameter.device_mesh, _cut_axes(parameter)
+    here = mesh.get_coordinate()
+    assert here is not None, "this rank holds a part"
+    boxes: list[_Box] = []
+    for place in itertools.product(*(range(mesh.size(axis)) for axis in axes)):
+        coordinate = list(here)
+        for axis, at in zip(axes, place, strict=True):
+            coordinate[axis] = at
+        shape, offset = _compute_local_shape_and_global_offset(
+            parameter.shape, mesh.shape, coordinate, parameter.placements
         )
-    group: dist.ProcessGroup = parameter.device_mesh.get_group(cuts[0])
-    return group
-
-
-def shard_rows(num_rows: int, num_ranks: int) -> list[int]:
-    """Rows of each rank when torch shards [num_rows, ...] over its first axis; the last ranks may have none."""
-    step = -(-num_rows // num_ranks)
-    return [max(0, min(step, num_rows - rank * step)) for rank in range(num_ranks)]
+        boxes.append(tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True)))
+    return boxes
 
 
 def _orthogonalized_in_team(
-    shards: Sequence[Tensor], shapes: Sequence[torch.Size], team: dist.ProcessGroup
+    shards: Sequence[Tensor], boxes: Sequence[_Box], team: dist.ProcessGroup
 ) -> list[Tensor]:
-    """Rank r of the team orthogonalises matrix r; everybody gets its rows of each.
+    """Rank r of the team orthogonalises matrix r; everybody gets its box of each.
 
     Args:
-        shards: [rows, n] of each matrix, at most one matrix per rank.
-        shapes: the whole matrices'.
+        shards: [rows, columns] of this rank's box of each matrix, at most one matrix per rank.
+        boxes: of every rank in the matrix of this one; none where there is none for it.
+        team: the ranks.
     """
-    num_ranks, rank = dist.get_world_size(team), dist.get_rank(team)
-    rows = [shard_rows(shape[0], num_ranks) for shape in shapes]
-    assert [len(shard) for shard in shards] == [r[rank] for r in rows], "shards are cut as torch cuts them"
-    mine = shapes[rank] if rank < len(shapes) else torch.Size((0, 0))
+    num_ranks = dist.get_world_size(team)
+    sizes = [tuple(side.stop - side.start for side in box) for box in boxes]
     num_out = [shard.numel() for shard in shards] + [0] * (num_ranks - len(shards))
-    num_in = [r * mine[1] for r in rows[rank]] if rank < len(shapes) else [0] * num_ranks
-    matrix = exchanged(torch.cat([shard.reshape(-1) for shard in shards]), num_out, num_in, team)
-    if rank < len(shapes):
-        matrix = orthogonalized(matrix.view(mine)).reshape(-1)
-    returned = exchanged(matrix, num_in, num_out, team)
-    ends = list(itertools.accumulate(num_out))
-    return [returned[end - s.numel() : end].view(s.shape) for end, s in zip(ends, shards, strict=False)]
+    num_in = [math.prod(size) for size in sizes] or [0] * num_ranks
+    parts = exchanged(torch.cat([shard.reshape(-1) for shard in shards]), num_out, num_in, team)
+    if boxes:
+        matrix = parts.new_empty([max(box[side].stop for box in boxes) for side in range(2)])
+        for box, size, part in zip(boxes, sizes, parts.split_with_sizes(num_in), strict=True):
+            matrix[box] = part.view(size)
+        matrix = orthogonalized(matrix)
+        parts = torch.cat([matrix[box].reshape(-1) for box in boxes])
+    returned = exchanged(parts, num_in, num_out, team)
+    return [
+        part.view(shard.shape)
+        for part, shard in zip(returned.split_with_sizes(num_out), shards, strict=False)
+    ]

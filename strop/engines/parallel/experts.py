@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from strop.engines.config import EngineConfig
 from strop.engines.moe.layers import MoELayer, moe_layers, num_experts
 from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.parallel.ranks import exchanged
@@ -74,6 +75,27 @@ def check_expert_parallel(
             raise ValueError(
                 f"{key} is {ep_size}, but the {count} experts of a layer of the model do not divide over {ep_size} "
                 f"ranks; use one of {', '.join(map(str, sizes))}"
+            )
+
+
+def check_adapted_experts(module: nn.Module, engine: EngineConfig, *, section: str = "engine") -> None:
+    """Refuse adapters of experts where these are divided, or sharded apart from the layers that they are in.
+
+    Args:
+        module: the model, with its adapter.
+        engine: of the role.
+        section: as of `check_expert_parallel`.
+
+    Raises:
+        ValueError: there are such adapters.
+    """
+    adapted = [name for name, part in module.named_modules() if hasattr(part, "parameter_name")]  # PEFT's
+    sizes = {"expert_parallel": engine.expert_parallel, "tensor_parallel": engine.tensor_parallel}
+    for key, size in sizes.items():
+        if size > 1 and adapted:
+            raise ValueError(
+                f"{section}.{key} is {size}, but the adapter changes the experts {adapted[0]}, which do not go with "
+                f"it: use layers other than experts, or {section}.{key}=1"
             )
 
 

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.gradients import local
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.model_axes import check_model_axes
 from strop.engines.parallel.pipeline import Pipeline
@@ -178,15 +179,16 @@ def full_parameters(model: CausalLM) -> Iterator[None]:
 
 def _computes_with_what_it_holds(model: CausalLM, unit: FSDPModule) -> bool:
     """Each shard is this rank's whole part of a matrix that is cut over tensor-parallel ranks alone, or of experts that
-    are divided over ranks alone, in the precision of its products: gathering would copy it."""
-    if model.compute_dtype in HALF:
+    are divided over ranks alone, where it computes and in the precision of its products: gathering would copy it."""
+    parameter = next(p for p in model.module.parameters() if not p.is_meta)
+    is_elsewhere = local(parameter).device.type != model.device.type  # engine.offload=all
+    if model.compute_dtype in HALF or is_elsewhere:
         return False
     experts = model.expert_parallel
     if experts is not None and any(unit is layer.experts for layer in experts.layers):
         return experts.shard_mesh.size() == 1 and _is_divided_in_generation(model)
     if model.tensor_parallel is None:
         return False
-    parameter = next(p for p in model.module.parameters() if not p.is_meta)
     assert isinstance(parameter, DTensor), "the model is sharded"
     mesh = parameter.device_mesh
     assert mesh.mesh_dim_names is not None, "meshes of ranks have names"

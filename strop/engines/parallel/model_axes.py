@@ -9,7 +9,7 @@ from torch import nn
 from strop.engines.config import EngineConfig
 from strop.engines.megatron.checks import check_model
 from strop.engines.parallel.context import check_context_parallel
-from strop.engines.parallel.experts import check_expert_parallel
+from strop.engines.parallel.experts import check_adapted_experts, check_expert_parallel
 from strop.engines.parallel.pipeline import check_pipeline_parallel
 from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
@@ -45,8 +45,8 @@ def check_model_axes(
         module: the model, if it is there.
 
     Raises:
-        ValueError: heads, hidden units, layers or experts do not divide, or the model has a part that an axis does not
-            carry.
+        ValueError: heads, hidden units, layers or experts do not divide, or the model or its adapter has a part that an
+            axis does not carry.
     """
     if engine.kind == "megatron":
         check_model(config, engine, section=section)
@@ -56,3 +56,5 @@ def check_model_axes(
     check_tensor_parallel(config, engine.tensor_parallel, section=section)
     check_pipeline_parallel(config, engine, section=section)
     check_expert_parallel(config, engine.expert_parallel, section=section, module=module)
+    if module is not None:
+        check_adapted_experts(module, engine, section=section)

@@ -28,7 +28,8 @@ class HostCopies:
         """Copy these tensors' memory to the host and free it where it was."""
         for tensor in tensors:
             storage = local(tensor).untyped_storage()
-            if storage.nbytes() > 0:  # else empty, or another tensor's memory too
+            is_here = storage.device.type != "meta"  # not of another stage
+            if is_here and storage.nbytes() > 0:  # else empty, or another tensor's memory too
                 pinned = storage.device.type != "cpu"
                 host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
                 host.copy_(_bytes_of(storage))

@@ -5,8 +5,8 @@ and its gradients are added up. Parameters of other stages stay in the module un
 meta device), so that names, shapes and order of the weights are the same on every rank. A forward pass of a stage runs
 the model's own forward with the layers of this stage alone, from hidden states in place of embeddings.
 
-Concurrency: `hidden`, `generating`, `whole`, `of_all_stages` and `add_shared_gradients` are collectives of the ranks
-that run the stages for the same rows, called by all of them in the same order.
+Concurrency: `hidden`, `generating`, `whole`, `of_all_stages`, `of_layers` and `add_shared_gradients` are collectives of
+the ranks that run the stages for the same rows, called by all of them in the same order.
 
 Source: Huang et al. 2019, arXiv:1811.06965; the order of passes is in schedule.py. Exercised on gloo with CPU tensors.
 """
@@ -27,6 +27,7 @@ from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
 from strop.engines.parallel.ranks import Parallel, gather_json
+from strop.engines.weights import hugging_face_name
 
 T = TypeVar("T")
 
@@ -115,9 +116,10 @@ class Pipeline:
         with self._swapped(self._placeholders, nn.Identity()):
             self._check_passes_on(module)
         self.owners: dict[str, int] = {}
-        """Rank of the pipeline that speaks for each weight, by all of its names."""
+        """Rank of the pipeline that speaks for each weight, by all of its names, with and without those of adapters."""
         self.shared: nn.Parameter | None = None
-        """Embedding that is the head as well, of a rank that has one of them and not both; set by `find_shared`."""
+        """Embedding that is the head as well and is trained, of a rank that has one of them and not both; set by
+        `find_shared`."""
         self._shared_name = ""
         self._has_every_head = self.is_whole = False
         self._drop_others(module)
@@ -275,10 +277,21 @@ class Pipeline:
         gathered: list[Mapping[str, T]] = gather_json(facts, self.group, self.device)
         return {name: fact for stage in gathered for name, fact in stage.items()}
 
+    def of_layers(self, own: Mapping[int, Tensor], *, num_layers: int, num_tokens: int) -> Tensor:
+        """Integers [L, n, k] of numbered layers, from tensors [n, k] of the layers of each rank, on every rank."""
+        width = torch.tensor(max((part.shape[1] for part in own.values()), default=0), device=self.device)
+        dist.all_reduce(width, op=dist.ReduceOp.MAX, group=self.group)  # not known to a rank without any
+        every = torch.zeros(num_layers, num_tokens, int(width), dtype=torch.int32, device=self.device)
+        for number, part in own.items():
+            every[number] = part
+        dist.all_reduce(every, group=self.group)
+        return every
+
     def find_shared(self, module: nn.Module) -> None:
-        """Note the parameter that the first and the last stage both have; after it was cut and sharded."""
+        """Note the parameter that the first and the last stage both have and train; after it was cut and sharded."""
         if self._shared_name and self.rank in (0, self.num_ranks - 1):
-            self.shared = dict(module.named_parameters())[self._shared_name]
+            shared = dict(module.named_parameters())[self._shared_name]
+            self.shared = shared if shared.requires_grad else None
 
     def add_shared_gradients(self) -> None:
         """Add up the gradients of an embedding that is the head as well, of the first and the last stage."""
@@ -332,8 +345,10 @@ class Pipeline:
         for stage, layers in enumerate(self._stages):
             places += [(self._layers[index], stage) for index in layers]
         for part, stage in places:
-            for parameter in part.parameters():
-                stages.setdefault(id(parameter), set()).add(stage)
+            for tensor in (*part.parameters(), *part.buffers()):
+                stages.setdefault(id(tensor), set()).add(stage)
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._own(name, {stage % self.num_ranks for stage in stages.get(id(buffer), {0})})
         dropped: dict[int, nn.Parameter] = {}  # tied parameters stay tied
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if id(parameter) not in stages:
@@ -341,17 +356,20 @@ class Pipeline:
                     f"engine.pipeline_parallel of this role is {self.num_ranks}, but {name} of "
                     f"{type(module).__name__} belongs to no layer; set it to 1"
                 )
-            holders = sorted({stage % self.num_ranks for stage in stages[id(parameter)]})
-            self.owners[name] = holders[0]
+            holders = {stage % self.num_ranks for stage in stages[id(parameter)]}
+            self._own(name, holders)
             if len(holders) > 1:
                 self._shared_name = self._shared_name or name
             if self.rank in holders:
                 continue
             if id(parameter) not in dropped:
                 empty = torch.empty_like(parameter, device="meta")
-                dropped[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+                dropped[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             path, _, own_name = name.rpartition(".")
             module.get_submodule(path)._parameters[own_name] = dropped[id(parameter)]
+
+    def _own(self, name: str, holders: set[int]) -> None:
+        self.owners[name] = self.owners[hugging_face_name(name) or name] = min(holders)
 
 
 _PIPELINES: WeakKeyDictionary[nn.Module, Pipeline] = WeakKeyDictionary()

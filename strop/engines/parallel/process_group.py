@@ -132,6 +132,7 @@ def joined(
         else meshes.of_parameters["shard"],
         sp_group=meshes.group_of_rows("sp"),
         tp_mesh=meshes.of_parameters["tp"] if engine.tensor_parallel > 1 else None,
+        matrix_group=meshes.group_of_matrices(),
         cp_group=meshes.group_of_rows("cp"),
         row_group=meshes.group_of_both(),
         pp_groups=_stage_groups(engine.pipeline_parallel, world_size, timeout_s),
@@ -169,7 +170,8 @@ class _Meshes:
             engine.context_parallel,
         )
         of_stage = world_size // pp
-        num_shards = engine.shard_size or of_stage // tp
+        self._num_stages, self._tp = pp, tp
+        num_shards = self._num_shards = engine.shard_size or of_stage // tp
         self.num_copies = of_stage // tp // num_shards
         self._device_type = device_type
         self._rows = {"pp": pp, "dp": of_stage // (tp * sp * cp), "cp": cp, "sp": sp, "tp": tp}
@@ -185,6 +187,13 @@ class _Meshes:
     def group_of_rows(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks along one of the axes of rows; None where that is this rank alone."""
         return self._mesh(self._rows).get_group(axis) if self._rows[axis] > 1 else None
+
+    def group_of_matrices(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the parts of one copy of a matrix; None where it is cut along one axis alone."""
+        if self._tp == 1:
+            return None
+        axes = {"pp": self._num_stages, "replicate": self.num_copies, "matrix": self._num_shards * self._tp}
+        return self._mesh(axes).get_group("matrix")
 
     def group_of_both(self) -> dist.ProcessGroup | None:
         """The ranks along both axes of tokens; None where one of them is this rank alone."""

@@ -47,6 +47,9 @@ class Parallel:
     """The ranks that share this rank's sequences; None when sp_size is 1."""
     tp_mesh: DeviceMesh | None = None
     """The ranks that have the other parts of this rank's matrices, in one dimension; None when tp_size is 1."""
+    matrix_group: dist.ProcessGroup | None = None
+    """The ranks that hold the parts of one copy of a matrix, cut and sharded, in the order of both axes; None when
+    tp_size is 1."""
     cp_group: dist.ProcessGroup | None = None
     """The ranks that have the other tokens of this rank's sequences; None when cp_size is 1."""
     row_group: dist.ProcessGroup | None = None

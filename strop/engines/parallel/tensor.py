@@ -10,10 +10,13 @@ Which matrix is cut by columns and which by rows says the model's plan in transf
 with other parts than these two is refused by name. Experts are not cut: between regions a rank routes its own tokens,
 and the experts are sharded, or divided, over all ranks (experts.py).
 
+An adapter B A of a matrix is cut with it: by columns B has the rows of a rank, by rows A has its columns, and the other
+one is whole on every rank.
+
 Gradients: the exchange before a region adds up what the ranks' parts of it say about a token, and the one behind it
 hands each rank the gradient of all tokens. A parameter that every rank holds whole (norms) has seen the tokens, or the
-heads, of its rank alone: its gradient is a partial sum, which is added up over the group before the step
-(`DTensor` placements say so).
+heads, of its rank alone, and the whole half of an adapter the outputs or inputs of its rank: its gradient is a partial
+sum, which is added up over the group before the step (`DTensor` placements say so).
 
 Concurrency: all ranks of a group pack the same rows and call the same collectives in the same order: four per layer,
 one behind the embedding, one before the head, each with its inverse in the backward pass.
@@ -144,6 +147,7 @@ class TensorParallel:
                 part.register_forward_hook(self._scatter_output)
         self._embedding.register_forward_pre_hook(self._look_up)
         self._embedding.register_forward_hook(self._scatter_embedding)
+        styles |= dict(_inside_adapted(styles))
         styles |= {part: COLUMNS for part in (self._embedding, head) if part is not None}
         parts = [part for part in module.modules() if not has_standard_experts(part)]
         self._cut_parameters(parts, styles)
@@ -353,6 +357,15 @@ def _planned(module: nn.Module, *, cuts_key_heads: bool) -> Iterator[tuple[nn.Mo
         for pattern, style in patterns.items():
             if pattern.fullmatch(name):
                 yield part, style
+
+
+def _inside_adapted(styles: Mapping[nn.Module, str]) -> Iterator[tuple[nn.Module, str]]:
+    """The matrices inside of planned ones that have an adapter (PEFT), each with the style of its cut: W, and the half
+    of the adapter that is cut with it."""
+    for part, style in styles.items():
+        if (adapted := getattr(part, "base_layer", None)) is not None:
+            halves: Any = part.lora_B if style == COLUMNS else part.lora_A
+            yield from ((matrix, style) for matrix in (adapted, *halves.values()))
 
 
 def _parent(module: nn.Module, part: nn.Module) -> nn.Module:

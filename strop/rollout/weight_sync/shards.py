@@ -129,10 +129,12 @@ class ShardStream:
         start: int,
     ) -> None:
         """Put this rank's parts into the bucket."""
+        num_stages = 1 if self._pipeline is None else self._pipeline.num_ranks
+        in_stage = self._ranks.size // num_stages  # neighbours
         for (weight, offset), tensor in zip(entries, tensors, strict=True):
             if self._pipeline is not None and not self._pipeline.is_mine(weight.name):
                 continue
-            part = part_of(tensor, weight.dtype, rank=self._ranks.rank, num_ranks=self._ranks.size)
+            part = part_of(tensor, weight.dtype, rank=self._ranks.rank % in_stage, num_ranks=in_stage)
             if part is None:
                 continue
             place, first = _place(weight, offset, window, start)

@@ -52,14 +52,14 @@ def check_parallel_settings(
     if engine.kind == "megatron":
         _check_megatron_settings(role, engine, optim, model, lora=lora)
         return
+    is_8bit = optim is not None and optim.name == "adamw_8bit"
     others = {
-        lora[0]: (lora[1].rank, 0),
         f"{role}.engine.compile": (engine.compile, False),
-        f"{role}.engine.offload": (engine.offload, "none"),
         f"{role}.engine.offload_activations": (engine.offload_activations, False),
-        f"{role}.optim.name": ("adamw" if optim is None else optim.name, "adamw"),
+        f"{role}.optim.name": ("adamw_8bit" if is_8bit else "adamw", "adamw"),
     }
-    _check_expert_parallel_settings(role, engine, optim, lora=lora)
+    _check_expert_parallel_settings(role, engine, optim)
+    _check_adapted_experts(role, engine, lora=lora)
     fused = {"model.use_liger": (model.use_liger, False)}
     for key, size, refused in (
         ("tensor_parallel", engine.tensor_parallel, others | fused),
@@ -136,22 +136,14 @@ def _check_same_axes(engines: Mapping[str, EngineConfig]) -> None:
                 )
 
 
-def _check_expert_parallel_settings(
-    role: str, engine: EngineConfig, optim: OptimizerConfig | None, *, lora: tuple[str, LoraConfig]
-) -> None:
+def _check_expert_parallel_settings(role: str, engine: EngineConfig, optim: OptimizerConfig | None) -> None:
     """Raise a ValueError for settings that experts over several ranks do not go with; arguments as of
     `check_parallel_settings`."""
     if engine.expert_parallel == 1:
         return
-    section = lora[0].removesuffix(".rank")
-    of_experts = [target for target in lora[1].target_modules if "expert" in target]
     refused = {
         f"{role}.engine.compile=True": engine.compile and "false",
         f"{role}.optim.name=adamw_8bit": optim is not None and optim.name == "adamw_8bit" and "adamw or muon",
-        f"{section}.target_modules=[{', '.join(of_experts)}]": lora[1].enabled
-        and bool(of_experts)
-        and "layers other than experts",
-        f"{section}.path={lora[1].path}": bool(lora[1].path) and "an adapter that starts at zero",
     }
     for setting, instead in refused.items():
         if instead:
@@ -161,13 +153,25 @@ def _check_expert_parallel_settings(
             )
 
 
+def _check_adapted_experts(role: str, engine: EngineConfig, *, lora: tuple[str, LoraConfig]) -> None:
+    """Raise a ValueError for adapters of experts that are divided, or sharded apart from their layers; arguments as of
+    `check_parallel_settings`. Those of a folder are known once it is read (`strop.engines.parallel.experts`)."""
+    of_experts = [target for target in lora[1].target_modules if "expert" in target]
+    sizes = {"expert_parallel": engine.expert_parallel, "tensor_parallel": engine.tensor_parallel}
+    for key, size in sizes.items():
+        if size > 1 and lora[1].enabled and of_experts:
+            raise ValueError(
+                f"{role}.engine.{key} is {size}, which does not go with {lora[0].removesuffix('.rank')}.target_modules="
+                f"[{', '.join(of_experts)}]: use layers other than experts, or {role}.engine.{key}=1"
+            )
+
+
 def check_router_settings(role: str, engine: EngineConfig, moe: MoEConfig) -> None:
     """Raise a ValueError for losses of routers that the engine of a role cannot add."""
     key = "balance_loss_coef" if moe.balance_loss_coef else "z_loss_coef"
     for setting, value, needed in (
         ("kind", engine.kind, "torch"),
         ("compile", engine.compile, False),
-        ("pipeline_parallel", engine.pipeline_parallel, 1),
     ):
         if moe.is_on and value != needed:
             raise ValueError(

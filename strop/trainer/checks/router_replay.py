@@ -25,7 +25,6 @@ def check(config: Config) -> None:
         "trainer.skip_rollout": (config.trainer.skip_rollout, ""),
         "actor.engine.kind": (engine.kind, "torch"),
         "actor.engine.compile": (engine.compile, False),
-        "actor.engine.pipeline_parallel": (engine.pipeline_parallel, 1),
     }
     for key, (value, only) in needed.items():
         if value != only:
