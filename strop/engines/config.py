@@ -220,7 +220,7 @@ class EngineConfig:
     """Ranks that the layers are divided over; micro-batches pass through them one after the other."""
     pipeline_chunks: PositiveInt = 1
     """Runs of layers that each of these ranks has (interleaved stages): they wait less, and send more."""
-    pipeline_layers: tuple[int, ...] = ()
+    pipeline_layers: tuple[PositiveInt, ...] = ()
     """Layers of each stage, in order, such as [5, 6, 6, 5]; empty: as evenly as they can be."""
     expert_parallel: PositiveInt = 1
     """Ranks that the experts of each layer are divided over; tokens travel to those of theirs. Of the ranks that rows

@@ -112,6 +112,10 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             "actor.engine.pipeline_chunks is 2 and actor.engine.pipeline_layers is [], which say how stages are made",
         ),
         (
+            ["actor.engine.pipeline_parallel=2", "actor.engine.pipeline_layers=[5,-1]"],
+            "actor.engine.pipeline_layers[1] is -1, but it needs a whole number of at least 1",
+        ),
+        (
             ["resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=3"],
             "resources.min_nodes is 3, but the run is asked for 2 nodes",
         ),
