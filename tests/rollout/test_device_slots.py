@@ -63,6 +63,8 @@ def test_one_allocation_of_two_buckets_is_opened_once_by_each_receiver(folder: P
         assert transports(results) == ["cuda_ipc"] * 3
         assert all(bits(copy) == bits(pair.model) for copy in pair.copies)
         assert {result.digest for result in results} == {digest_weights(pair.model)}
+        assert len({result.sent_bytes for result in results}) == 1
+        assert results[0].sent_bytes >= results[0].num_bytes, "all weights travel, whole"  # type: ignore[union-attr]
         with torch.no_grad():
             pair.model.embed.weight.add_(1)
     assert [device.opened for device in devices.all[:2]] == [1, 1]

@@ -1,7 +1,7 @@
 """Memory of a CUDA device that other processes of the node open: the few calls of torch that do it, and nothing else.
 
 Never run on CUDA: written against torch 2.13 and the CUDA runtime's manual. Tests run everything around it with the
-same calls for host memory (tests/rollout/shared_host_device.py).
+same calls for host memory.
 
 An export is plain JSON: the handle of the allocation in hexadecimal digits, sizes, and the UUID of the device. A
 process opens it on its own device, also where its CUDA_VISIBLE_DEVICES leaves the other one out: the driver then maps
@@ -62,8 +62,7 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         """`device`: with its number; without one, the current one."""
-        self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._device = torch.device(device.type, self._index)
+        self._device = torch.empty(0, device=device).device  # with its number
 
     @property
     def name(self) -> str:
@@ -100,7 +99,7 @@ class CudaDevice:
         self._require_reach(exported["device"])
         try:
             storage = torch.UntypedStorage._new_shared_cuda(
-                self._index, bytes.fromhex(exported["handle"]), exported["num_bytes"], exported["offset"],
+                self._device.index, bytes.fromhex(exported["handle"]), exported["num_bytes"], exported["offset"],
                 bytes.fromhex(exported["counter"]), exported["counter_at"], b"", False,
             )  # fmt: skip
         except RuntimeError as error:
@@ -123,13 +122,18 @@ class CudaDevice:
         """Raise OSError where this process sees the other device, and the two have no access to each other."""
         for index in range(torch.cuda.device_count()):
             is_it = str(torch.cuda.get_device_properties(index).uuid) == name
-            if is_it and index != self._index and not torch.cuda.can_device_access_peer(self._index, index):
+            if (
+                is_it
+                and index != self._device.index
+                and not torch.cuda.can_device_access_peer(self._device, index)
+            ):
                 raise OSError(f"{self.name} has no access to {name} (no peer access)")
 
 
 def sharing_device(device: torch.device) -> SharingDevice | None:
     """The calls for a CUDA device; None for others."""
-    return CudaDevice(device) if device.type == "cuda" and torch.version.cuda is not None else None
+    is_cuda = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
+    return CudaDevice(device) if is_cuda else None
 
 
 def _first_line(error: Exception) -> str:

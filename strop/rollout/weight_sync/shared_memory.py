@@ -1,4 +1,4 @@
-"""Buckets through shared memory, for a sender and receivers on one node.
+"""Slots in shared memory of the node, for a sender and receivers that are both there.
 
 One file of the node's memory file system holds the slots (slots.py).
 
