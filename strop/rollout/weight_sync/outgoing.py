@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from strop.engines.checksum.models import digest_of_shards
+from strop.engines.checksum.host import digest_tensor
+from strop.engines.checksum.models import digest_of_shards, sums_add_up
+from strop.engines.parallel.first_rank import GatherToFirst
 from strop.engines.parallel.pipeline import pipeline_of
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.cuda_ipc import SharingDevice
@@ -131,19 +133,30 @@ class Outgoing:
         ]
         sent = sent or Sent({})
 
-        def is_unchanged(weight: TensorMetadata, shard: Tensor) -> bool:
-            digest = sent.digests[weight.name] = self._digest(weight, shard)
+        def is_unchanged(weight: TensorMetadata, digest: int) -> bool:
+            sent.digests[weight.name] = digest
             if known.get(weight.name) != digest:
                 return False
             sent.unchanged.append(weight.name)
             return True
 
+        def skips(weight: TensorMetadata, shard: Tensor) -> bool:
+            return self._adds_up(weight, shard) and is_unchanged(weight, self._digest(weight, shard))
+
+        def drops(weight: TensorMetadata, whole: Tensor) -> bool:
+            return weight.name not in sent.digests and is_unchanged(weight, digest_tensor(whole))
+
         stream = parameter_stream(
-            self.module, bucket_bytes=self.bucket_bytes, yields_buckets=self.ranks.rank == 0, dtypes=self.dtypes,
-            weights=self.weights, skips=is_unchanged,
+            self.module, bucket_bytes=self.bucket_bytes, gathers=GatherToFirst(), dtypes=self.dtypes,
+            weights=self.weights, skips=skips, drops=drops,
         )  # fmt: skip
         self._end = lambda: _use_up(stream)
         return stream
+
+    def _adds_up(self, weight: TensorMetadata, shard: Tensor) -> bool:
+        """The ranks find the digest of a weight without a gather. All of them come to the same answer; ranks of other
+        stages do not know how a weight is cut."""
+        return pipeline_of(self.module) is not None or sums_add_up(shard, weight.dtype)
 
     def _digest(self, weight: TensorMetadata, shard: Tensor) -> int:
         """Digest of a weight, on every rank, from the ranks that hold its shards."""
