@@ -34,6 +34,7 @@ from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.slots import SlotReceiver, SlotSender
 from strop.rollout.weight_sync.types import SyncReport
 
 WIDTH = 1024
@@ -194,8 +195,8 @@ def _through_link(sender: WeightSender, trained: nn.Module, other: Connection) -
     """Seconds of the same bytes through the slots of the last sync, with a plain copy on each side."""
     session = sender._session
     assert session is not None
-    link = session._transport
-    assert isinstance(link, shared_memory.SharedMemorySender)
+    link = session._choice._transport
+    assert isinstance(link, SlotSender)
     session._channel.begin(session._attempt)
     link.begin()
     other.send(None)
@@ -225,7 +226,7 @@ def _receive(
         if transport == "shared_memory":
             assert receiver._connection is not None
             link = receiver._connection._transport
-            assert isinstance(link, shared_memory.SharedMemoryReceiver)
+            assert isinstance(link, SlotReceiver)
             connection.recv()
             link.begin()
             for part in _parts(copy, link.plan.slot_bytes):

@@ -183,7 +183,7 @@ class RolloutWorker(Worker):
         self._target = generation.target
         self._receiving: ReceivingEngine | None = None
         if generation.target is not None and self._trained is None:
-            device = "cpu" if generation.policy is None else generation.policy.device.type
+            device = "cpu" if generation.policy is None else str(generation.policy.device)
             self._receiving = weight_transfer().receiving(generation.engine, generation.target, device=device)
             self._engines.set_engine(self._receiving)
         return generation.media

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from strop.controller import Mesh, WorkerFailed, WorkerGroup, WorkerLost, role
 from strop.controller.ray import RayRuntime
 from strop.controller.ray.elastic import ElasticGroup
 from strop.controller.ray.group import RoleGroup
+from strop.trainer.fault_tolerance.rollout_workers import RolloutWorkers
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -103,6 +104,20 @@ def test_another_process_takes_its_place(stage: Stage) -> None:
     os.kill(group.pids[0], signal.SIGKILL)
     group.check()
     assert group.ranks == [1, 2], "it may be lost in its turn"
+
+
+@pytest.mark.dist
+def test_a_lost_one_is_replaced_once(stage: Stage) -> None:
+    group = stage.group
+    workers = RolloutWorkers(cast(Any, group), max_losses=2, step=1)
+    os.kill(group.pids[0], signal.SIGKILL)
+    deadline, num_started = time.monotonic() + 120, 0
+    while group.ranks != [0, 1, 2] or not num_started:
+        assert time.monotonic() < deadline
+        workers.admit()
+        num_started = max(num_started, len(group._starting))
+        time.sleep(0.05)
+    assert (num_started, group._starting, group.missing) == (1, [], [])
 
 
 @pytest.mark.dist

@@ -27,6 +27,7 @@ from strop.engines.checksum.models import combine_digests, digest_weights, weigh
 from strop.engines.checksum.tensors import digest_tensor, finish, word_sum
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
+from strop.engines.parallel.first_rank import GatherToFirst
 from strop.engines.parallel.fsdp import shard
 from strop.engines.weights import (
     TensorMetadata,
@@ -145,7 +146,7 @@ def test_buckets_are_as_full_as_the_order_allows() -> None:
 
 
 def test_a_rank_that_sends_nothing_makes_no_buckets() -> None:
-    assert list(parameter_stream(Odd(), yields_buckets=False)) == []
+    assert list(parameter_stream(Odd(), gathers=lambda *_: None)) == []
 
 
 def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
@@ -328,9 +329,7 @@ def streams_of_a_sharded_model(ranks: Ranks, shard_size: int) -> list[bool]:
     facts = [isinstance(model.embed.weight, DTensor), weights_metadata(model) == weights_metadata(whole)]
     for dtypes in (None, dict.fromkeys(weights_metadata(whole).dtypes, torch.bfloat16)):
         expected = delivered(parameter_stream(whole, dtypes=dtypes))
-        got = delivered(
-            parameter_stream(model, bucket_bytes=512, yields_buckets=ranks.rank == 0, dtypes=dtypes)
-        )
+        got = delivered(parameter_stream(model, bucket_bytes=512, gathers=GatherToFirst(), dtypes=dtypes))
         facts.append(same_bits(got, expected) if ranks.rank == 0 else got == {})
     facts.append(weight_digests(model) == weight_digests(whole))
     with torch.no_grad():  # without a backward pass the root's parameters stay gathered

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rollout.shared_host_device import HostDevice
 from torch import nn
 
+from strop.rollout.weight_sync.cuda_ipc import DeviceOf, sharing_device
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
@@ -61,6 +63,11 @@ def bits(model: nn.Module) -> dict[str, bytes]:
     }
 
 
+def device_of(transport: str) -> DeviceOf:
+    """For the side of a sync that is to go by this transport, on a CPU."""
+    return HostDevice.of if transport == "cuda_ipc" else sharing_device
+
+
 @dataclass
 class Pair:
     """A sender and its receivers, connected, with their models."""
@@ -102,15 +109,20 @@ def side_by_side(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def connected(
-    *, num_receivers: int = 2, timeout_s: float = 20.0, receiver_timeout_s: float | None = None
+    *,
+    num_receivers: int = 2,
+    timeout_s: float = 20.0,
+    receiver_timeout_s: float | None = None,
+    device_of: DeviceOf = sharing_device,
 ) -> Iterator[Pair]:
     """A pair in its first state: for a fixture."""
     model, copies = net(1), [net(100 + index) for index in range(num_receivers)]
-    sender = WeightSender(model, bucket_bytes=BUCKET_BYTES, timeout_s=timeout_s)
+    sender = WeightSender(model, bucket_bytes=BUCKET_BYTES, timeout_s=timeout_s, device_of=device_of)
     endpoint = sender.open(num_receivers=num_receivers)
     assert endpoint is not None
     receivers = [
-        WeightReceiver(ModuleTarget(copy), timeout_s=receiver_timeout_s or timeout_s) for copy in copies
+        WeightReceiver(ModuleTarget(copy), timeout_s=receiver_timeout_s or timeout_s, device_of=device_of)
+        for copy in copies
     ]
     for index, receiver in enumerate(receivers):
         receiver.join(endpoint, index=index)

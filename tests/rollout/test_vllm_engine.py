@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
+from rollout.shared_host_device import HostDevice
 from transformers import AutoModelForCausalLM
 
 from strop.data.tiny_model import make_tiny_model
@@ -300,6 +302,20 @@ def test_requests_in_flight_go_on_with_new_weights(served: Served) -> None:
         before, after = (log_probs(model, ids)[len(PROMPT) - 1 :] for model in served.models)
         assert (found - before)[:change].abs().max() < TOLERANCE
         assert (found - after)[change:].abs().max() < TOLERANCE
+    finally:
+        served.update(0)
+
+
+def test_workers_without_a_device_say_so_and_get_their_weights_through_host_memory(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "strop.rollout.vllm.target"):
+        patch.setattr(served.engine.target, "_device_of", HostDevice.of)
+        served.update(1)
+    try:
+        assert len(caplog.messages) == 1
+        assert caplog.messages[0].endswith("of the device: vLLM's worker: it computes on no CUDA device")
+        assert difference(served.models[1], served.generate()) < TOLERANCE
     finally:
         served.update(0)
 

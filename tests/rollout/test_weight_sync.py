@@ -17,12 +17,22 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from rollout.sync_cases import BUCKET_BYTES, NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
+from rollout.sync_cases import (
+    BUCKET_BYTES,
+    NUM_TENSORS,
+    Net,
+    Pair,
+    bits,
+    connected,
+    device_of,
+    net,
+    side_by_side,
+)
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata, weights_metadata
-from strop.rollout.weight_sync import collective, outgoing, sender, shards, shared_memory, stream
+from strop.rollout.weight_sync import collective, outgoing, sender, shards, shared_memory, slots, stream
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -38,7 +48,7 @@ from strop.rollout.weight_sync.types import (
     UnverifiedWeights,
 )
 
-TRANSPORTS = ("shared_memory", "collective")
+TRANSPORTS = ("shared_memory", "collective", "cuda_ipc")
 THIRD = "layers.0.weight"
 """First weight of the third bucket."""
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
@@ -61,7 +71,7 @@ def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=TRANSPORTS)
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Pair]:
     use(request.param, monkeypatch)
-    yield from connected()
+    yield from connected(device_of=device_of(request.param))
 
 
 @pytest.fixture
@@ -110,14 +120,14 @@ class Faults:
             faults._pending = [partial(announce, session, one) for one in changed]
 
         monkeypatch.setattr(sender._Session, "_announce", announced)
-        for kind in (shared_memory.SharedMemorySender, collective.CollectiveSender):
+        for kind in (slots.SlotSender, collective.CollectiveSender):
             monkeypatch.setattr(kind, "send", self._sending(kind.send))
 
     def _sending(self, send: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], None]:
         def sent(transport: Any, data: Tensor) -> None:
             for announce in self._pending:
                 changed = self._data(self._name, data) if self._num_syncs == 1 else data
-                if isinstance(transport, shared_memory.SharedMemorySender):
+                if isinstance(transport, slots.SlotSender):
                     room = transport.room(len(data))
                     changed = room.copy_(changed)
                 announce()
@@ -602,7 +612,7 @@ def test_strangers_in_the_middle_of_a_transfer_change_nothing(pair: Pair, faults
     strangers: list[socket.socket] = []
 
     def come(name: str, bucket: Bucket) -> list[Bucket]:
-        transport = pair.sender._session._transport  # type: ignore[union-attr]
+        transport = pair.sender._session._choice._transport  # type: ignore[union-attr]
         for port in {endpoint.port, transport.plan.port} - {0}:  # type: ignore[union-attr]
             for said in NOISE.values():
                 strangers.append(socket.create_connection((endpoint.host, port)))

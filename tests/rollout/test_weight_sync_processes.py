@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.sync_cases import BUCKET_BYTES, Net, bits, net, side_by_side
+from rollout.shared_host_device import HostDevice
+from rollout.sync_cases import BUCKET_BYTES, Net, bits, device_of, net, side_by_side
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -23,6 +24,7 @@ from references.rank_processes import Ranks, run_ranks
 from strop.engines.checksum.models import digest_weights
 from strop.engines.parallel.process_group import join_ranks
 from strop.rollout.weight_sync import shared_memory
+from strop.rollout.weight_sync.cuda_ipc import sharing_device
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
@@ -70,11 +72,11 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sender_that_dies(file: Path, folder: str, fatal_bucket: int) -> None:
+def sender_that_dies(file: Path, folder: str, fatal_bucket: int, transport: str) -> None:
     """Sends version 1, and dies when the bucket of this number is announced; -1: as soon as it listens."""
     torch.set_num_threads(1)
     shared_memory.FOLDER = Path(folder)
-    sender = WeightSender(net(1), bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+    sender = WeightSender(net(1), bucket_bytes=BUCKET_BYTES, timeout_s=60.0, device_of=device_of(transport))
     endpoint = sender.open(num_receivers=1)
     assert endpoint is not None
     write_endpoint(endpoint, file)
@@ -93,27 +95,31 @@ def sender_that_dies(file: Path, folder: str, fatal_bucket: int) -> None:
     sender.send(1)
 
 
-def receiver_that_dies(file: Path, index: int) -> None:
+def receiver_that_dies(file: Path, index: int, transport: str) -> None:
     """Joins, and dies when the first bucket is loaded."""
     torch.set_num_threads(1)
     target = ModuleTarget(net(200))
     target.load = lambda tensors: kill_this_process()  # type: ignore[method-assign]
-    receiver = WeightReceiver(target, timeout_s=60.0)
+    receiver = WeightReceiver(target, timeout_s=60.0, device_of=device_of(transport))
     receiver.join(read_endpoint(file), index=index)
     receiver.receive(1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("collective", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["shared_memory", "collective", "cuda_ipc"])
 def test_a_sender_killed_midway_leaves_an_incomplete_sync_and_no_memory(
     transport: str, tmp_path: Path, start: Callable[..., BaseProcess]
 ) -> None:
     folder = tmp_path / "memory"
     folder.mkdir()
     process = start(
-        sender_that_dies, tmp_path / "endpoint", str(folder) if transport == "shared_memory" else NOWHERE, 3
+        sender_that_dies,
+        tmp_path / "endpoint",
+        NOWHERE if transport == "collective" else str(folder),
+        3,
+        transport,
     )
-    receiver = WeightReceiver(ModuleTarget(net(2)), timeout_s=60.0)
+    receiver = WeightReceiver(ModuleTarget(net(2)), timeout_s=60.0, device_of=device_of(transport))
     receiver.join(read_endpoint(tmp_path / "endpoint"), index=0)
     with pytest.raises(SyncIncomplete) as caught:
         receiver.receive(1)
@@ -143,20 +149,22 @@ def digest_of_next_sync(receiver: WeightReceiver) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", "collective"])
+@pytest.mark.parametrize("transport", ["shared_memory", "collective", "cuda_ipc"])
 def test_a_receiver_killed_midway_is_named_and_the_others_are_told(
     transport: str, tmp_path: Path, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(shared_memory, "FOLDER", folder if transport == "shared_memory" else Path(NOWHERE))
-    sender = WeightSender(net(1), bucket_bytes=BUCKET_BYTES, timeout_s=START_S)
+    monkeypatch.setattr(shared_memory, "FOLDER", Path(NOWHERE) if transport == "collective" else folder)
+    ours = HostDevice()
+    side = (lambda _: ours) if transport == "cuda_ipc" else sharing_device
+    sender = WeightSender(net(1), bucket_bytes=BUCKET_BYTES, timeout_s=START_S, device_of=side)
     endpoint = sender.open(num_receivers=2)
     assert endpoint is not None
     write_endpoint(endpoint, tmp_path / "endpoint")
-    process = start(receiver_that_dies, tmp_path / "endpoint", 1)
+    process = start(receiver_that_dies, tmp_path / "endpoint", 1, transport)
     copy = net(2)
-    receiver = WeightReceiver(ModuleTarget(copy), timeout_s=START_S)
+    receiver = WeightReceiver(ModuleTarget(copy), timeout_s=START_S, device_of=device_of(transport))
     receiver.join(endpoint, index=0)
     started = time.monotonic()
     sent, received = side_by_side([lambda: sender.send(1), lambda: receiver.receive(1)])
@@ -167,6 +175,8 @@ def test_a_receiver_killed_midway_is_named_and_the_others_are_told(
     assert isinstance(received, SyncIncomplete)
     assert "the sender gave up" in str(received)
     assert time.monotonic() - started < START_S, "noticed when it happened, not at the deadline"
+    assert len(ours.allocated) == (transport == "cuda_ipc")
+    assert ours.num_exported == 0, "the memory that the dead one had open is free"
     assert list(folder.iterdir()) == []
     # Without the dead one, the rest goes on in a session of its own.
     assert digest_of_next_sync(receiver) == digest_weights(net(7))
@@ -180,7 +190,7 @@ def test_memory_of_a_sender_killed_before_it_was_mapped_is_removed_by_the_next_o
 ) -> None:
     folder = tmp_path / "memory"
     folder.mkdir()
-    process = start(sender_that_dies, tmp_path / "endpoint", str(folder), -1)
+    process = start(sender_that_dies, tmp_path / "endpoint", str(folder), -1, "shared_memory")
     process.join(START_S)
     assert process.exitcode == -signal.SIGKILL
     (left,) = folder.iterdir()

@@ -23,6 +23,7 @@ from strop.engines.checksum.tensors import digest_tensor, finish
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.parallel.sent_bytes import sent_bytes
 from strop.engines.weight_parts import Part
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import shards, shared_memory
@@ -219,6 +220,61 @@ def test_stages_and_matrices_give_their_parts_with_an_adapter(
     expected = {name: full_bits(tensor) for name, tensor in alone_engine.streamed_weights() or ()}
     assert expected
     assert {name: received[1][name] for name in expected} == expected
+
+
+def network_sync(
+    ranks: Ranks, directory: str, folder: str, tp_size: int
+) -> tuple[dict[str, float], str, dict[str, bytes]]:
+    """Bytes that a rank of the actor sends to the others in a sync over the network; digest and bits of a receiver."""
+    shared_memory.FOLDER = Path("/no/such/folder")
+    file = Path(directory) / "endpoint"
+    if ranks.rank == ranks.world_size - 1:
+        copy = load_model(ModelConfig(path=folder, dtype="float32")).module
+        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        received = receiver.receive(1).digest
+        assert receiver.receive(2).sent_bytes == 0, "nothing has changed"
+        receiver.close()
+        return {}, received, bits_of(copy)
+    parallel = joined(ranks, tensor_parallel=tp_size)
+    module = engine_of(parallel, Setting(folder=folder, tp_size=tp_size, dtype="float32")).model.module
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)
+    sender = WeightSender(module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+    if (endpoint := sender.open(num_receivers=1)) is not None:
+        write_endpoint(endpoint, file)
+    with sent_bytes() as sent:
+        report = sender.send(1)
+    assert report.transport == ("collective" if ranks.rank == 0 else "shards")
+    sender.send(2)
+    parts = [t.to_local() for t in module.parameters() if t.to_local().shape != t.shape]
+    own = sum(part.nbytes for part in parts)
+    parallel.barrier("the end")
+    sender.close()
+    return {**sent.of, "own": own}, report.digest, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_over_the_network_each_rank_sends_its_shards_to_rank_0_alone(
+    tiny_folder: Folder, tmp_path: Path, tp_size: int
+) -> None:
+    folder = str(tiny_folder("qwen3"))
+    first, second, received = run_ranks(network_sync, 3, str(tmp_path), folder, tp_size)
+    module = load_model(ModelConfig(path=folder, dtype="float32")).module
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.5)
+    assert received[2] == bits_of(module)
+    assert first[1] == received[1] == digest_weights(module)
+    assert "send" not in first[0]
+    assert second[0]["send"] == second[0]["own"] > 0, (
+        "norms are whole on both ranks of a tensor-parallel pair"
+    )
+    num_weights = len(weights_metadata(module))
+    for sent, *_ in (first, second):
+        assert sent["allgather_"] <= 32 * num_weights, "headers, and no weight"
 
 
 def with_faults(ranks: Ranks, directory: str) -> list[str]:

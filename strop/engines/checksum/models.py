@@ -75,6 +75,11 @@ def digest_of_shards(tensor: Tensor, dtype: torch.dtype) -> int:
     return finish(int(total), num_bytes)
 
 
+def sums_add_up(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """`digest_of_shards` of this tensor in this dtype gathers nothing; the same on all of its ranks."""
+    return not isinstance(tensor, DTensor) or _rows_per_rank(tensor, dtype.itemsize) is not None
+
+
 def combine_digests(metadata: WeightsMetadata, digests: Mapping[str, int]) -> str:
     """One digest of a whole model: SHA-256 over names, shapes, dtypes and digests of its weights, as 64 hex digits.
 
@@ -111,31 +116,39 @@ class _RowShard:
 
 
 def _row_shard(tensor: Tensor) -> _RowShard | None:
-    """The shard of this rank, if the sums over shards can be added up; None for tensors that are read whole.
-
-    That is a decision about shapes and placements only, so all ranks come to the same one.
-    """
+    """The shard of this rank, if the sums over shards can be added up; None for tensors that are read whole."""
     if not isinstance(tensor, DTensor):
         return None
-    mesh, placements = tensor.device_mesh, tensor.placements
-    axes = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
-    if len(axes) != 1 or type(placements[axes[0]]) is not Shard or not placements[axes[0]].is_shard(0):
+    cut = _rows_per_rank(tensor, tensor.element_size())
+    if cut is None:
         return None
-    # As torch.chunk cuts: all shards but the last ones have this many rows.
-    rows_per_rank = -(-tensor.shape[0] // mesh.size(axes[0]))
+    (axis, rows_per_rank), mesh = cut, tensor.device_mesh
     bytes_per_rank = rows_per_rank * tensor.shape[1:].numel() * tensor.element_size()
-    if bytes_per_rank % WORD_BYTES:
-        return None
-    first_row = min(rows_per_rank * mesh.get_local_rank(axes[0]), tensor.shape[0])
+    first_row = min(rows_per_rank * mesh.get_local_rank(axis), tensor.shape[0])
     shard = tensor.to_local()
     if shard.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
         raise RuntimeError(
             f"a shard of {list(tensor.shape)} has {shard.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
         )
-    first_byte = min(bytes_per_rank * mesh.get_local_rank(axes[0]), tensor.numel() * tensor.element_size())
+    first_byte = min(bytes_per_rank * mesh.get_local_rank(axis), tensor.numel() * tensor.element_size())
     if shard.numel() == 0:
         first_byte = 0
-    return _RowShard(rows=shard, first_byte=first_byte, group=mesh.get_group(axes[0]))
+    return _RowShard(rows=shard, first_byte=first_byte, group=mesh.get_group(axis))
+
+
+def _rows_per_rank(tensor: DTensor, itemsize: int) -> tuple[int, int] | None:
+    """Mesh axis over which rows are dealt out, and how many at a time; None where their sums cannot be added up.
+
+    That is a decision about shapes and placements only, so all ranks come to the same one.
+    """
+    placements = tensor.placements
+    axes = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    if len(axes) != 1 or type(placements[axes[0]]) is not Shard or not placements[axes[0]].is_shard(0):
+        return None
+    # As torch.chunk cuts: all shards but the last ones have this many rows.
+    rows_per_rank = -(-tensor.shape[0] // tensor.device_mesh.size(axes[0]))
+    is_between_words = rows_per_rank * tensor.shape[1:].numel() * itemsize % WORD_BYTES == 0
+    return (axes[0], rows_per_rank) if is_between_words else None
 
 
 def _to_ints(scalars: Sequence[Tensor]) -> list[int]:

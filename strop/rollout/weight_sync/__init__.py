@@ -12,7 +12,9 @@ bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast
 comparison.py       Positions of the elements that differ between two arrays
+cuda_ipc.py         Memory of a CUDA device that other processes of the node open
 delta.py            Changes of a weight since the last sync
+device_slots.py     Slots in the memory of the sender's device
 host_copy.py        Weights in host memory for engines that take whole tensors
 load_weights.py     Engines with weights of their own, which are given those of a model in this process
 model_target.py     The parameters of a model in this process, into which weights are received
@@ -22,12 +24,14 @@ receiver.py         The side of a rollout worker
 sender.py           The side of the actor
 sender_ranks.py     The ranks of the actor while they send weights together
 shards.py           Weights leave their shards for memory that all ranks of the sender see
-shared_memory.py    Buckets through shared memory, for a sender and receivers on one node
+shared_memory.py    Slots in shared memory of the node
+slots.py            Buckets through two slots of memory that the processes of a node share
 store_transport.py  Buckets through a store
 stream.py           Weights leave as a stream of buckets
 target.py           Targets of weights
 transfer.py         Receiving side of weights for rollout workers in other processes
 transport.py        Transports
+transport_choice.py Choice of the transport of a sync
 types.py            Types of a weight sync
 verified_engine.py  A rollout engine that generates with verified weights only
 """

@@ -75,7 +75,8 @@ class SenderChannel:
         self._attempt = 0
         self._peers: dict[int, _Peer] = {}
         self._joined: dict[int, Message] = {}
-        self._answers: set[tuple[str, int, int]] = set()
+        self._answers: dict[tuple[str, int, int], str] = {}
+        """Reasons, mostly "", by kind, number and receiver."""
         self._lost: dict[int, str] = {}
         """Ends of receivers that are gone since the sync began."""
         self._selector = selectors.DefaultSelector()
@@ -136,6 +137,13 @@ class SenderChannel:
     def say_so(self, kind: str, number: int) -> bool:
         """True if every receiver has answered `kind` with this number, which is not waited for."""
         return all((kind, number, index) in self._answers for index in range(self.num_receivers))
+
+    def reason(self, kind: str, number: int) -> str:
+        """The first reason that a receiver gave when it answered `kind` with this number; "" where none did."""
+        answers = (
+            (index, self._answers.get((kind, number, index), "")) for index in range(self.num_receivers)
+        )
+        return next((f"rollout worker {index}: {reason}" for index, reason in answers if reason), "")
 
     def failure_of_receiver(self) -> str:
         """The first failure that a receiver reports within a moment; "" if none does."""
@@ -200,9 +208,8 @@ class SenderChannel:
             raise ReceiverFailed(f"rollout worker {peer.index}: {message.get('reason')}")
         elif message.get("attempt") == self._attempt:
             number = message.get("number")
-            self._answers.add(
-                (str(message.get("kind")), number if isinstance(number, int) else 0, peer.index)
-            )
+            answer = (str(message.get("kind")), number if isinstance(number, int) else 0, peer.index)
+            self._answers[answer] = str(message.get("reason", ""))
 
     def _welcome(self, peer: _Peer, message: Message) -> None:
         """A receiver says which one it is; it takes the place of one with the same number before it."""
@@ -257,7 +264,8 @@ class ReceiverChannel:
         self._send({"index": index, **content})
 
     def next_begin(self, version: int) -> Message:
-        """The sender's next `begin`; one of another version that it has given up already is passed over.
+        """The sender's next `begin`, or the `offer` before it; one of another version that it has given up already is
+        passed over.
 
         Raises:
             TimeoutError: none came within the deadline.
@@ -267,7 +275,7 @@ class ReceiverChannel:
         deadline = time.monotonic() + self._begin_timeout_s
         while True:
             message = self._next(deadline, f"{self._begin_timeout_s:g} s for sync {version} to begin")
-            if message["kind"] != "begin":
+            if message["kind"] not in ("offer", "begin"):
                 continue
             self._attempt = message["attempt"]
             with suppress(TimeoutError):

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from strop.engines.checksum.models import combine_digests
 from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync import device_slots, shared_memory
 from strop.rollout.weight_sync.accounting import TransferState
 from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
+from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
 from strop.rollout.weight_sync.delta import Changes
+from strop.rollout.weight_sync.device_slots import OpenedSlots
 from strop.rollout.weight_sync.host_copy import HostCopy
 from strop.rollout.weight_sync.sender import TIMEOUT_S
-from strop.rollout.weight_sync.shared_memory import SharedMemoryReceiver, shares_memory
+from strop.rollout.weight_sync.shared_memory import opened_file_slots, shares_memory
+from strop.rollout.weight_sync.slots import SlotReceiver
 from strop.rollout.weight_sync.store_transport import StoreReceiver
 from strop.rollout.weight_sync.stream import tensor_at, weight_from_json, weights_from_json
 from strop.rollout.weight_sync.target import ChangesTarget, PartTarget, WeightTarget
@@ -44,18 +48,27 @@ from strop.utils.json_messages import Message
 class WeightReceiver:
     """Keeps one engine's parameters at the versions that a sender sends, and knows whether they are verified."""
 
-    def __init__(self, target: WeightTarget, *, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        target: WeightTarget,
+        *,
+        device: str = "cpu",
+        timeout_s: float = TIMEOUT_S,
+        device_of: DeviceOf = sharing_device,
+    ) -> None:
         """Nothing is connected, and nothing is verified, yet.
 
         Args:
             target: the engine's parameters.
-            device: device type they are on.
+            device: device they are on.
             timeout_s: limit of each wait for the sender, in seconds.
+            device_of: gives the calls that share memory of this device.
         """
         self._target = target
         self._copy = HostCopy(target)
         """Of a target that takes whole tensors, while weights come over the network."""
-        self._device = device
+        self._device = torch.device(device)
+        self._sharing = device_of(self._device)
         self._timeout_s = timeout_s
         self._connection: _Connection | None = None
         self._version: int | None = None
@@ -94,7 +107,9 @@ class WeightReceiver:
                 f"rollout worker {index} joins a weight sync of {endpoint.num_receivers}, counted from 0"
             )
         self.close()
-        self._connection = _Connection(endpoint, index, device=self._device, timeout_s=self._timeout_s)
+        self._connection = _Connection(
+            endpoint, index, device=self._device.type, sharing=self._sharing, timeout_s=self._timeout_s
+        )
 
     def receive(self, version: int) -> SyncReport:
         """Take part in the sync to this version; the parameters hold it, verified, when this returns.
@@ -163,24 +178,32 @@ class WeightReceiver:
 class _Connection:
     """Channel and transport, which outlive a sync."""
 
-    def __init__(self, endpoint: Endpoint, index: int, *, device: str, timeout_s: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, index: int, *, device: str, sharing: SharingDevice | None, timeout_s: float
+    ) -> None:
         self._session = endpoint.session
+        self._sharing = sharing
         self._index = index
         shares = bool(endpoint.memory) and shares_memory(Path(endpoint.memory), endpoint.session)
         self.channel = ReceiverChannel(
-            endpoint, index=index, timeout_s=timeout_s, device=device, shares_memory=shares
-        )
+            endpoint, index=index, timeout_s=timeout_s, device=device, shares_memory=shares,
+            shares_device=sharing is not None,
+        )  # fmt: skip
         self._transport: ReceivingTransport | None = None
 
     def wait_for(self, version: int) -> Message:
-        """The next `begin`.
+        """The next `begin`; memory of the sender's device that is offered before is opened.
 
         Raises:
             SyncIncomplete: none came within the deadline, the sender is gone, or it has given up this version before
                 this receiver heard of it. Nothing was overwritten.
         """
         try:
-            return self.channel.next_begin(version)
+            message = self.channel.next_begin(version)
+            if message["kind"] == "offer":
+                self._open(Plan(**message["plan"]))
+                message = self.channel.next(f"sync {version} to begin after an offer of memory")
+            return message
         except (TimeoutError, ConnectionError) as error:
             raise SyncIncomplete(f"sync {version} did not begin: {error}") from error
 
@@ -188,13 +211,24 @@ class _Connection:
         """The transport that the sender uses: the one of the sync before, or another."""
         if self._transport is None or self._transport.plan != plan:
             self._drop_transport()
-            if plan.name == "shared_memory":
-                self._transport = SharedMemoryReceiver(self.channel, plan, session=self._session)
+            if plan.name == shared_memory.PLAN_NAME:
+                slots = opened_file_slots(plan, session=self._session)
+                self._transport = SlotReceiver(self.channel, slots, plan)
             elif plan.name == "store":
                 self._transport = StoreReceiver(self.channel, plan)
             else:
                 self._transport = CollectiveReceiver(self.channel, plan, index=self._index)
         return self._transport
+
+    def _open(self, plan: Plan) -> None:
+        """Open memory of the sender's device, and tell it whether that succeeded."""
+        self._drop_transport()
+        try:
+            self._transport = SlotReceiver(self.channel, OpenedSlots(self._sharing, plan), plan)
+        except OSError as error:
+            self.channel.tell("opened", number=0, reason=str(error))
+        else:
+            self.channel.tell("opened", number=1)
 
     def give_up(self, reason: str) -> None:
         """Tell the sender why, and start afresh next time."""
@@ -233,8 +267,8 @@ class _IncomingSync:
             sent = weights_from_json(self._begin["weights"])
             plan = Plan(**self._begin["plan"])
         target: WeightTarget = engine
-        if plan.name == "shared_memory":
-            copy.clear()
+        if plan.name in (device_slots.PLAN_NAME, shared_memory.PLAN_NAME):
+            copy.clear()  # nothing is kept where all weights travel whole
         elif not isinstance(engine, ChangesTarget):
             target = copy
         transfer = TransferState(self._version, sent, engine.weights_metadata(), holds_base=self._holds_base)

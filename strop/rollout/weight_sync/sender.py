@@ -1,19 +1,22 @@
 """The side of the actor: weights leave its shards and go to all rollout workers at once.
 
 Concurrency: all ranks of the actor call `send` in the same order; rank 0 talks to the receivers. Where all of them and
-all receivers are on one node, each rank puts its own part of every weight into shared memory (shards.py); otherwise
+all receivers are on one node, each rank puts its own part of every weight into memory that they share (shards.py): of
+rank 0's device where all have one that opens it (device_slots.py), else of the node (shared_memory.py). Otherwise
 weights are gathered one by one, and rank 0 sends them over the network or through a store, only the changes where all
 receivers hold the last sync (delta.py). The receivers call `receive` at the same time.
 Whatever goes wrong on the way, rank 0 ends it for the other ranks before it raises, so the actor's ranks stay in step
 and a sync can be tried again.
 
     message     from       says
+    offer       sender     memory of its device, before a sync whose weights could go there
+    opened      receiver   it has opened it (1), or why it cannot (0)
     begin       sender     version, metadata, transport
     ready       receiver   the metadata fit, the transport is there, and (1) it holds the weights of the last sync
     go          sender     every receiver is ready
     bucket      sender     which weights, which part of one, or which changes of them, the next bytes are
     piece       sender     of a store: which file holds the next part of the bucket, and its digest
-    read        receiver   of shared memory: a slot is free again; of a store: a piece was read
+    read        receiver   of memory that is shared: a slot is free again; of a store: a piece was read
     commit      sender     the digest of every weight, and which are those of the last sync and were not sent
     verified    receiver   the live parameters have these digests
     failed      receiver   instead of any of its answers: why not
@@ -32,19 +35,17 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import combine_digests
-from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.rollout.weight_sync import shared_memory
+from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync.channel import ReceiverFailed, SenderChannel
-from strop.rollout.weight_sync.collective import CollectiveSender, common_device
+from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
 from strop.rollout.weight_sync.delta import SentWeights
 from strop.rollout.weight_sync.outgoing import Outgoing, Sent
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
-from strop.rollout.weight_sync.shared_memory import SharedFile, SharedMemoryHelper, SharedMemorySender
-from strop.rollout.weight_sync.store_transport import StoreSender
-from strop.rollout.weight_sync.stream import ALIGNMENT, BUCKET_BYTES, Bucket, weight_as_json
+from strop.rollout.weight_sync.slots import SlotHelper, SlotSender
+from strop.rollout.weight_sync.stream import BUCKET_BYTES, Bucket, weight_as_json
 from strop.rollout.weight_sync.transport import SendingTransport
+from strop.rollout.weight_sync.transport_choice import TransportChoice
 from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncReport
-from strop.utils.json_messages import Message
 
 TIMEOUT_S = 120.0
 """Limit of one wait for the other side: a step of the protocol, never a whole sync."""
@@ -64,6 +65,7 @@ class WeightSender:
         dtypes: Mapping[str, torch.dtype] | None = None,
         store: str = "",
         timeout_s: float = TIMEOUT_S,
+        device_of: DeviceOf = sharing_device,
     ) -> None:
         """Nothing is opened yet.
 
@@ -72,9 +74,10 @@ class WeightSender:
             rank: place of this process among them; 0 talks to the receivers.
             bucket_bytes: memory of a bucket; two of them are in use at a time.
             dtypes: what floating-point weights of these names are sent in; others in the dtype that they are held in.
-            store: folder or URL of any kind that fsspec knows, through which the weights go; "" for shared memory on
-                one node, else the network.
+            store: folder or URL of any kind that fsspec knows, through which the weights go; "" for memory that the two
+                sides share on one node, else the network.
             timeout_s: limit of each wait for the receivers, in seconds.
+            device_of: gives the calls that share memory of the device the weights are on.
         """
         self._module = module
         self._rank = rank
@@ -82,8 +85,9 @@ class WeightSender:
         self._dtypes = dtypes or {}
         self._store = store
         self._timeout_s = timeout_s
+        self._device_of = device_of
         self._session: _Session | None = None
-        self._helper: SharedMemoryHelper | None = None
+        self._helper: SlotHelper | None = None
 
     def open(self, *, num_receivers: int, host: str = "127.0.0.1") -> Endpoint | None:
         """Rank 0 listens for the receivers, on this address of its node only; other ranks have no endpoint.
@@ -98,7 +102,8 @@ class WeightSender:
             return None
         channel = SenderChannel(host, num_receivers=num_receivers, timeout_s=self._timeout_s)
         device = next(self._module.parameters()).device.type
-        self._session = _Session(channel, bucket_bytes=self._bucket_bytes, device=device, store=self._store)
+        choice = TransportChoice(channel, bucket_bytes=self._bucket_bytes, device=device, store=self._store)
+        self._session = _Session(channel, choice)
         return self._session.endpoint
 
     def send(self, version: int, weights: Iterable[tuple[str, Tensor]] | None = None) -> SyncReport:
@@ -119,10 +124,11 @@ class WeightSender:
             bucket_bytes=self._bucket_bytes, dtypes=self._dtypes,
         )  # fmt: skip
         digest, transport, sent_bytes = "", "shards", 0
+        device = self._device_of(_device_of_weights(self._module))
         if self._rank == 0:
-            digest, transport, sent_bytes = self._opened(outgoing).send(version, outgoing)
+            digest, transport, sent_bytes = self._opened(outgoing).send(version, outgoing, device)
         else:
-            self._helper = outgoing.help(self._helper)
+            self._helper = outgoing.help(self._helper, device)
         return SyncReport(
             version=version,
             transport=transport,
@@ -135,6 +141,9 @@ class WeightSender:
 
     def close(self) -> None:
         """End the session; the receivers' next wait fails. Harmless when nothing is open."""
+        if self._helper is not None:
+            self._helper.close()
+            self._helper = None
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -149,33 +158,32 @@ class WeightSender:
 class _Session:
     """Rank 0's connection with its receivers."""
 
-    def __init__(self, channel: SenderChannel, *, bucket_bytes: int, device: str, store: str) -> None:
+    def __init__(self, channel: SenderChannel, choice: TransportChoice) -> None:
         self._channel = channel
-        self._store = store
-        self._bucket_bytes = bucket_bytes
-        self._device = device
+        self._choice = choice
         self._attempt = 0
-        self._transport: SendingTransport | None = None
-        self._num_joins = 0
         self._base: _Base | None = None
         self._last = SentWeights()
         """Weights of `_base`, where they went over the network or a store."""
-        self._file = None if store else self._make_file()
         self.endpoint = Endpoint(
             host=channel.host,
             port=channel.port,
             session=channel.session,
-            memory=str(self._file.path) if self._file else "",
+            memory=choice.memory_path,
             num_receivers=channel.num_receivers,
         )
 
-    def send(self, version: int, outgoing: Outgoing) -> tuple[str, str, int]:
-        """One sync; the digest of what the receivers hold, the name of the transport, and the bytes that went."""
+    def send(self, version: int, outgoing: Outgoing, device: SharingDevice | None) -> tuple[str, str, int]:
+        """One sync; the digest of what the receivers hold, the name of the transport, and the bytes that went.
+
+        `device`: of the weights, if its memory can be shared.
+        """
         self._attempt += 1
         metadata = outgoing.metadata
         try:
-            transport = self._transport_for(self._channel.wait_for_receivers(), outgoing)
+            joined = self._channel.wait_for_receivers()
             self._channel.begin(self._attempt)
+            transport = self._choice.choose(version, self._attempt, outgoing, joined=joined, device=device)
             inventory = [weight_as_json(weight) for weight in metadata]
             base, self._base = self._base, None
             self._channel.tell(
@@ -185,7 +193,7 @@ class _Session:
             self._channel.hear("ready", 0, f"to be ready for sync {version}", also=1)
             self._channel.tell("go")
             transport.begin()
-            if isinstance(transport, SharedMemorySender):
+            if isinstance(transport, SlotSender):
                 sent = self._put(transport, outgoing)
             else:
                 is_known = base is not None and self._channel.say_so("ready", 1)
@@ -212,12 +220,10 @@ class _Session:
 
     def close(self) -> None:
         """End everything."""
-        self._drop_transport()
-        if self._file is not None:
-            self._file.remove()
+        self._choice.close()
         self._channel.close()
 
-    def _put(self, transport: SharedMemorySender, outgoing: Outgoing) -> Sent:
+    def _put(self, transport: SlotSender, outgoing: Outgoing) -> Sent:
         """Hand on the buckets that all ranks fill."""
         self._last = SentWeights()
         stream, num_bytes = outgoing.shards(transport), 0
@@ -250,67 +256,7 @@ class _Session:
     def _give_up(self, reason: str) -> None:
         with suppress(ConnectionError):
             self._channel.tell("abort", reason=reason)
-        self._drop_transport()
-
-    def _transport_for(self, joined: list[Message], outgoing: Outgoing) -> SendingTransport:
-        """The transport of the syncs before, unless one failed or somebody joined."""
-        if self._num_joins != self._channel.num_joins:
-            self._drop_transport()
-        if self._transport is None and self._store:
-            self._transport = StoreSender(self._channel, self._store, made_in=self._attempt)
-            self._num_joins = self._channel.num_joins
-        elif self._transport is None:
-            self._transport = self._over_memory(joined, outgoing.metadata)
-            self._num_joins = self._channel.num_joins
-        plan = None if self._transport is None else self._transport.plan
-        if not outgoing.begin(plan, self._channel.session):
-            if isinstance(self._transport, SharedMemorySender):  # a rank of the actor is on another node
-                self._drop_transport()
-            self._transport = self._transport or self._over_network(joined)
-        assert self._transport is not None, "there is one for every place"
-        return self._transport
-
-    def _over_memory(self, joined: list[Message], metadata: WeightsMetadata) -> SendingTransport | None:
-        """Shared memory, if every receiver sees this node's and there is room."""
-        file, self._file = self._file, None
-        if not all(answer.get("shares_memory") is True for answer in joined):
-            if file is not None:
-                file.remove()
-            return None
-        file = file or self._make_file()
-        if file is None:
-            return None
-        # A small model needs no large slots: what is reserved is taken from the node's memory.
-        slot_bytes = min(self._bucket_bytes, metadata.num_bytes + ALIGNMENT * len(metadata))
-        slot_bytes = max(1, min(slot_bytes, shared_memory.SLOT_BYTES) // ALIGNMENT) * ALIGNMENT
-        try:
-            return SharedMemorySender(self._channel, file, made_in=self._attempt, slot_bytes=slot_bytes)
-        except OSError as error:
-            file.remove()
-            logger.warning(
-                "%s has no room for two buckets of %d bytes (%s); the weights go over the network instead: enlarge "
-                "it or make the buckets smaller",
-                shared_memory.FOLDER,
-                slot_bytes,
-                error,
-            )
-            return None
-
-    def _over_network(self, joined: list[Message]) -> SendingTransport:
-        device = common_device([self._device, *(str(answer.get("device")) for answer in joined)])
-        return CollectiveSender(self._channel, made_in=self._attempt, device=device)
-
-    def _make_file(self) -> SharedFile | None:
-        try:
-            return SharedFile(shared_memory.FOLDER, self._channel.session)
-        except OSError as error:
-            logger.info("no shared memory for the weight sync (%s)", error)
-            return None
-
-    def _drop_transport(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        self._choice.drop()
 
 
 @dataclass(frozen=True)
@@ -319,3 +265,8 @@ class _Base:
 
     digest: str
     digests: Mapping[str, int]
+
+
+def _device_of_weights(module: nn.Module) -> torch.device:
+    """Device of the first weight that this rank holds; other stages have theirs elsewhere."""
+    return next((weight.device for weight in module.parameters() if not weight.is_meta), torch.device("cpu"))

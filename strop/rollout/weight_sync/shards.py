@@ -10,7 +10,8 @@ Concurrency: `ShardStream` is iterated by all ranks at the same time, in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -29,8 +30,17 @@ from strop.rollout.weight_sync.stream import (
     placed,
 )
 
-Room = Callable[[int], Tensor]
-"""Memory [n] uint8 for the next bucket, the same bytes on every rank; rank 0 waits until it is free."""
+
+class Slots(Protocol):
+    """Memory for the buckets, the same on every rank."""
+
+    def room(self, num_bytes: int) -> Tensor:
+        """Memory [n] uint8 of the next bucket; rank 0 waits until it is free."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until what this rank has put there is there."""
+        ...
 
 
 class ShardStream:
@@ -42,7 +52,7 @@ class ShardStream:
         metadata: WeightsMetadata,
         *,
         bucket_bytes: int,
-        room: Room,
+        slots: Slots,
         ranks: SenderRanks,
         weights: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
@@ -50,13 +60,13 @@ class ShardStream:
         module: plain, or sharded over these ranks.
         metadata: of its weights, in the dtypes in which they leave.
         bucket_bytes: limit of a bucket; a larger tensor is a number of buckets.
-        room: where they go.
+        slots: where they go.
         ranks: all that hold the model.
         weights: as of `stream.parameter_stream`; shards, or tensors that are whole on every rank.
         """
         self._module, self._metadata, self._pipeline = module, metadata, pipeline_of(module)
         self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
-        self._room, self._ranks, self._weights = room, ranks, weights
+        self._slots, self._ranks, self._weights = slots, ranks, weights
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
         self._buckets = self._fill_all()
         self._is_over = False
@@ -83,13 +93,14 @@ class ShardStream:
             for start in range(0, size, self._bucket_bytes):
                 window, num_bytes = None, min(size - start, self._bucket_bytes)
                 if self._ranks.rank == 0:
-                    window = self._room(num_bytes)
+                    window = self._slots.room(num_bytes)
                 if not self._ranks.go_on(True):
                     return
                 try:
-                    window = self._room(num_bytes) if window is None else window
+                    window = self._slots.room(num_bytes) if window is None else window
                     tensors = tensors or [next_weight(source, weight) for weight in group]
                     self._fill(entries, tensors, window, start)
+                    self._slots.settle()
                 except Exception as error:  # noqa: BLE001  (raised once the others know of it)
                     failure = error
                 self._raise_together(failure)

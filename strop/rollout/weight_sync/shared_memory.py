@@ -1,14 +1,12 @@
-"""Buckets through shared memory, for a sender and receivers on one node.
+"""Slots in shared memory of the node, for a sender and receivers that are both there.
 
-One file of the node's memory file system holds two slots of a bucket each. The ranks of the sender fill one together,
-each with its part of the weights, while the receivers read the other. A bucket is announced on the channel when it
-lies in its slot, which is filled again when every receiver has said there that it is done with it.
+One file of the node's memory file system holds the slots (slots.py).
 
 The file has a name only until all receivers have mapped it, so the memory is given back however the processes end.
 For a process that was killed in that short time, the next sender removes the file: its owner holds a lock on it that
 ends with the process.
 
-Tensors of an accelerator go through host memory; sharing device memory between processes is left out.
+Tensors of an accelerator go through host memory here; device_slots.py leaves them on the device.
 """
 
 from __future__ import annotations
@@ -19,19 +17,20 @@ import mmap
 import os
 import secrets
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
 
-from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
+from strop.rollout.weight_sync.slots import NUM_SLOTS
 from strop.rollout.weight_sync.transport import Plan
 
 FOLDER = Path("/dev/shm")
 """Folder in which Linux keeps files in memory."""
 PREFIX = "strop-weights-"
-NUM_SLOTS = 2
+PLAN_NAME = "shared_memory"
 SLOT_BYTES = 16 << 20
 """Largest slot: a message and its answer, which a slot costs, take little beside its copy."""
 _HEADER_BYTES = mmap.PAGESIZE
@@ -72,121 +71,63 @@ class SharedFile:
             self._file.close()
 
 
-class SharedMemorySender:
-    """The sender's side."""
+class FileSlots:
+    """Slots of the file, mapped by one process."""
 
-    def __init__(self, channel: SenderChannel, file: SharedFile, *, made_in: int, slot_bytes: int) -> None:
-        """Raises OSError when the memory file system has no room for two slots."""
-        self._channel = channel
+    def __init__(self, mapped: mmap.mmap, slot_bytes: int, *, file: SharedFile | None = None) -> None:
+        """`file`: of the sender, which takes its name away."""
         self._file = file
-        self._slots = _slots(file.grow(slot_bytes), slot_bytes)
-        self._piece = 0
-        self.plan = Plan(name="shared_memory", made_in=made_in, path=str(file.path), slot_bytes=slot_bytes)
+        self._slots = _slots(mapped, slot_bytes)
 
-    def begin(self) -> None:
-        """Start at the first slot. All receivers are ready, so they have mapped the file: its name goes."""
-        self._file.remove()
-        self._piece = 0
+    @property
+    def slots(self) -> Sequence[Tensor]:
+        """As of `SlotMemory`."""
+        return self._slots
 
-    def room(self, num_bytes: int) -> Tensor:
-        """Memory [n] uint8 of the next bucket, once every receiver is done with what lay there.
+    def settle(self) -> None:
+        """Nothing to do: copies into pageable host memory are done when they return."""
 
-        Raises:
-            ConnectionError, TimeoutError, ReceiverFailed: as of the channel.
-        """
-        if self._piece >= NUM_SLOTS:
-            before = self._piece - NUM_SLOTS
-            self._channel.hear("read", before, f"to read piece {before} of the shared memory")
-        return self._slots[self._piece % NUM_SLOTS][:num_bytes]
-
-    def send(self, data: Tensor) -> None:
-        """Hand on the bucket [n] uint8 that was put into the `room`."""
-        assert data.data_ptr() == self._slots[self._piece % NUM_SLOTS].data_ptr(), (
-            "it lies where there was room"
-        )
-        self._piece += 1
-
-    def finish(self) -> None:
-        """Nothing to do: the last pieces lie in the slots until the receivers have answered the commit."""
+    def all_have_it(self) -> None:
+        """All receivers have mapped the file: its name goes."""
+        if self._file is not None:
+            self._file.remove()
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._file.remove()
+        """Give the memory back, and the name of a file that was not mapped by all."""
+        self.all_have_it()
         self._slots = []
 
 
-class SharedMemoryHelper:
-    """The side of another rank of the sender, which helps to fill the slots."""
-
-    def __init__(self, plan: Plan, *, session: str) -> None:
-        """Map the file of rank 0.
-
-        Raises:
-            OSError: this process does not see it: another node.
-        """
-        self.plan = plan
-        path = Path(plan.path)
-        with os.fdopen(os.open(path, _SAFELY | os.O_RDWR), "r+b") as file:
-            if not _is_of_session(file.read(_HEADER_BYTES), session):
-                raise OSError(f"{path} belongs to another session of a weight sync")
-            self._slots = _slots(_mapped(file, _HEADER_BYTES + NUM_SLOTS * plan.slot_bytes), plan.slot_bytes)
-        self._piece = 0
-
-    def begin(self) -> None:
-        """Start at the first slot."""
-        self._piece = 0
-
-    def room(self, num_bytes: int) -> Tensor:
-        """Memory [n] uint8 of the next bucket, which rank 0 has found free."""
-        self._piece += 1
-        return self._slots[(self._piece - 1) % NUM_SLOTS][:num_bytes]
+def file_slots(file: SharedFile, slot_bytes: int) -> FileSlots:
+    """Slots of the sender's own file; OSError when the memory file system has no room for them."""
+    return FileSlots(file.grow(slot_bytes), slot_bytes, file=file)
 
 
-class SharedMemoryReceiver:
-    """The side of one receiver."""
+def opened_file_slots(plan: Plan, *, session: str, is_written: bool = False) -> FileSlots:
+    """Slots of the sender's file in another process.
 
-    def __init__(self, channel: ReceiverChannel, plan: Plan, *, session: str) -> None:
-        """Map the sender's file, read only.
+    Args:
+        plan: of the sender.
+        session: secret that the file begins with.
+        is_written: this process fills slots; else it maps them read only.
 
-        Raises:
-            ConnectionError: the file is gone or is not that of this session.
-        """
-        self.plan = plan
-        self._channel = channel
-        path = Path(plan.path)
-        size = _HEADER_BYTES + NUM_SLOTS * plan.slot_bytes
-        try:
+    Raises:
+        ConnectionError: the file is gone, is on another node or is not that of this session.
+    """
+    path = Path(plan.path)
+    size = _HEADER_BYTES + NUM_SLOTS * plan.slot_bytes
+    try:
+        if is_written:
+            with os.fdopen(os.open(path, _SAFELY | os.O_RDWR), "r+b") as file:
+                mapped = _mapped(file, size)
+        else:
             with _opened(path) as file:
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ConnectionError(f"the sender's shared memory {path} cannot be mapped: {error}") from error
-        if not _is_of_session(mapped[:_HEADER_BYTES], session):
-            raise ConnectionError(f"the shared memory {path} belongs to another session of a weight sync")
-        self._slots = _slots(mapped, plan.slot_bytes)
-        self._piece = 0
-        self._in_use: int | None = None
-
-    def begin(self) -> None:
-        """Start at the first slot."""
-        self._piece, self._in_use = 0, None
-
-    def receive(self, num_bytes: int) -> Tensor:
-        """The slot itself."""
-        self.finish()
-        slot = self._slots[self._piece % NUM_SLOTS]
-        self._in_use = self._piece
-        self._piece += 1
-        return slot[:num_bytes]
-
-    def finish(self) -> None:
-        """Tell the sender that the last piece was read."""
-        if self._in_use is not None:
-            self._channel.tell("read", number=self._in_use)
-            self._in_use = None
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._slots = []
+    except (OSError, ValueError) as error:
+        raise ConnectionError(f"the sender's shared memory {path} cannot be mapped: {error}") from error
+    if not _is_of_session(mapped[:_HEADER_BYTES], session):
+        raise ConnectionError(f"the shared memory {path} belongs to another session of a weight sync")
+    return FileSlots(mapped, plan.slot_bytes)
 
 
 def shares_memory(path: Path, session: str) -> bool:

@@ -32,6 +32,10 @@ ALIGNMENT = 64
 """Tensors start at multiples of this many bytes in a bucket, so that every dtype can be viewed in place."""
 
 
+Gather = Callable[[nn.Module, str, Tensor, torch.dtype], Tensor | None]
+"""A weight of a module, of which this rank has a shard, as a full tensor in this dtype; None on ranks that get none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
@@ -60,10 +64,11 @@ def parameter_stream(
     module: nn.Module,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-    yields_buckets: bool = True,
+    gathers: Gather = whole_weight,
     dtypes: Mapping[str, torch.dtype] | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
     skips: Callable[[TensorMetadata, Tensor], bool] | None = None,
+    drops: Callable[[TensorMetadata, Tensor], bool] | None = None,
 ) -> Iterator[Bucket]:
     """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
 
@@ -74,14 +79,15 @@ def parameter_stream(
     Args:
         module: plain, or sharded over ranks that all make this call and use up the iterator.
         bucket_bytes: limit of a bucket.
-        yields_buckets: this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing, and
-            its iterator ends without yielding.
+        gathers: makes a shard whole: on all ranks, or where its result is not None (parallel.first_rank). A rank
+            without whole weights has an iterator that ends without yielding.
         dtypes: deliver floating-point weights of these names in other dtypes than they are held in; they are cast
             before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
         skips: asked on every rank about each weight as it is held, before it is gathered; True on all of them leaves
             it out.
+        drops: asked where a weight is whole; True leaves it out there.
 
     Raises:
         ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
@@ -99,9 +105,9 @@ def parameter_stream(
             shard = next_weight(source, weight)
             if skips is not None and skips(weight, shard):
                 continue
-            tensor = whole_weight(module, weight.name, shard, weight.dtype)
+            tensor = gathers(module, weight.name, shard, weight.dtype)
             del shard
-            if not yields_buckets:
+            if tensor is None or (drops is not None and drops(weight, tensor)):
                 continue
             sent.append(weight)
             if len(group) == 1:

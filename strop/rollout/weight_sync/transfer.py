@@ -64,7 +64,7 @@ class WeightTransfer(Protocol):
         ...
 
     def receiving(self, engine: RolloutEngine, target: WeightTarget, *, device: str) -> ReceivingEngine:
-        """Around an engine that generates with these parameters, which are on a device of this type."""
+        """Around an engine that generates with these parameters, which are on this device."""
         ...
 
 

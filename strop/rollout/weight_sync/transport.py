@@ -7,7 +7,8 @@ wait has the channel's deadline and ends with a TimeoutError or ConnectionError 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -18,13 +19,15 @@ class Plan:
     """The transport of a sync, as the sender tells its receivers."""
 
     name: str
-    """`collective`, `shared_memory` or `store`."""
+    """`cuda_ipc`, `shared_memory`, `store` or `collective`."""
     made_in: int
     """The attempt for which the transport was made: another number means another transport."""
     path: str = ""
     """The file of the shared memory, or the folder of the store."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON by which other processes open the memory of the sender's device (device_slots.py)."""
     slot_bytes: int = 0
-    """Size of one of its slots."""
+    """Size of one slot of the shared memory."""
     port: int = 0
     """Rendezvous of the process group, at the sender's address."""
     size: int = 0

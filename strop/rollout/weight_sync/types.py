@@ -32,7 +32,8 @@ class SyncReport:
     version: int
     """Policy version of the weights."""
     transport: str
-    """`collective`, `shared_memory` or `store`; `shards` on ranks that gave theirs and talked to no receiver."""
+    """`cuda_ipc`, `shared_memory`, `store` or `collective`; `shards` on ranks that gave theirs and talked to no
+    receiver."""
     num_tensors: int
     """Tensors sent or loaded, tied ones counted once."""
     num_bytes: int

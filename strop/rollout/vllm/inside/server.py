@@ -59,6 +59,7 @@ class Server:
             "wake": self.wake,
             "begin_update": self.begin_update,
             "load": self.load,
+            "try_memory": self.try_memory,
             "set_version": self.set_version,
         }
 
@@ -220,6 +221,11 @@ class Server:
         except BaseException:
             self._is_updating = False  # vLLM has ended it
             raise
+
+    async def try_memory(self, message: Any) -> str:
+        """Reason for which a worker cannot open memory of a device; "" where all can."""
+        reasons: list[str] = await self._engine.collective_rpc("try_memory", args=(message["memory"],))
+        return next(filter(None, reasons), "")
 
     async def set_version(self, message: Any) -> None:
         """The weights are whole: forget what was computed with those before, and go on."""

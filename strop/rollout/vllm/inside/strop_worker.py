@@ -1,6 +1,7 @@
 """Extension of vLLM's worker processes: weights out of shared memory, and log-probs of the whole distribution.
 
-It runs in vLLM's environment, where there is no strop: the digest is loaded from its file.
+It runs in vLLM's environment, where there is no strop: the digest, and what opens memory of a device, are loaded from
+their files.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ class WorkerExtension:
 
         model.compute_logits = without
 
+    def try_memory(self, memory: dict[str, Any]) -> str:
+        """Open memory of a device as weights will come in it; the reason for which that fails, or ""."""
+        try:
+            opened_memory(memory)
+        except OSError as error:
+            return str(error)
+        return ""
+
 
 @dataclass
 class Start(WeightTransferInitInfo):
@@ -55,10 +64,12 @@ class Start(WeightTransferInitInfo):
 
 @dataclass
 class Bucket(WeightTransferUpdateInfo):
-    """Some tensors in one piece of shared memory."""
+    """Some tensors in one piece of memory."""
 
     path: str = ""
-    """Path of the memory."""
+    """Path of shared memory of the node."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Memory of a device instead; empty for none."""
     num_bytes: int = 0
     entries: list[list[Any]] = field(default_factory=list)
     """Of each tensor: Hugging Face name, shape, dtype, first byte, digest."""
@@ -78,14 +89,20 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Bucket) -> None:
-        """Load one bucket. vLLM keeps tensors until the whole of a layer is there; the memory stays mapped so long.
+        """Load one bucket. vLLM keeps tensors until the whole of a layer is there: memory of the node stays mapped so
+        long, and memory of a device, which is used again, is copied.
 
         Raises:
             ValueError: what is in the memory is not what was announced.
+            OSError: this process cannot open it.
         """
-        with Path(update_info.path).open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), update_info.num_bytes, flags=mmap.MAP_PRIVATE)
-        data = torch.frombuffer(mapped, dtype=torch.uint8)
+        if update_info.memory:
+            data = opened_memory(update_info.memory)[: update_info.num_bytes].clone()
+            torch.accelerator.synchronize()  # it is given back when this returns
+        else:
+            with Path(update_info.path).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), update_info.num_bytes, flags=mmap.MAP_PRIVATE)
+            data = torch.frombuffer(mapped, dtype=torch.uint8)
         tensors = []
         for name, shape, dtype, offset, digest in update_info.entries:
             kind = getattr(torch, dtype)
@@ -111,14 +128,23 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
         """Nothing is open."""
 
 
-def _digest() -> Any:
-    path = Path(__file__).parents[3] / "engines" / "checksum" / "tensors.py"
-    spec = importlib.util.spec_from_file_location("strop_digest", path)
+def opened_memory(memory: dict[str, Any]) -> torch.Tensor:
+    """Memory [n] uint8 of a device that another process exported; OSError with the reason where it cannot be opened."""
+    device = cuda_ipc.sharing_device(torch.device("cuda"))
+    if device is None:
+        raise OSError("it computes on no CUDA device")
+    opened: torch.Tensor = device.open(memory)
+    return opened
+
+
+def _strop(name: str, *path: str) -> Any:
+    """A module of strop that imports nothing of it."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[3].joinpath(*path))
     assert spec is not None, "a Python file has a loader"
     assert spec.loader is not None, "a Python file has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.digest_tensor
+    return module
 
 
 def _with_whole_log_probs(sampler: Any) -> None:
@@ -137,7 +163,8 @@ def _with_whole_log_probs(sampler: Any) -> None:
     sampler.__call__ = call
 
 
-digest_tensor = _digest()
+digest_tensor = _strop("strop_digest", "engines", "checksum", "tensors.py").digest_tensor
+cuda_ipc = _strop("strop_cuda_ipc", "rollout", "weight_sync", "cuda_ipc.py")
 _with_whole_log_probs(TopKTopPSampler)
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)

@@ -1,0 +1,191 @@
+"""Choice of the transport of a sync: memory that both sides share where they are on one node, else the network.
+
+    store           where one is set
+    cuda_ipc        the weights and all receivers are on devices of this node, which open each other's memory
+    shared_memory   all ranks of the actor and all receivers are on one node
+    collective      else
+
+Memory of the device is offered to the receivers before the sync begins. Where one of them, or a rank of the actor,
+cannot open it, a warning says why, once, and this session does not try again.
+
+Concurrency: `choose` is called by rank 0 while the other ranks of the actor are in `Outgoing.help` and the receivers
+wait for a sync to begin.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from strop.engines.weights import WeightsMetadata
+from strop.rollout.weight_sync import device_slots, shared_memory
+from strop.rollout.weight_sync.channel import SenderChannel
+from strop.rollout.weight_sync.collective import CollectiveSender, common_device
+from strop.rollout.weight_sync.cuda_ipc import SharingDevice
+from strop.rollout.weight_sync.device_slots import OwnedSlots
+from strop.rollout.weight_sync.outgoing import Outgoing
+from strop.rollout.weight_sync.shared_memory import SharedFile, file_slots
+from strop.rollout.weight_sync.slots import SlotSender
+from strop.rollout.weight_sync.store_transport import StoreSender
+from strop.rollout.weight_sync.stream import ALIGNMENT
+from strop.rollout.weight_sync.transport import Plan, SendingTransport
+from strop.utils.json_messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class TransportChoice:
+    """The transport of a session, which outlives a sync unless it fails or somebody joins."""
+
+    def __init__(self, channel: SenderChannel, *, bucket_bytes: int, device: str, store: str) -> None:
+        """Args:
+        channel: to the receivers.
+        bucket_bytes: limit of a slot.
+        device: type of the device the weights are on, for the network.
+        store: folder or URL through which all syncs go; "" for none.
+        """
+        self._channel = channel
+        self._bucket_bytes, self._device, self._store = bucket_bytes, device, store
+        self._transport: SendingTransport | None = None
+        self._num_joins = 0
+        self._uses_device = True
+        self._file = None if store else self._make_file()
+
+    @property
+    def memory_path(self) -> str:
+        """File by which a receiver finds out whether it is on this node; "" for none."""
+        return "" if self._file is None else str(self._file.path)
+
+    def choose(
+        self, version: int, attempt: int, outgoing: Outgoing, *, joined: list[Message], device: SharingDevice | None
+    ) -> SendingTransport:  # fmt: skip
+        """The transport of this attempt; the other ranks of the actor know of it.
+
+        Args:
+            version, attempt: of the sync.
+            outgoing: the weights.
+            joined: greetings of the receivers.
+            device: of the weights, if its memory can be shared.
+
+        Raises:
+            ConnectionError, TimeoutError, ReceiverFailed: as of the channel.
+        """
+        if self._num_joins != self._channel.num_joins:
+            self.drop()
+            self._num_joins = self._channel.num_joins
+        if self._transport is None and self._store:
+            self._transport = StoreSender(self._channel, self._store, made_in=attempt)
+        if self._transport is None and _all_say(joined, "shares_memory"):
+            metadata = outgoing.metadata
+            if self._uses_device and device is not None and _all_say(joined, "shares_device"):
+                self._transport = self._over_device(version, attempt, metadata, device)
+            if self._transport is None:
+                self._transport = self._over_memory(attempt, metadata)
+        self._remove_file()  # of no use to a transport that is not there now
+        if isinstance(self._transport, SlotSender):
+            self._agree(attempt, outgoing, self._transport)
+        else:
+            outgoing.begin_gathered()
+        if self._transport is None:
+            self._transport = self._over_network(attempt, joined)
+        return self._transport
+
+    def drop(self) -> None:
+        """Close the transport, if there is one."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.drop()
+        self._remove_file()
+
+    def _agree(self, attempt: int, outgoing: Outgoing, first: SlotSender) -> None:
+        """Let all ranks of the actor open the slots; where one cannot, use others, or none."""
+        transport: SlotSender | None = first
+        while transport is not None:
+            failed = outgoing.begin_shards(transport.plan, self._channel.session)
+            if not failed:
+                return
+            self.drop()
+            if transport.plan.name == device_slots.PLAN_NAME:
+                self._refuse_device(f"rank {failed[0]} of the actor cannot open it; its log says why")
+                self._transport = transport = self._over_memory(attempt, outgoing.metadata)
+            else:
+                transport = None  # a rank is on another node
+        outgoing.begin_gathered()
+
+    def _over_device(
+        self, version: int, attempt: int, metadata: WeightsMetadata, device: SharingDevice
+    ) -> SlotSender | None:
+        """Memory of the device, if there is room and every receiver opens it."""
+        slot_bytes = _slot_bytes(metadata, self._bucket_bytes)
+        try:
+            slots = OwnedSlots(device, slot_bytes)
+        except OSError as error:
+            self._refuse_device(str(error))
+            return None
+        plan = Plan(
+            name=device_slots.PLAN_NAME, made_in=attempt, memory=slots.exported, slot_bytes=slot_bytes
+        )
+        try:
+            self._channel.tell("offer", version=version, plan=plan.to_json())
+            self._channel.hear("opened", 1, "to open memory of the device", also=0)
+        except BaseException:
+            slots.close()
+            raise
+        if self._channel.say_so("opened", 1):
+            return SlotSender(self._channel, slots, plan)
+        slots.close()
+        self._refuse_device(self._channel.reason("opened", 0))
+        return None
+
+    def _refuse_device(self, reason: str) -> None:
+        self._uses_device = False
+        logger.warning("the weights go through host memory, not through memory of the device: %s", reason)
+
+    def _over_memory(self, attempt: int, metadata: WeightsMetadata) -> SlotSender | None:
+        """Shared memory of the node, if there is room."""
+        file, self._file = self._file or self._make_file(), None
+        if file is None:
+            return None
+        slot_bytes = _slot_bytes(metadata, min(self._bucket_bytes, shared_memory.SLOT_BYTES))
+        plan = Plan(name=shared_memory.PLAN_NAME, made_in=attempt, path=str(file.path), slot_bytes=slot_bytes)
+        try:
+            return SlotSender(self._channel, file_slots(file, slot_bytes), plan)
+        except OSError as error:
+            file.remove()
+            logger.warning(
+                "%s has no room for two buckets of %d bytes (%s); the weights go over the network instead: enlarge "
+                "it or make the buckets smaller",
+                shared_memory.FOLDER,
+                slot_bytes,
+                error,
+            )
+            return None
+
+    def _over_network(self, attempt: int, joined: list[Message]) -> SendingTransport:
+        device = common_device([self._device, *(str(answer.get("device")) for answer in joined)])
+        return CollectiveSender(self._channel, made_in=attempt, device=device)
+
+    def _make_file(self) -> SharedFile | None:
+        try:
+            return SharedFile(shared_memory.FOLDER, self._channel.session)
+        except OSError as error:
+            logger.info("no shared memory for the weight sync (%s)", error)
+            return None
+
+    def _remove_file(self) -> None:
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+
+
+def _all_say(joined: list[Message], fact: str) -> bool:
+    return all(answer.get(fact) is True for answer in joined)
+
+
+def _slot_bytes(metadata: WeightsMetadata, limit: int) -> int:
+    """Size of a slot. A small model needs no large ones: they are taken from the node's memory."""
+    needed = metadata.num_bytes + ALIGNMENT * len(metadata)
+    return max(1, min(limit, needed) // ALIGNMENT) * ALIGNMENT
