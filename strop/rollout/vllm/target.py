@@ -1,4 +1,7 @@
-"""Weights into vLLM without a disk: each bucket through a piece of memory that has no name in any file system."""
+"""Weights into vLLM without a disk: each bucket through a piece of memory that has no name in any file system.
+
+Of an engine over several nodes, each has such a piece, which the bucket reaches over the network.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
+from strop.rollout.vllm.node_part import NodePart, copied_to_all
 from strop.rollout.vllm.process import ServerProcess
 from strop.rollout.weight_sync.bucket import shared_bucket
 
@@ -21,12 +25,15 @@ class VllmTarget:
     tensor that arrives with its digest; that they use it is shown by log-probs of a probe.
     """
 
-    def __init__(self, process: ServerProcess, weights: WeightsMetadata) -> None:
+    def __init__(
+        self, process: ServerProcess, weights: WeightsMetadata, parts: Sequence[NodePart] = ()
+    ) -> None:
         """Args:
         process: owns the engine.
         weights: what the engine needs.
+        parts: of the engine on further nodes.
         """
-        self._process = process
+        self._process, self._parts = process, parts
         self._weights = weights
         self._arrived: dict[str, int] = {}
         self.is_open = False
@@ -46,8 +53,12 @@ class VllmTarget:
             self._process.ask_now("begin_update", timeout_s=TIMEOUT_S)
             self.is_open, self._arrived = True, {}
         try:
-            with shared_bucket(tensors) as bucket:
-                self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=bucket)
+            with (
+                shared_bucket(tensors) as bucket,
+                copied_to_all(self._parts, bucket, timeout_s=TIMEOUT_S) as paths,
+            ):
+                memory = {"paths": paths, "num_bytes": bucket["num_bytes"], "entries": bucket["entries"]}
+                self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=memory)
         except BaseException:
             self.is_open = False  # what follows begins anew; until then vLLM holds every request
             raise
