@@ -24,6 +24,13 @@ class WorkerLost(WorkerFailed):
     has_died = True
 
 
+class FollowerLost(ConnectionError):
+    """Raised in a worker whose devices on another node are gone with their process, so that it can do nothing any more.
+
+    A runtime takes it for the end of the worker's own process.
+    """
+
+
 class CallTimeout(TimeoutError):
     """Workers did not answer in time; names those that did not.
 

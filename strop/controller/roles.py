@@ -14,6 +14,15 @@ W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankDevices:
+    """Devices of each process of a pool."""
+
+    count: int = 1
+    over_nodes: bool = False
+    """A rank that needs more than a node has takes whole nodes, with a process on each."""
+
+
 @dataclass(frozen=True)
 class RoleSpec(Generic[W]):
     """The workers of a role before they are made; one is made in each process of the pool."""
@@ -26,6 +35,8 @@ class RoleSpec(Generic[W]):
     """Keyword arguments of each."""
     mesh: Mesh | None = None
     """Parallel axes; None: all processes of the pool are data parallel."""
+    follower: RoleSpec[Any] | None = None
+    """The `Follower` on each further node of a rank that spans several; None: a rank is on one node."""
 
     def __post_init__(self) -> None:
         kind: object = self.worker_class
@@ -35,6 +46,10 @@ class RoleSpec(Generic[W]):
     def on(self, mesh: Mesh | None) -> RoleSpec[W]:
         """The same role with these parallel axes."""
         return dataclasses.replace(self, mesh=mesh)
+
+    def followed_by(self, follower: RoleSpec[Any]) -> RoleSpec[W]:
+        """The same role, whose ranks may span nodes."""
+        return dataclasses.replace(self, follower=follower)
 
     def make(self, placement: Placement, colocated: dict[str, Worker]) -> W:
         """One worker, which is then entered into the workers of its process under its role's name.

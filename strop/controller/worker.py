@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FollowerAddress:
+    """Address of a worker that holds the devices of another node for the one that it follows."""
+
+    host: str
+    """Address of its node."""
+    port: int
+    secret: str = field(repr=False)
+    """Proves the leader to it (auth_listener)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Rank and mesh of a worker in its group; by default, alone."""
 
@@ -38,6 +49,8 @@ class Placement:
     """Name of the node, for messages."""
     role: str = ""
     """Name of the role, for messages and for `Worker.colocated`."""
+    followers: tuple[FollowerAddress, ...] = ()
+    """Followers on the other nodes of a rank that spans several, in the order of the nodes."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,14 @@ class Worker:
     def dp_size(self) -> int:
         """Number of parts a batch is cut into."""
         return self.placement.mesh.dp
+
+
+class Follower(Worker):
+    """Worker on a further node of a rank that spans several: it holds devices for the leader, and takes no calls."""
+
+    def address(self) -> FollowerAddress:
+        """Address for the leader, which is made after it."""
+        raise NotImplementedError
 
 
 def close_all(workers: Sequence[Worker]) -> None:

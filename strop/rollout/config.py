@@ -25,6 +25,10 @@ class SubprocessEngineConfig(Protocol):
         """Devices of one engine."""
 
     @property
+    def spans_nodes(self) -> bool:
+        """One engine may have its devices on several nodes."""
+
+    @property
     def takes_media(self) -> bool:
         """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
@@ -133,6 +137,11 @@ class RolloutConfig:
     def num_devices(self) -> int:
         """Devices of one engine."""
         return 1 if self.own_processes is None else self.own_processes.num_devices
+
+    @property
+    def spans_nodes(self) -> bool:
+        """One engine may have its devices on several nodes."""
+        return self.own_processes is not None and self.own_processes.spans_nodes
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:

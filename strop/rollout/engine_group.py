@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.controller.worker import FollowerAddress
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.kinds import TrainableEngine
@@ -45,6 +46,10 @@ class EngineContext:
     """Of the longest sequence; 0: unknown."""
     logs: Path | None
     rank: int
+    node: str = ""
+    """Address of this process's node, for an engine that spans several."""
+    followers: tuple[FollowerAddress, ...] = ()
+    """Processes that hold the devices of its other nodes."""
 
 
 Place = EngineContext

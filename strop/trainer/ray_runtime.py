@@ -7,13 +7,14 @@ from pathlib import Path
 
 from strop.controller import Runtime
 from strop.controller.ray.runtime import RayRuntime, free_places
+from strop.controller.roles import RankDevices
 from strop.trainer.environment import variables_of
 from strop.trainer.sections import ResourcesConfig
 from strop.utils.device import device_name
 
 
 def make_runtime(
-    resources: ResourcesConfig, *, log_dir: Path | None, devices: Mapping[str, int] | None = None
+    resources: ResourcesConfig, *, log_dir: Path | None, devices: Mapping[str, RankDevices] | None = None
 ) -> RayRuntime:
     """Connect to the cluster, or start one, and check that it has what is asked for.
 
@@ -42,7 +43,7 @@ def make_runtime(
 
 
 def has_free_places(
-    resources: ResourcesConfig, *, devices: Mapping[str, int], beside: Runtime | None = None
+    resources: ResourcesConfig, *, devices: Mapping[str, RankDevices], beside: Runtime | None = None
 ) -> bool:
     """True where the cluster has free places for these processes, on machines that a runtime does not use."""
     return free_places(

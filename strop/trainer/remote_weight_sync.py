@@ -79,7 +79,12 @@ class RemoteWeightSync(WeightSync):
         Raises:
             SyncError, WorkerFailed: as `update`.
         """
-        if not self.probes_weights or not any(as_list(self.rollout.call.restart_failed_engines())):
+        if not self.probes_weights:
+            return False
+        num_started = sum(as_list(self.rollout.call.restart_failed_engines()))
+        # A worker is lost in it whose engine spans nodes, where one of them is gone.
+        losses = [] if self.workers is None else self.workers.note_losses()
+        if not (num_started or losses):
             return False
         self.start()
         return True

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.controller import Mesh, RoleSpec, role
 from strop.engines.config import EngineConfig
+from strop.rollout.vllm.follower import VllmFollower
 from strop.trainer.config import Config, UpdateSettings
 from strop.workers.actor import ActorWorker
 from strop.workers.async_rollout.worker import AsyncRolloutWorker
@@ -57,6 +58,8 @@ def role_specs(
         specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
     rollout = AsyncRolloutWorker if config.async_setting else RolloutWorker
     specs["rollout"] = role(rollout, model, config.rollout, config.reward, settings)
+    if config.rollout.spans_nodes:
+        specs["rollout"] = specs["rollout"].followed_by(role(VllmFollower, config.rollout.vllm))
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 

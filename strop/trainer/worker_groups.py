@@ -21,6 +21,7 @@ from strop.controller import (
     WorkerLost,
     as_list,
 )
+from strop.controller.roles import RankDevices
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.routing.router import Router
@@ -243,9 +244,10 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     return make_runtime(config.resources, log_dir=log_dir, devices=rollout_devices(config))
 
 
-def rollout_devices(config: Config) -> dict[str, int]:
+def rollout_devices(config: Config) -> dict[str, RankDevices]:
     """Devices of each process of a role, where it may have several."""
-    return {"rollout": config.rollout.num_devices}
+    rollout = config.rollout
+    return {"rollout": RankDevices(count=rollout.num_devices, over_nodes=rollout.spans_nodes)}
 
 
 def rollout_settings(

@@ -22,6 +22,7 @@ lazy_import.py         Names of a package that are imported when they are first 
 machine_limits.py      Cores and memory that this process may still use, within its control groups
 metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one
+ports.py               Free ports, for programs that are told which one to listen on
 quiet_libraries.py     Quiet libraries, and the log of warnings on the terminal
 registry.py            Registries
 remote_path.py         Names of what does not lie on this machine

@@ -176,6 +176,8 @@ class RolloutWorker(Worker):
             max_tokens=settings.max_tokens,
             logs=settings.logs,
             rank=self.rank,
+            node=self.placement.node,
+            followers=self.placement.followers,
         )
 
     def _attach_engine(self, generation: Generation) -> Reader | None:

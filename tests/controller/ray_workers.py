@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from strop.controller import BatchAndMetrics, Dispatch, Execute, Worker, register, register_dispatch_mode
+from strop.controller.errors import FollowerLost
 from strop.controller.ray import Cluster
+from strop.controller.worker import Follower, FollowerAddress
 from strop.protocol import DataProto, jagged
 
 CPUS = 0.1
@@ -236,3 +238,27 @@ class Mortal(Doubler):
 def sleep_forever() -> None:
     while True:
         time.sleep(1)
+
+
+class Companion(Follower):
+    """Follower whose port is its process id."""
+
+    def address(self) -> FollowerAddress:
+        return FollowerAddress(host=self.placement.node, port=os.getpid(), secret="")
+
+
+class Spanning(Worker):
+    """Leader of a rank over several nodes."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def where(self) -> list[tuple[str, int]]:
+        """Address and process id on each node of the rank."""
+        followers = [(follower.host, follower.port) for follower in self.placement.followers]
+        return [(self.placement.node, os.getpid()), *followers]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def lose(self, rank: int) -> int:
+        """As an engine whose follower on another node is gone."""
+        if self.rank == rank:
+            raise FollowerLost("the process on the other node is gone")
+        return self.rank

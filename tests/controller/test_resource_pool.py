@@ -8,7 +8,7 @@ import pytest
 from strop.controller.ray import RayResourcePool
 from strop.controller.ray.cluster import Node
 from strop.controller.ray.errors import NotEnoughDevices
-from strop.controller.ray.pool import choose_nodes
+from strop.controller.ray.pool import choose_nodes, nodes_of_pools, nodes_per_rank
 
 
 def test_ranks_count_through_one_node_after_the_other() -> None:
@@ -62,3 +62,50 @@ def test_too_few_devices_are_named_with_their_numbers() -> None:
     ) as error:
         choose_nodes(cluster(6), [trainers, engines])
     assert "2 processes of 4 CPU and 4 GPU each (pool 'rollout')" in str(error.value)
+
+
+def test_ranks_over_nodes_have_a_place_on_each() -> None:
+    pool = RayResourcePool([1, 1, 1, 1], device="cuda", devices_per_process=8, nodes_per_rank=2)
+    assert (pool.world_size, pool.num_nodes) == (2, 4)
+    assert [pool.node_of(rank) for rank in range(2)] == [0, 2]
+    assert [pool.bundle_of(rank, number) for rank in range(2) for number in range(2)] == [0, 1, 2, 3]
+    assert [(pool.local_rank(rank), pool.local_world_size(rank)) for rank in range(2)] == [(0, 1), (0, 1)]
+    pool.machines = cluster(8, 8, 8, 8).nodes()
+    assert [node.node_id for node in pool.nodes] == ["0", "2"]
+    assert [node.node_id for node in pool.nodes_of(1)] == ["2", "3"]
+    for processes in ([2, 2], [1, 1, 1]):
+        with pytest.raises(ValueError, match=r"pool 'main' has ranks over 2 nodes each, and processes \["):
+            RayResourcePool(processes, nodes_per_rank=2)
+
+
+@pytest.mark.parametrize(("count", "spanned"), [(1, 1), (8, 1), (16, 2), (24, 3)])
+def test_a_rank_takes_whole_nodes_where_one_is_too_small(count: int, spanned: int) -> None:
+    found = nodes_per_rank(cluster(4, 8, 8), "rollout", count, device="cuda", cpus_per_process=1.0)
+    assert found == spanned
+
+
+def test_devices_that_whole_nodes_cannot_share_are_named() -> None:
+    with pytest.raises(
+        NotEnoughDevices,
+        match=r"a process of pool 'rollout' needs 12 devices, and the largest node has 8, .* use 8 or 16 devices",
+    ):
+        nodes_per_rank(cluster(8, 8), "rollout", 12, device="cuda", cpus_per_process=1.0)
+    # 64 cores of each node, 10 for a device: 6 devices.
+    assert nodes_per_rank(cluster(0, 0), "rollout", 12, device="cpu", cpus_per_process=10.0) == 2
+
+
+def test_whole_nodes_are_none_of_those_that_other_pools_share() -> None:
+    trainers = RayResourcePool([4, 4], device="cuda")
+    critics = RayResourcePool([1, 1], device="cuda", name_prefix="critic")
+    engines = RayResourcePool(
+        [1, 1], name_prefix="rollout", device="cuda", devices_per_process=8, nodes_per_rank=2
+    )
+    pools = {"main": trainers, "critic": critics, "rollout": engines}
+    chosen = nodes_of_pools(pools, choose_nodes(cluster(8, 8, 5, 5, 8), list(pools.values())))
+    numbers = {name: [node.node_id for node in nodes] for name, nodes in chosen.items()}
+    # The trainers' 4 and the critics' 1 would fit on a node of 8, which the engines then would lack.
+    assert numbers == {"main": ["2", "3"], "critic": ["2", "3"], "rollout": ["0", "1"]}
+    with pytest.raises(
+        NotEnoughDevices, match="rollout needs 1 replicas x 16 devices = 16, the cluster has 18"
+    ):
+        choose_nodes(cluster(8, 5, 5), list(pools.values()))

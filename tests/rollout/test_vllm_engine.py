@@ -25,8 +25,9 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import weights_of_folder
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
-from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
+from strop.rollout.vllm.engine import VllmEngine, start_vllm
 from strop.rollout.vllm.process import VllmDied
+from strop.rollout.vllm.settings import Settings
 from strop.rollout.weight_sync.probe import check_probe, probe_tokens
 from strop.rollout.weight_sync.stream import parameter_stream
 from strop.rollout.weight_sync.types import Probe, SyncCorrupted

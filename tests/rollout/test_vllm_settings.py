@@ -18,9 +18,10 @@ from strop.engines.weights import weights_metadata
 from strop.rollout.config import RolloutConfig
 from strop.rollout.engine_group import check_engine
 from strop.rollout.vllm.config import VllmConfig
-from strop.rollout.vllm.engine import Settings, start_vllm
+from strop.rollout.vllm.engine import start_vllm
 from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
+from strop.rollout.vllm.settings import Settings
 from strop.rollout.weight_sync.probe import check_probe, probe_tokens
 from strop.rollout.weight_sync.types import Probe, SyncCorrupted
 from strop.trainer.loading import load

@@ -38,7 +38,7 @@ class Workers:
         data = (
             self.device.open(bucket["memory"])
             if "memory" in bucket
-            else torch.from_file(bucket["path"], size=bucket["num_bytes"], dtype=torch.uint8)
+            else torch.from_file(bucket["paths"][0], size=bucket["num_bytes"], dtype=torch.uint8)
         ).clone()
         for name, shape, dtype, offset, digest in bucket["entries"]:
             kind = getattr(torch, dtype)

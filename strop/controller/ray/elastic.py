@@ -27,7 +27,7 @@ from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.pending import RayPending, RowsOfLiving, Traffic
 from strop.controller.ray.pool import RayResourcePool
-from strop.controller.ray.start import StartOptions, placement_of, start_process
+from strop.controller.ray.start import StartOptions, make_worker, placement_of, start_process
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Worker
 from strop.protocol import DataProto
@@ -124,7 +124,8 @@ class ElasticGroup(RoleGroup[W]):
                 call=call,
                 timeout_s=self._default_timeout_s,
             )
-            for member in self.members
+            for leader in self.members
+            for member in (leader, *leader.followers)
         ]
         for pending in pending_calls:
             try:
@@ -162,25 +163,23 @@ class ElasticGroup(RoleGroup[W]):
 
     def start_replacement(self, rank: int) -> None:
         """Start a process and a worker of this rank, in the place of the one that is lost. Nothing is waited for."""
-        member = start_process(self._pool, rank, self._options)
+        member = start_process(self.manager, self._pool, rank, self._options)
         member.is_replaceable = member.is_starting = True
-        member.roles.append(self.role)
-        self.manager.members.append(member)
         info = self.manager.give(
             member,
             lambda handle: handle.process_info.remote(),
             method="start of the worker process",
             timeout_s=self._options.timeout_s,
         )
-        spec = ray.put(self._spec)
         placement = placement_of(
             member, self._pool, mesh=self._whole_mesh, role=self.role, first=self.members[0]
         )
-        self.manager.give(
+        make_worker(
+            self.manager,
             member,
-            lambda handle: handle.make.remote(spec, placement),
-            role=self.role,
-            method="__init__",
+            ray.put(self._spec),
+            placement,
+            follower=ray.put(self._spec.follower),
             timeout_s=self._options.timeout_s,
         )
         self._starting.append((member, info))

@@ -42,6 +42,8 @@ class Failure:
     """Last lines of that file, where they can be read."""
     at: float = 0.0
     """Time of the failure, in seconds since the epoch by the clock of its node."""
+    ends_worker: bool = False
+    """What the worker raised says that it can do nothing any more (FollowerLost)."""
 
     def sentence(self) -> str:
         """One line: the worker, its process, the failure and the method."""
@@ -84,7 +86,7 @@ class RankFailed(WorkerFailed):
     def __init__(self, failure: Failure, *, num_later: int = 0) -> None:
         self.failure = failure
         """The first failure."""
-        self.has_died = not failure.exception_type
+        self.has_died = not failure.exception_type or failure.ends_worker
         self.num_later = num_later
         """Failures of other workers that followed and are taken for its consequences."""
         later = (

@@ -69,8 +69,12 @@ def first_failure(observations: Sequence[ObservedFailure]) -> Failure:
 
 
 def has_died(error: BaseException | None) -> bool:
-    """True where Ray reports that a process is gone, and not what its method raised."""
-    return error is not None and not isinstance(error, RayTaskError)
+    """True where Ray reports that a process is gone, and not what its method raised; or where that says that the worker
+    can do nothing any more."""
+    if isinstance(error, RayTaskError):
+        cause = getattr(error, "cause", None)
+        return isinstance(cause, MethodRaised) and cause.report.ends_worker
+    return error is not None
 
 
 def observe_failure(pending: PendingCall) -> ObservedFailure:

@@ -65,7 +65,7 @@ class WorkerManager:
             on_stop: gives back what the processes held, once they are gone.
         """
         self.members: list[WorkerHandle] = []
-        """All processes."""
+        """All processes, followers behind their leaders."""
         self.stopped_because = ""
         """Reason for which no call is possible any more; empty while calls are."""
         self.losses: list[RankLost] = []
@@ -239,7 +239,7 @@ class WorkerManager:
             return
         self._pinged_at = now
         for member in self.members:
-            if not member.queue:
+            if not member.queue and not (member.leader and member.leader.is_starting):
                 self.give(member, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
 
     # ---------------------------------------------------------------- failures
@@ -274,30 +274,32 @@ class WorkerManager:
         raise error
 
     def _drop_lost(self) -> None:
-        """Drop replaceable processes that are gone, and replacements that did not come up, while others live."""
+        """Drop replaceable ranks of which a process is gone, and replacements that did not come up, while others
+        live."""
         for member in list(self.members):
-            head = member.queue[0] if member.queue else None
-            if head is None or head.error is None or not member.is_replaceable:
+            head, leader = member.queue[0] if member.queue else None, member.leader or member
+            if head is None or head.error is None or not leader.is_replaceable or leader.loss is not None:
                 continue
-            if (has_died(head.error) or member.is_starting) and self._has_others(member):
+            if (has_died(head.error) or leader.is_starting) and self._has_others(leader):
                 failure = observe_failure(head).failure
-                self.drop(member, RankLost(failure, was_starting=member.is_starting))
+                self.drop(leader, RankLost(failure, was_starting=leader.is_starting))
 
     def _has_others(self, member: WorkerHandle) -> bool:
         pool = [other for other in self.members if other.pool == member.pool and not other.is_starting]
-        return any(other is not member for other in pool)
+        return any(other is not member and other.leader is None for other in pool)
 
     def drop(self, member: WorkerHandle, loss: RankLost) -> None:
-        """End a process without which the others go on; its calls get this error."""
-        member.loss = loss
-        self.members.remove(member)
+        """End the processes of a rank without which the others go on; its calls get this error."""
         self.losses.append(loss)
-        for pending in member.queue:
-            pending.error, pending.is_settled = loss, True
-        for call in {pending.call for pending in member.queue} & self._calls.keys():
-            self._close_settled(call)
-        member.queue.clear()
-        ray.kill(member.handle, no_restart=True)
+        for process in (member, *member.followers):
+            process.loss = loss
+            self.members.remove(process)
+            for pending in process.queue:
+                pending.error, pending.is_settled = loss, True
+            for call in {pending.call for pending in process.queue} & self._calls.keys():
+                self._close_settled(call)
+            process.queue.clear()
+            ray.kill(process.handle, no_restart=True)
 
     def _fail(self) -> None:
         started_at = time.monotonic()
@@ -340,7 +342,8 @@ class WorkerManager:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Let all workers close what they hold, then stop; an error of one is raised after the stop.
+        """Let all workers close what they hold, then stop; an error of one is raised after the stop. Followers hold
+        nothing but for their leaders.
 
         Where a process still runs a call, or failed at one, they are stopped without closing.
         """
@@ -353,7 +356,7 @@ class WorkerManager:
                 self._settle_ready()
                 if not any(pending.method for member in self.members for pending in member.queue):
                     self.ask(
-                        self.members,
+                        [member for member in self.members if member.leader is None],
                         lambda handle: handle.close.remote(),
                         method="close",
                         timeout_s=timeout_s,

@@ -49,6 +49,10 @@ class WorkerHandle:
     """It is a replacement whose workers are not made yet."""
     loss: RankLost | None = None
     """Its end, where the others went on."""
+    leader: WorkerHandle | None = None
+    """The process that it follows, where it is on a further node of a rank; it takes no calls, and ends with it."""
+    followers: list[WorkerHandle] = field(default_factory=list)
+    """The processes that follow it on the other nodes of its rank, in the order of the nodes."""
 
     @property
     def pid(self) -> int:

@@ -50,6 +50,8 @@ class RaisedReport:
     """Most memory the process had held by then."""
     is_consequence: bool
     """True where the worker could not get an argument because of the failure of another one."""
+    ends_worker: bool = False
+    """The worker can do nothing any more (FollowerLost)."""
 
 
 class MethodRaised(Exception):

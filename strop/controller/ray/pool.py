@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import ray
@@ -22,7 +22,8 @@ _NODE_LABEL = "ray.io/node-id"
 class RayResourcePool:
     """Places of worker processes on the nodes of a Ray cluster, held while worker groups use them.
 
-    Ranks count through the first node, then the second, and so on.
+    Ranks count through the first node, then the second, and so on. A rank is one process on one node; or it spans
+    nodes, which are its own: its leader is on the first of them, a follower on each other one.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class RayResourcePool:
         device: str | None = None,
         cpus_per_process: float = 1.0,
         devices_per_process: int = 1,
+        nodes_per_rank: int = 1,
     ) -> None:
         """Describe a pool; nothing is taken yet.
 
         Args:
-            process_on_nodes: processes on each node, at least 1 each.
+            process_on_nodes: processes on each node, at least 1 each; 1 where ranks span nodes.
             use_gpu: one GPU per process; the same as `device="cuda"`.
             name_prefix: what configurations and messages call the pool.
             max_colocate_count: worker groups that may share the places, each with processes of its own (roles that are
@@ -47,6 +49,7 @@ class RayResourcePool:
             device: kind of device, one per process; `cpu` for none.
             cpus_per_process: cores of a place for each of its devices, a fraction where processes share one.
             devices_per_process: devices of a place, all on one node; on a CPU, so many times the cores.
+            nodes_per_rank: nodes that a rank spans, with a place on each.
 
         Raises:
             ValueError: there is no node, a node has no process, or a number is too small.
@@ -63,6 +66,8 @@ class RayResourcePool:
         """Cores of a place for each of its devices."""
         self.devices_per_process = devices_per_process
         """Devices of a place."""
+        self.nodes_per_rank = nodes_per_rank
+        """Nodes that a rank spans."""
         self._num_users = 0
         self.machines: Sequence[Node] = []
         """The nodes in the order of `process_on_nodes`, once the places are taken."""
@@ -86,6 +91,11 @@ class RayResourcePool:
             raise ValueError(
                 f"pool {name_prefix!r} has {devices_per_process} devices per process; at least 1"
             )
+        if nodes_per_rank > 1 and (set(self.process_on_nodes) != {1} or self.num_nodes % nodes_per_rank):
+            raise ValueError(
+                f"pool {name_prefix!r} has ranks over {nodes_per_rank} nodes each, and processes "
+                f"{list(self.process_on_nodes)} on its nodes; use one on each of a multiple of {nodes_per_rank}"
+            )
         if cpus_per_process <= 0:
             raise ValueError(
                 f"pool {name_prefix!r} has {cpus_per_process} cores per process; use a fraction such as 0.1 "
@@ -94,8 +104,8 @@ class RayResourcePool:
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
-        return sum(self.process_on_nodes)
+        """Number of ranks: processes without followers."""
+        return sum(self.process_on_nodes) // self.nodes_per_rank
 
     @property
     def num_nodes(self) -> int:
@@ -103,16 +113,16 @@ class RayResourcePool:
         return len(self.process_on_nodes)
 
     def node_of(self, rank: int) -> int:
-        """Number of the node on which a rank runs."""
+        """Number of the node on which a rank runs: the first one of those that it spans."""
         if not 0 <= rank < self.world_size:
             raise ValueError(
                 f"rank {rank} is not in pool {self.name!r}, which has {self.world_size} processes"
             )
-        return bisect_right(list(accumulate(self.process_on_nodes)), rank)
+        return bisect_right(list(accumulate(self.process_on_nodes)), rank * self.nodes_per_rank)
 
     def local_rank(self, rank: int) -> int:
         """Number of a rank among the processes of its node."""
-        return rank - sum(self.process_on_nodes[: self.node_of(rank)])
+        return rank * self.nodes_per_rank - sum(self.process_on_nodes[: self.node_of(rank)])
 
     def local_world_size(self, rank: int) -> int:
         """Processes on the node of a rank."""
@@ -132,12 +142,21 @@ class RayResourcePool:
 
     @property
     def nodes(self) -> list[Node]:
-        """The node of each rank, once the places are taken."""
+        """The node of each rank, the first one of those that it spans, once the places are taken."""
         return [self.machines[self.node_of(rank)] for rank in range(self.world_size)]
+
+    def nodes_of(self, rank: int) -> Sequence[Node]:
+        """The nodes that a rank spans, once the places are taken."""
+        first = self.node_of(rank)
+        return self.machines[first : first + self.nodes_per_rank]
+
+    def bundle_of(self, rank: int, number: int) -> int:
+        """The bundle of a rank's place on one of the nodes that it spans, by the number of the node."""
+        return rank * self.nodes_per_rank + number
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """Ray's placement group, one bundle per rank, in rank order, once the places are taken."""
+        """Ray's placement group, one bundle per place, in rank order (`bundle_of`), once the places are taken."""
         if self._group is None:
             raise RuntimeError(f"the places of pool {self.name!r} are not taken yet")
         return self._group
@@ -168,8 +187,12 @@ class RayResourcePool:
         if self._group is not None:
             self._num_users += 1
             return
-        bundles = [self.place for _ in range(self.world_size)]
-        labels = [{_NODE_LABEL: nodes[self.node_of(rank)].node_id} for rank in range(self.world_size)]
+        labels = [
+            {_NODE_LABEL: node.node_id}
+            for node, count in zip(nodes, self.process_on_nodes, strict=True)
+            for _ in range(count)
+        ]
+        bundles = [self.place for _ in labels]
         group = placement_group(
             bundles,
             strategy="PACK",
@@ -179,7 +202,7 @@ class RayResourcePool:
         if not group.wait(timeout_s):
             remove_placement_group(group)
             raise PlacesNotFree(
-                f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
+                f"the places of pool {self.name!r} ({len(bundles)} x {_in_words(self.place)}) were not free "
                 f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
                 f"add a machine"
             )
@@ -194,14 +217,40 @@ class RayResourcePool:
                 remove_placement_group(group)
 
 
+def nodes_per_rank(cluster: Cluster, pool: str, count: int, *, device: str, cpus_per_process: float) -> int:
+    """Nodes that a rank of so many devices spans: 1 where a node has them, else whole nodes.
+
+    Args:
+        cluster: where; its largest node counts.
+        pool: for messages.
+        count: devices of a rank.
+        device, cpus_per_process: as of RayResourcePool.
+
+    Raises:
+        NotEnoughDevices: nodes of that size cannot share the devices evenly.
+    """
+    one = RayResourcePool([1], name_prefix=pool, device=device, cpus_per_process=cpus_per_process)
+    largest = max((int(_num_devices(one, [node])) for node in cluster.nodes()), default=0)
+    if largest == 0 or count <= largest:
+        return 1
+    if count % largest:
+        fitting = count // largest * largest
+        raise NotEnoughDevices(
+            f"a process of pool {pool!r} needs {count} devices, and the largest node has {largest}, so it takes whole "
+            f"nodes; {count} are not a multiple of {largest}: use {fitting} or {fitting + largest} devices"
+        )
+    return count // largest
+
+
 def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Node]:
-    """The nodes for pools that are spread alike, in a stable order: the first that have enough.
+    """The nodes for pools, in a stable order: the first that have enough.
 
     Nodes with enough free resources come before nodes where others hold some.
 
     Args:
         cluster: where.
-        pools: they share the nodes: the first node of one is the first node of all.
+        pools: they share the nodes: the first node of one is the first node of all; behind these follow those of pools
+            whose ranks span nodes, which share none (`nodes_of_pools`).
 
     Raises:
         NotEnoughDevices: there are too few nodes, or they have too little; in a private cluster also where
@@ -227,34 +276,54 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
         time.sleep(0.1)
 
 
+def nodes_of_pools(pools: Mapping[str, RayResourcePool], nodes: Sequence[Node]) -> dict[str, Sequence[Node]]:
+    """The nodes of each pool among those that `choose_nodes` gives for all of them."""
+    start = _num_shared(pools.values())
+    chosen: dict[str, Sequence[Node]] = {}
+    for name, pool in pools.items():
+        if pool.nodes_per_rank == 1:
+            chosen[name] = nodes[: pool.num_nodes]
+        else:
+            chosen[name] = nodes[start : start + pool.num_nodes]
+            start += pool.num_nodes
+    return chosen
+
+
 def has_free_nodes(
     cluster: Cluster, pools: Sequence[RayResourcePool], *, beside: Collection[str] = ()
 ) -> bool:
-    """True where nodes of the cluster, other than those named, have free what pools need that are spread alike."""
+    """True where nodes of the cluster, other than those named, have free what the pools need (`choose_nodes`)."""
     nodes = [node for node in cluster.nodes() if node.node_id not in beside]
     return _fit_nodes(_needs(pools), nodes, [node.free for node in nodes]) is not None
 
 
+def _num_shared(pools: Iterable[RayResourcePool]) -> int:
+    """Nodes of the pools that share them."""
+    return max((pool.num_nodes for pool in pools if pool.nodes_per_rank == 1), default=0)
+
+
 def _needs(pools: Sequence[RayResourcePool]) -> list[dict[str, float]]:
-    """Resources that the pools need of each of their nodes."""
-    return [
+    """Resources that the pools need of each of their nodes; those that they share come first."""
+    shared = [
         _sum(
             [
                 {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
                 for pool in pools
-                if number < pool.num_nodes
+                if pool.nodes_per_rank == 1 and number < pool.num_nodes
             ]
         )
-        for number in range(max(pool.num_nodes for pool in pools))
+        for number in range(_num_shared(pools))
     ]
+    return shared + [pool.place for pool in pools if pool.nodes_per_rank > 1 for _ in range(pool.num_nodes)]
 
 
 def _fit_nodes(
     needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], have: Sequence[Mapping[str, float]]
 ) -> list[Node] | None:
     remaining = list(zip(nodes, have, strict=True))
-    chosen: list[Node] = []
-    for need in needs:
+    chosen: dict[int, Node] = {}
+    # The largest first, which fit on the fewest nodes.
+    for place, need in sorted(enumerate(needs), key=lambda entry: -_num_accelerators(entry[1])):
         index = next(
             (
                 number
@@ -265,27 +334,36 @@ def _fit_nodes(
         )
         if index is None:
             return None
-        chosen.append(remaining.pop(index)[0])
-    return chosen
+        chosen[place] = remaining.pop(index)[0]
+    return [chosen[place] for place in range(len(needs))]
+
+
+def _num_accelerators(need: Mapping[str, float]) -> float:
+    return sum(amount for name, amount in need.items() if name != "CPU")
 
 
 def _shortage_text(
     pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], supply: str
 ) -> str:
     request = " and ".join(
-        f"{pool.world_size} processes of {_in_words(pool.place)} each (pool {pool.name!r})" for pool in pools
+        f"{sum(pool.process_on_nodes)} processes of {_in_words(pool.place)} each (pool {pool.name!r})"
+        for pool in pools
     )
     totals = "".join(
-        f"; {pool.name} needs {pool.world_size} replicas x {pool.devices_per_process} devices = "
-        f"{pool.world_size * pool.devices_per_process}, the cluster has {_num_devices(pool, nodes):g}"
+        f"; {pool.name} needs {pool.world_size} replicas x {_devices_of_rank(pool)} devices = "
+        f"{pool.world_size * _devices_of_rank(pool)}, the cluster has {_num_devices(pool, nodes):g}"
         for pool in pools
-        if pool.devices_per_process > 1
+        if _devices_of_rank(pool) > 1
     )
     per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
     return (
         f"asked for {request}: {per_node}{totals}. {supply}: {_resources_text(nodes)}. Lower resources.ranks, lower "
         f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
     )
+
+
+def _devices_of_rank(pool: RayResourcePool) -> int:
+    return pool.devices_per_process * pool.nodes_per_rank
 
 
 def _num_devices(pool: RayResourcePool, nodes: Sequence[Node]) -> float:

@@ -12,7 +12,6 @@ import faulthandler
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from ray.exceptions import RayError
 
 from strop.controller import call
 from strop.controller.call import BatchAndMetrics, WorkerCall
+from strop.controller.errors import FollowerLost
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.members import GroupInfo
 from strop.controller.ray.messages import CallResponse, MethodRaised, ProcessInfo, RaisedReport
@@ -34,10 +34,11 @@ from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.store_server import Rendezvous, RendezvousServer
-from strop.controller.worker import Placement, Worker, close_all
+from strop.controller.worker import Follower, FollowerAddress, Placement, Worker, close_all
 from strop.protocol import DataProto
 from strop.run.heartbeat import heartbeat
 from strop.utils.activity import activity
+from strop.utils.ports import free_port
 from strop.utils.sanitize import remember_named
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class WorkerProcess:
         return ProcessInfo(
             pid=os.getpid(),
             parent_pid=os.getppid(),
-            free_port=_free_port(),
+            free_port=free_port(),
         )
 
     def start_rendezvous(self) -> Rendezvous:
@@ -97,16 +98,27 @@ class WorkerProcess:
         """The information stored by `remember`; None before the group has finished its start."""
         return self._info
 
-    def make(self, spec: RoleSpec[Any], placement: Placement) -> CallResponse:
-        """Make the worker of a role."""
+    def make(self, spec: RoleSpec[Any], placement: Placement, *followers: FollowerAddress) -> CallResponse:
+        """Make the worker of a role, whose rank has these followers on other nodes."""
         os.environ["MASTER_ADDR"] = placement.master_addr
         os.environ["MASTER_PORT"] = str(placement.master_port)
 
         def run() -> None:
             with activity("the start of a worker"):
-                spec.make(placement, self._workers)
+                spec.make(replace(placement, followers=followers), self._workers)
 
         return _respond(run)
+
+    def make_follower(self, spec: RoleSpec[Any], placement: Placement) -> FollowerAddress:
+        """Make the follower of a role on this node; its address."""
+
+        def run() -> FollowerAddress:
+            follower = spec.make(placement, self._workers)
+            assert isinstance(follower, Follower), "RoleSpec.follower is one"
+            return follower.address()
+
+        address: FollowerAddress = _respond(run).value
+        return address
 
     def call(self, role: str, order: WorkerCall, wait_s: float) -> CallResponse:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
@@ -206,6 +218,7 @@ def _report(error: BaseException) -> RaisedReport:
         at=time.time(),
         peak_memory_bytes=_peak_memory_bytes(),
         is_consequence=isinstance(error, RayError),
+        ends_worker=isinstance(error, FollowerLost),
     )
 
 
@@ -220,13 +233,6 @@ def _write_output_to(path: Path) -> None:
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log)
     faulthandler.register(DUMP_SIGNAL, log, all_threads=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _peak_memory_bytes() -> int:

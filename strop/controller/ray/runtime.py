@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -18,9 +19,15 @@ from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import Traffic
-from strop.controller.ray.pool import RayResourcePool, choose_nodes, has_free_nodes
+from strop.controller.ray.pool import (
+    RayResourcePool,
+    choose_nodes,
+    has_free_nodes,
+    nodes_of_pools,
+    nodes_per_rank,
+)
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
-from strop.controller.roles import RoleSpec, meshes_on
+from strop.controller.roles import RankDevices, RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
 from strop.utils.device import OF_EACH_PROCESS
 
@@ -60,7 +67,8 @@ class PoolsRuntime(Runtime):
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
 
         Args:
-            pools: places for the processes, all over the same nodes, by the name that logs have.
+            pools: places for the processes, all over the same nodes, but for those whose ranks span nodes of their own;
+                by the name that logs have.
             address: of an existing cluster; None: what this process is connected to, or a private one on this machine.
             call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
             start_timeout_s: deadline of each phase of the start: places, processes, constructors.
@@ -94,8 +102,9 @@ class PoolsRuntime(Runtime):
         self._manager = WorkerManager(on_stop=self._give_back)
         self._cluster = Cluster(address)
         try:
-            to_place = [places for places in pools.values() if not places.is_taken]
-            self._nodes = choose_nodes(self._cluster, to_place) if to_place else []
+            to_place = {name: places for name, places in pools.items() if not places.is_taken}
+            self._nodes = choose_nodes(self._cluster, list(to_place.values())) if to_place else []
+            self._nodes_of = nodes_of_pools(to_place, self._nodes)
         except BaseException:
             self._cluster.close()
             raise
@@ -115,7 +124,8 @@ class PoolsRuntime(Runtime):
                 them: an ElasticGroup.
 
         Raises:
-            ValueError: there is no such pool, or a role's mesh does not fit it.
+            ValueError: there is no such pool, a role's mesh does not fit it, or its ranks span nodes and a role has no
+                followers.
             WorkerFailed: a process died, or a constructor raised an error.
             CallTimeout: processes or constructors took too long; names them.
         """
@@ -126,6 +136,7 @@ class PoolsRuntime(Runtime):
         self._manager.check_works()
         places = self._pools[pool]
         meshes = meshes_on(places.name, places.world_size, roles)
+        _check_followers(places, roles)
         try:
             members = self._started(pool, places)
             make_workers(self._manager, members, places, roles, meshes, self._start_timeout_s)
@@ -203,7 +214,7 @@ class PoolsRuntime(Runtime):
                 self._log_dir = Path(tempfile.mkdtemp(prefix="strop-workers-"))
             places.take(
                 self._cluster,
-                self._nodes,
+                self._nodes_of.get(pool, ()),
                 timeout_s=self._start_timeout_s,
                 is_detached=self._detached is not None,
             )
@@ -218,13 +229,15 @@ class PoolsRuntime(Runtime):
             timeout_s=self._start_timeout_s,
             log_dir=self._log_dir,
             env=self._env,
-            num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
+            num_threads=threads_per_process(places.machines, self._processes_beside(places)),
             detached=self._detached,
         )
 
-    def _processes_on_nodes(self) -> list[int]:
-        """Processes of all pools on each node."""
-        counts = [places.process_on_nodes for places in self._pools.values()]
+    def _processes_beside(self, places: RayResourcePool) -> Sequence[int]:
+        """Processes of all pools on each node of this one."""
+        if places.nodes_per_rank > 1:
+            return places.process_on_nodes
+        counts = [other.process_on_nodes for other in self._pools.values() if other.nodes_per_rank == 1]
         return [sum(on_node) for on_node in zip(*counts, strict=True)]
 
     def _give_back(self) -> None:
@@ -247,7 +260,7 @@ class RayRuntime(PoolsRuntime):
         device: str = "cpu",
         cpus_per_rank: float = 1.0,
         apart: Mapping[str, int] | None = None,
-        devices: Mapping[str, int] | None = None,
+        devices: Mapping[str, RankDevices] | None = None,
         **options: Unpack[RuntimeOptions],
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
@@ -258,22 +271,25 @@ class RayRuntime(PoolsRuntime):
             device: kind of device of each process.
             cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
             apart: further pools by name, with their number of processes.
-            devices: devices of each process of a pool, by its name, all on one node; 1 of others.
+            devices: devices of each process of a pool, by its name; 1 of others.
             options: address, call_timeout_s, start_timeout_s, log_dir and env, as of PoolsRuntime.
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
             ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
         """
-        pools = _pools(
-            ranks=ranks,
-            nodes=nodes,
-            device=device,
-            cpus_per_rank=cpus_per_rank,
-            apart=apart or {},
-            devices=devices or {},
-        )
-        super().__init__(pools, **options)
+        # Nodes are counted on the connection that the runtime then holds too.
+        with _counted(devices or {}, options.get("address")) as cluster:
+            pools = _pools(
+                cluster,
+                ranks=ranks,
+                nodes=nodes,
+                device=device,
+                cpus_per_rank=cpus_per_rank,
+                apart=apart or {},
+                devices=devices or {},
+            )
+            super().__init__(pools, **options)
 
 
 def free_places(
@@ -283,42 +299,70 @@ def free_places(
     device: str,
     cpus_per_rank: float,
     apart: Mapping[str, int],
-    devices: Mapping[str, int],
+    devices: Mapping[str, RankDevices],
     address: str | None,
     beside: Collection[str],
 ) -> bool:
     """True where the cluster has free places for the processes of a runtime with these arguments (`RayRuntime`) on
     nodes other than those named."""
-    pools = _pools(
-        ranks=ranks, nodes=nodes, device=device, cpus_per_rank=cpus_per_rank, apart=apart, devices=devices
-    )
-    cluster = Cluster(address)
-    try:
+    with contextlib.closing(Cluster(address)) as cluster:
+        pools = _pools(
+            cluster,
+            ranks=ranks,
+            nodes=nodes,
+            device=device,
+            cpus_per_rank=cpus_per_rank,
+            apart=apart,
+            devices=devices,
+        )
         return has_free_nodes(cluster, list(pools.values()), beside=beside)
-    finally:
-        cluster.close()
+
+
+def _check_followers(places: RayResourcePool, roles: Mapping[str, RoleSpec[Any]]) -> None:
+    for name, spec in roles.items():
+        if places.nodes_per_rank > 1 and spec.follower is None:
+            raise ValueError(
+                f"a rank of pool {places.name!r} spans {places.nodes_per_rank} nodes, and role {name!r} has no "
+                f"followers"
+            )
+
+
+def _counted(
+    devices: Mapping[str, RankDevices], address: str | None
+) -> contextlib.AbstractContextManager[Cluster | None]:
+    """The cluster, where the nodes of a rank follow from the devices that its nodes have; else None."""
+    if any(of_rank.over_nodes and of_rank.count > 1 for of_rank in devices.values()):
+        return contextlib.closing(Cluster(address))
+    return contextlib.nullcontext()
 
 
 def _pools(
+    cluster: Cluster | None,
     *,
     ranks: int,
     nodes: int,
     device: str,
     cpus_per_rank: float,
     apart: Mapping[str, int],
-    devices: Mapping[str, int],
+    devices: Mapping[str, RankDevices],
 ) -> dict[str, RayResourcePool]:
-    return {
-        name: RayResourcePool(
-            _processes_per_node(name, size, nodes),
+    pools: dict[str, RayResourcePool] = {}
+    for name, size in {MAIN: ranks, **apart}.items():
+        of_rank, spanned = devices.get(name, RankDevices()), 1
+        if cluster is not None and of_rank.over_nodes:
+            spanned = nodes_per_rank(
+                cluster, name, of_rank.count, device=device, cpus_per_process=cpus_per_rank
+            )
+        pools[name] = RayResourcePool(
+            [1] * size * spanned if spanned > 1 else _processes_per_node(name, size, nodes),
             name_prefix=name,
             max_colocate_count=1,
             device=device,
             cpus_per_process=cpus_per_rank,
-            devices_per_process=devices.get(name, 1),
+            devices_per_process=of_rank.count // spanned,
+            nodes_per_rank=spanned,
         )
-        for name, size in {MAIN: ranks, **apart}.items()
-    }
+    return pools
 
 
 def _processes_per_node(pool: str, size: int, nodes: int) -> list[int]:

@@ -25,7 +25,7 @@ from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables
 from strop.controller.ray.detached import DetachedName
 from strop.controller.ray.manager import WorkerManager
-from strop.controller.ray.members import WorkerHandle
+from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
@@ -55,17 +55,15 @@ class StartOptions:
 def start_processes(
     manager: WorkerManager, pool: RayResourcePool, options: StartOptions
 ) -> list[WorkerHandle]:
-    """One process in each place of a pool, in rank order; waits until all have started.
+    """The processes of a pool in rank order, with their followers; waits until all have started.
 
     Raises:
         WorkerFailed: a process died.
         CallTimeout: not all have started in time; names those that have not.
     """
-    pool.launch_commands = _launch_commands(pool.nodes, options.timeout_s)
-    members: list[WorkerHandle] = []
-    for rank, node in enumerate(pool.nodes):
-        members.append(_start_one(pool, rank, node, options))
-        manager.members.append(members[-1])  # at once: whatever happens next, the manager ends it
+    pool.launch_commands = _launch_commands(pool.machines, options.timeout_s)
+    members = [_start_rank(manager, pool, rank, options) for rank in range(pool.world_size)]
+    processes = [process for member in members for process in (member, *member.followers)]
     call = manager.next_call()
     pending_calls = [
         manager.give(
@@ -75,16 +73,52 @@ def start_processes(
             call=call,
             timeout_s=options.timeout_s,
         )
-        for member in members
+        for member in processes
     ]
-    for member, pending in zip(members, pending_calls, strict=True):
+    for member, pending in zip(processes, pending_calls, strict=True):
         member.process_info = manager.wait(pending)  # at once: whoever ends the processes has to know it
     return members
 
 
-def start_process(pool: RayResourcePool, rank: int, options: StartOptions) -> WorkerHandle:
-    """Start one process of a pool, in a place that is free again; nobody waits for it."""
-    return _start_one(pool, rank, pool.nodes[rank], options)
+def start_process(
+    manager: WorkerManager, pool: RayResourcePool, rank: int, options: StartOptions
+) -> WorkerHandle:
+    """Start the processes of one rank of a pool, in places that are free again; nobody waits for them."""
+    return _start_rank(manager, pool, rank, options)
+
+
+def make_worker(
+    manager: WorkerManager,
+    member: WorkerHandle,
+    spec: Any,
+    placement: Placement,
+    *,
+    follower: Any = None,
+    call: int | None = None,
+    timeout_s: float,
+) -> PendingCall:
+    """Make the worker of a role in a process, and its followers before it; nobody waits for them.
+
+    Args:
+        manager, member, call, timeout_s: as of `WorkerManager.give`.
+        spec: reference to the role.
+        placement: of the worker.
+        follower: reference to the role of its followers.
+    """
+    member.roles.append(placement.role)
+    addresses: list[Any] = []
+    for process in member.followers:
+        process.roles.append(placement.role)
+        where = dataclasses.replace(placement, node=process.node.address)
+        addresses.append(process.handle.make_follower.remote(follower, where))
+    return manager.give(
+        member,
+        lambda handle: handle.make.remote(spec, placement, *addresses),
+        role=placement.role,
+        method="__init__",
+        call=call,
+        timeout_s=timeout_s,
+    )
 
 
 def placement_of(
@@ -133,9 +167,9 @@ def make_workers(
     pending_calls = []
     for name, spec in roles.items():
         reference = ray.put(dataclasses.replace(spec, mesh=meshes[name]))
+        follower = ray.put(spec.follower)
         call = manager.next_call()
         for member in members:
-            member.roles.append(name)
             placement = Placement(
                 rank=member.rank,
                 mesh=meshes[name],
@@ -147,12 +181,16 @@ def make_workers(
                 node=member.node.address,
                 role=name,
             )
-
-            def give(handle: Any, spec: Any = reference, placement: Placement = placement) -> Any:
-                return handle.make.remote(spec, placement)
-
             pending_calls.append(
-                manager.give(member, give, role=name, method="__init__", call=call, timeout_s=timeout_s)
+                make_worker(
+                    manager,
+                    member,
+                    reference,
+                    placement,
+                    follower=follower,
+                    call=call,
+                    timeout_s=timeout_s,
+                )
             )
     for pending in pending_calls:
         manager.wait(pending)
@@ -173,8 +211,28 @@ def _rendezvous_of(
     return first.rendezvous
 
 
-def _start_one(pool: RayResourcePool, rank: int, node: Node, options: StartOptions) -> WorkerHandle:
-    log_path = options.log_dir / f"{options.name}-{rank}.log"
+def _start_rank(
+    manager: WorkerManager, pool: RayResourcePool, rank: int, options: StartOptions
+) -> WorkerHandle:
+    """The process of a rank and its followers; the manager has them at once, and ends them whatever happens next."""
+    leader: WorkerHandle | None = None
+    for number, node in enumerate(pool.nodes_of(rank)):
+        process = _start_one(pool, rank, number, node, options)
+        process.leader = leader
+        if leader is None:
+            leader = process
+        else:
+            leader.followers.append(process)
+        manager.members.append(process)
+    assert leader is not None, "a rank has a node"
+    return leader
+
+
+def _start_one(
+    pool: RayResourcePool, rank: int, number: int, node: Node, options: StartOptions
+) -> WorkerHandle:
+    """The process of a rank on one of the nodes that it spans, by the number of the node."""
+    log_path = options.log_dir / f"{options.name}-{rank}{f'-node{number}' if number else ''}.log"
     share = 1 / pool.max_colocate_count
     resources = {name: amount * share for name, amount in pool.place.items()}
     actor: Any = ray.remote(WorkerProcess).options(
@@ -182,7 +240,7 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, options: StartOptio
         num_gpus=resources.pop("GPU", 0),
         resources=resources,
         scheduling_strategy=PlacementGroupSchedulingStrategy(
-            pool.placement_group, placement_group_bundle_index=rank
+            pool.placement_group, placement_group_bundle_index=pool.bundle_of(rank, number)
         ),
         runtime_env={
             "env_vars": _environment(pool, rank, options),

@@ -47,6 +47,11 @@ class SglangConfig:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def spans_nodes(self) -> bool:
+        """All devices of an engine are on one node."""
+        return False
+
+    @property
     def takes_media(self) -> bool:
         """The engine is given text alone."""
         return False

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import aiohttp
 
 from strop.rollout.types import EngineDied
 from strop.utils.background_loop import BackgroundLoop
+from strop.utils.ports import free_port
 from strop.utils.sanitize import described
 
 INSIDE = Path(__file__).parent / "inside"
@@ -56,7 +56,7 @@ class SglangProcess:
         self.log = log
         self._is_closed = False
         self._key = secrets.token_urlsafe(32)
-        port = _free_port()
+        port = free_port(HOST)
         self._url = f"http://{HOST}:{port}/"
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -206,10 +206,3 @@ class SglangProcess:
         )
         last_lines = f": {' / '.join(lines)[-500:]}" if code is not None and lines else ""
         return f"SGLang {failure}{ended}{last_lines}; its log is {self.log}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

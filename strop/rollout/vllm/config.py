@@ -13,8 +13,8 @@ from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 OURS = (
     "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
-    "pipeline_parallel_size", "logprobs_mode", "skip_tokenizer_init",
-    "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
+    "pipeline_parallel_size", "nnodes", "node_rank", "master_addr", "master_port", "logprobs_mode",
+    "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
 )  # fmt: skip
 """Arguments of vLLM's engine that follow from other settings, or that training depends on."""
 
@@ -48,6 +48,11 @@ class VllmConfig:
     def num_devices(self) -> int:
         """Devices of one engine."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def spans_nodes(self) -> bool:
+        """An engine takes whole nodes where one has too few devices for it."""
+        return True
 
     @property
     def takes_media(self) -> bool:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from strop.controller.worker import FollowerAddress
 from strop.engines.multimodal.vl_model import Reader
 from strop.engines.weights import WeightsMetadata
 from strop.protocol.trajectory import media_of
@@ -25,110 +22,20 @@ from strop.rollout.requests import generate_one_token
 from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python
+from strop.rollout.vllm.node_part import NodePart
 from strop.rollout.vllm.pictures import SharedPictures
 from strop.rollout.vllm.process import ServerProcess
+from strop.rollout.vllm.settings import Settings
 from strop.rollout.vllm.target import TIMEOUT_S, VllmTarget
+from strop.utils.network_interfaces import keep_to_interface
+from strop.utils.ports import free_port
 from strop.utils.rng import random_key
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
-_CPU_TOKENS_PER_STEP = 4096
-"""Most tokens that vLLM computes at a time on a CPU, if no sequence is longer."""
 _PARTS: tuple[Memory, ...] = ("weights", "kv_cache")
 """Memory that vLLM gives back at either level, and takes again in this order."""
 _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of an engine."""
-
-    model: str
-    """Hugging Face folder: its shape; weights are written into the engine."""
-    trust_remote_code: bool = False
-    """Run Python code of the folder."""
-    dtype: str
-    """Compute precision: float32, bfloat16 or float16."""
-    device: str
-    """`cpu` or `cuda`."""
-    max_tokens: int
-    """Of the longest sequence, prompt and response."""
-    max_running: int
-    """Sequences decoded together."""
-    num_threads: int
-    """For tensor operations on a CPU."""
-    shares_device: bool
-    """The trainer uses the device in turn, so memory is given back between."""
-    log: Path
-    """File that takes what vLLM prints."""
-    reader: Reader | None = None
-    """Reader of the model's images and videos; None for a model of text alone."""
-    architecture: str = ""
-    """Class of a model with media, by its name in the folder."""
-    unused_tokens: tuple[int, ...] = ()
-    """Ids that no text has, and that are never sampled."""
-
-    def engine_args(self, config: VllmConfig) -> dict[str, Any]:
-        """Arguments of vLLM's engine."""
-        of_device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
-        if self.device == "cpu":
-            of_device = {
-                "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
-                # A prompt in pieces throws drawn tokens away and sets their random streams back, which streams of a
-                # CPU cannot do: vLLM ends with "CPU Generator does not use offset".
-                "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(self.max_tokens, _CPU_TOKENS_PER_STEP),
-            }
-        if self.reader is not None:
-            # Patches go to vLLM's core with each request, normalised; what a tower made of them is kept there.
-            of_device |= {"mm_processor_cache_gb": 0, "mm_device_do_normalize": False}
-        return {
-            "seed": 0,
-            "enforce_eager": self.device == "cpu",  # compiling takes a minute there, and gains nothing
-            "enable_prefix_caching": True,
-            "disable_log_stats": False,  # `health` reads them
-            "generation_config": "vllm",  # no sampling settings of the folder
-            **of_device,
-            **config.engine_args,
-            "model": self.model,
-            "trust_remote_code": self.trust_remote_code,
-            "dtype": self.dtype,
-            "load_format": "dummy",
-            "max_model_len": self.max_tokens,
-            "max_num_seqs": self.max_running,
-            "tensor_parallel_size": config.tensor_parallel,
-            "pipeline_parallel_size": config.pipeline_parallel,
-            "logprobs_mode": "processed_logprobs",
-            "skip_tokenizer_init": True,
-            "enable_sleep_mode": self.device == "cuda" and self.shares_device,
-        }
-
-    def env(self) -> dict[str, str]:
-        """Variables of vLLM's processes: quiet, offline, on loopback."""
-        variables = {
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler has another place for log-probs (inside/strop_worker.py)
-            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        }
-        if self.reader is not None:
-            sizes = {kind: self.reader.most_tokens(kind) for kind in self.reader.token_ids}
-            variables["STROP_PICTURES"] = json.dumps(
-                {"architecture": self.architecture, "most_tokens": sizes}
-            )
-        if self.device == "cpu":
-            variables |= {
-                "VLLM_TARGET_DEVICE": "cpu",
-                # The process of the core computes, if one device is enough. Else vLLM starts another on a CPU, and each
-                # waits for the other in a loop of sched_yield; Linux 6.18 was seen to leave a third process, such as
-                # this one, without processor time for seconds beside them.
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # whoever starts several engines would get one core for all
-                "OMP_NUM_THREADS": str(self.num_threads),
-                "TORCHDYNAMO_DISABLE": "1",  # the first log-probs would wait a minute for a compiler
-            }
-        return variables
 
 
 class VllmEngine:
@@ -142,6 +49,7 @@ class VllmEngine:
         *,
         version: int,
         reader: Reader | None = None,
+        parts: Sequence[NodePart] = (),
     ) -> None:
         """Use `start_vllm`.
 
@@ -151,13 +59,14 @@ class VllmEngine:
             weights: the weights that it needs.
             version: of the weights.
             reader: of the model's media; None for a model of text alone.
+            parts: on further nodes.
         """
         self._reader = reader
         self.pictures = SharedPictures(reader)
         """Of the media of running requests."""
-        self.target = VllmTarget(process, weights)
+        self.target = VllmTarget(process, weights, parts)
         self.facts = facts
-        self._process = process
+        self._process, self._parts = process, parts
         self._version = version
         self._running: dict[str, None] = {}
         self._asleep: list[Memory] = []  # parts of the memory that were given back
@@ -335,7 +244,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the requests and vLLM's processes. A second call does nothing."""
-        await asyncio.to_thread(self._process.close)
+        await asyncio.to_thread(_close, self._process, self._parts)
 
     @property
     def _gives_memory_back(self) -> bool:
@@ -343,7 +252,12 @@ class VllmEngine:
 
 
 async def start_vllm(
-    config: VllmConfig, settings: Settings, weights: WeightsMetadata, *, version: int
+    config: VllmConfig,
+    settings: Settings,
+    weights: WeightsMetadata,
+    *,
+    version: int,
+    followers: Sequence[FollowerAddress] = (),
 ) -> VllmEngine:
     """An engine in a process of its own, with weights of no meaning until some are written.
 
@@ -352,27 +266,46 @@ async def start_vllm(
         settings: what it is made for.
         weights: the weights that it needs.
         version: policy version that these will hold.
+        followers: on the further nodes of `settings.nodes`.
 
     Raises:
         ValueError: vLLM is not installed, or cannot run this model.
         VllmDied, TimeoutError: it did not start; the message says why.
+        FollowerLost: a follower is gone.
     """
+    port = 0
+    if settings.nodes:
+        keep_to_interface(settings.nodes[0])
+        port = free_port(settings.nodes[0])
     process = ServerProcess(vllm_python(config.python), log=settings.log, env=settings.env())
+    parts: list[NodePart] = []
     try:
+        for node, follower in enumerate(followers, start=1):
+            parts.append(await asyncio.to_thread(NodePart, follower, on_end=process.end_because))
+            arguments = settings.engine_args(config, node=node, port=port)
+            log = settings.log.with_name(f"{settings.log.stem}-node{node}{settings.log.suffix}")
+            await asyncio.to_thread(parts[-1].start, arguments, env=settings.env(node=node), log=log)
         facts = await process.ask(
             "start",
             timeout_s=config.start_timeout_s,
-            engine_args=settings.engine_args(config),
+            engine_args=settings.engine_args(config, port=port),
             version=version,
             never=sorted(
                 {*settings.unused_tokens, *(settings.reader.token_ids.values() if settings.reader else ())}
             ),
         )
     except BaseException:
-        await asyncio.to_thread(process.close)
+        await asyncio.to_thread(_close, process, parts)
         raise
     facts["gives_memory_back"] = facts["device"] != "cpu" and settings.shares_device
-    return VllmEngine(process, facts, weights, version=version, reader=settings.reader)
+    return VllmEngine(process, facts, weights, version=version, reader=settings.reader, parts=parts)
+
+
+def _close(process: ServerProcess, parts: Sequence[NodePart]) -> None:
+    """End an engine on all of its nodes."""
+    for part in parts:
+        part.close()
+    process.close()
 
 
 def _sampling_params(sampling: Sampling) -> dict[str, Any]:

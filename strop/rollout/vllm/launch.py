@@ -10,7 +10,8 @@ from strop.engines.model import load_model_config, unused_tokens
 from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.engine_group import EngineContext, Generation
 from strop.rollout.replicas.subprocess_engine import subprocess_settings
-from strop.rollout.vllm.engine import Settings, start_vllm
+from strop.rollout.vllm.engine import start_vllm
+from strop.rollout.vllm.settings import Settings
 
 
 async def make_vllm(context: EngineContext) -> Generation:
@@ -30,9 +31,12 @@ async def make_vllm(context: EngineContext) -> Generation:
         log=own.log,
         reader=reader,
         architecture=(shape.architectures or [""])[0],
+        nodes=(context.node, *(follower.host for follower in context.followers)) if context.followers else (),
         unused_tokens=unused_tokens(context.model, int(shape.get_text_config().vocab_size)),
     )
-    engine = await start_vllm(context.rollout.vllm, settings, own.weights, version=context.version)
+    engine = await start_vllm(
+        context.rollout.vllm, settings, own.weights, version=context.version, followers=context.followers
+    )
     return Generation(
         engine=engine,
         policy=None,

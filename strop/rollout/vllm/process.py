@@ -61,22 +61,8 @@ class ServerProcess:
         """Reason for which nothing can be asked any more."""
         ours, theirs = socket.socketpair()
         self._log_start = log.stat().st_size if log.exists() else 0
-        with theirs, log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [str(python), str(INSIDE / "server.py"), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={
-                    **os.environ,
-                    **env,
-                    "PYTHONPATH": str(INSIDE),
-                    "PYTHONUNBUFFERED": "1",
-                    PARENT: str(os.getpid()),
-                },
-                start_new_session=True,
-            )
+        with theirs:
+            self._process = launch(python, "server.py", log=log, env=env, descriptor=theirs.fileno())
         self._writer: asyncio.StreamWriter
         _LOOP.submit(self._open(ours)).result()
 
@@ -111,11 +97,15 @@ class ServerProcess:
         """As `ask`, where nobody waits for the answer."""
         self._submit(do, None, None, fields)
 
-    def close(self) -> None:
-        """End it and all that it started. A second call does nothing."""
-        self._ended = self._ended or "it was closed"
+    def end_because(self, reason: str) -> None:
+        """End it and all that it started, for this reason: every wait ends with it."""
+        self._ended = self._ended or reason
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it and all that it started. A second call does nothing."""
+        self.end_because("it was closed")
         self._process.wait(_END_S)
         _LOOP.submit(self._hang_up()).result()
 
@@ -161,7 +151,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what it has started
         code = await asyncio.to_thread(self._process.wait)
-        cause = _reason(self.log, self._log_start)
+        cause = last_error(self.log, self._log_start)
         self._ended = self._ended or f"its process has ended (exit code {code}){cause}; its log is {self.log}"
         self._fail()
 
@@ -184,10 +174,48 @@ class ServerProcess:
                 future.set_exception(VllmDied(f"vLLM is gone: {self._ended}"))
 
 
+def launch(
+    python: Path,
+    script: str,
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    descriptor: int | None = None,
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """A process in vLLM's environment that leads a group of its own, and ends with this one.
+
+    Args:
+        python: of the environment.
+        script: file of inside/.
+        log: file that takes what it prints.
+        env: variables beside those of this process.
+        descriptor: open file that it inherits; its number is the argument of the script.
+        stdin: as of Popen.
+    """
+    descriptors = () if descriptor is None else (descriptor,)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [str(python), str(INSIDE / script), *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            env={
+                **os.environ,
+                **env,
+                "PYTHONPATH": str(INSIDE),
+                "PYTHONUNBUFFERED": "1",
+                PARENT: str(os.getpid()),
+            },
+            start_new_session=True,
+        )
+
+
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$")
 
 
-def _reason(log: Path, start: int) -> str:
+def last_error(log: Path, start: int) -> str:
     """The last error in the log since a place, as an addition to a sentence; "" without one."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

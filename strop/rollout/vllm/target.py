@@ -1,7 +1,8 @@
 """Weights into vLLM without a disk: each bucket through a piece of memory that has no name in any file system.
 
 Tensors on a device stay there where vLLM's workers open its memory (strop.rollout.weight_sync.cuda_ipc), which is tried
-before the first bucket; that path has never run on CUDA.
+before the first bucket; that path has never run on CUDA. Of an engine over several nodes, each node has such a piece of
+memory, which the bucket reaches over the network.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
+from strop.rollout.vllm.node_part import NodePart, copied_to_all
 from strop.rollout.vllm.process import ServerProcess
 from strop.rollout.weight_sync.bucket import device_bucket, shared_bucket
 from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
@@ -33,14 +35,20 @@ class VllmTarget:
     """
 
     def __init__(
-        self, process: ServerProcess, weights: WeightsMetadata, *, device_of: DeviceOf = sharing_device
+        self,
+        process: ServerProcess,
+        weights: WeightsMetadata,
+        parts: Sequence[NodePart] = (),
+        *,
+        device_of: DeviceOf = sharing_device,
     ) -> None:
         """Args:
         process: owns the engine.
         weights: what the engine needs.
+        parts: of the engine on further nodes.
         device_of: gives the calls that share memory of the device that tensors are on.
         """
-        self._process = process
+        self._process, self._parts = process, parts
         self._device_of = device_of
         self._opens_device: bool | None = None
         """vLLM's workers open memory of the device; None while it was not tried."""
@@ -81,7 +89,7 @@ class VllmTarget:
     @contextlib.contextmanager
     def _shared(self, tensors: Sequence[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
         """The tensors where vLLM's workers read them."""
-        device = self._device_of(tensors[0][1].device) if tensors else None
+        device = self._device_of(tensors[0][1].device) if tensors and not self._parts else None
         with contextlib.ExitStack() as memory:
             if device is not None and self._opens(device):
                 try:
@@ -91,7 +99,9 @@ class VllmTarget:
                 else:
                     yield bucket
                     return
-            yield memory.enter_context(shared_bucket(tensors))
+            bucket = memory.enter_context(shared_bucket(tensors))
+            paths = memory.enter_context(copied_to_all(self._parts, bucket, timeout_s=TIMEOUT_S))
+            yield {"paths": paths, "num_bytes": bucket["num_bytes"], "entries": bucket["entries"]}
 
     def _opens(self, device: SharingDevice) -> bool:
         if self._opens_device is None:

@@ -20,8 +20,8 @@ from strop.engines.multimodal.inputs import media_reader
 from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.config import RolloutConfig
 from strop.rollout.vllm.config import VllmConfig
-from strop.rollout.vllm.engine import Settings
 from strop.rollout.vllm.pictures import SharedPictures
+from strop.rollout.vllm.settings import Settings
 from strop.rollout.weight_sync.probe import probe_tokens
 from strop.trainer.checks.media import check_engine
 

@@ -24,7 +24,8 @@ from strop.engines.training import Engine
 from strop.protocol.trajectory import MediaTokens, Prompt, Trajectory, media_of
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
-from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
+from strop.rollout.vllm.engine import VllmEngine, start_vllm
+from strop.rollout.vllm.settings import Settings
 from strop.rollout.weight_sync.probe import check_probe, probe_of
 from strop.rollout.weight_sync.stream import parameter_stream
 

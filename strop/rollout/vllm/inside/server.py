@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -86,23 +85,19 @@ class Server:
     async def start(self, message: Any) -> dict[str, Any]:
         """Make the engine; what it is."""
         self._version = message["version"]
-        if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:  # it names all that are loaded
-            os.environ["VLLM_PLUGINS"] = f"{plugins},strop"
         import strop_worker  # it registers the transfer of weights; its workers import it too
         import torch
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        settings = {
-            **message["engine_args"],
-            "worker_extension_cls": "strop_worker.WorkerExtension",
-            "weight_transfer_config": {"backend": strop_worker.BACKEND},
-        }
+        settings = strop_worker.with_extension(message["engine_args"])
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         model = self._engine.model_config
         self._reads_media = model.supports_multimodal_inputs
         await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+        if settings["pipeline_parallel_size"] > 1:
+            await self._engine.collective_rpc("prepare_stage")
         if message["never"]:
             await self._engine.collective_rpc("never_sample", args=(message["never"],))
         await self._engine.get_supported_tasks()  # known from here on, so that a request is entered at once

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -31,6 +33,18 @@ class WorkerExtension:
     """Base class that vLLM adds to its workers; to name it is what makes them import this module."""
 
     model_runner: Any
+
+    def prepare_stage(self) -> None:
+        """Make memory for what the stage of layers before this one gives.
+
+        vLLM 0.32 makes it in a run of the model for the compiler, which eager mode on a CPU leaves out, and ends at the
+        first token with an AssertionError; once it makes it there too, this goes.
+        """
+        runner = self.model_runner
+        if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
 
     def never_sample(self, token_ids: list[int]) -> None:
         """Give these tokens probability zero everywhere, as the trainer's model does."""
@@ -66,8 +80,8 @@ class Start(WeightTransferInitInfo):
 class Bucket(WeightTransferUpdateInfo):
     """Some tensors in one piece of memory."""
 
-    path: str = ""
-    """Path of shared memory of the node."""
+    paths: list[str] = field(default_factory=list)
+    """Path of shared memory on each node of the engine."""
     memory: dict[str, Any] = field(default_factory=dict)
     """Memory of a device instead; empty for none."""
     num_bytes: int = 0
@@ -100,7 +114,7 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
             data = opened_memory(update_info.memory)[: update_info.num_bytes].clone()
             torch.accelerator.synchronize()  # it is given back when this returns
         else:
-            with Path(update_info.path).open("rb") as file:
+            with Path(update_info.paths[self.parallel_config.node_rank]).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), update_info.num_bytes, flags=mmap.MAP_PRIVATE)
             data = torch.frombuffer(mapped, dtype=torch.uint8)
         tensors = []
@@ -126,6 +140,17 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
 
     def shutdown(self) -> None:
         """Nothing is open."""
+
+
+def with_extension(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of vLLM's engine with those that make it use this module; plugins are loaded as it is made."""
+    if (plugins := os.environ.get("VLLM_PLUGINS")) is not None:  # it names all that are loaded
+        os.environ["VLLM_PLUGINS"] = f"{plugins},strop"
+    return {
+        **arguments,
+        "worker_extension_cls": "strop_worker.WorkerExtension",
+        "weight_transfer_config": {"backend": BACKEND},
+    }
 
 
 def opened_memory(memory: dict[str, Any]) -> torch.Tensor:
