@@ -43,7 +43,7 @@ class Failure:
     at: float = 0.0
     """Time of the failure, in seconds since the epoch by the clock of its node."""
     ends_worker: bool = False
-    """What the worker raised says that it can do nothing any more (FollowerLost)."""
+    """Raised by a worker that can do nothing any more (FollowerLost)."""
 
     def sentence(self) -> str:
         """One line: the worker, its process, the failure and the method."""
