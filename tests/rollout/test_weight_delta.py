@@ -175,6 +175,12 @@ def test_changes_that_fit_no_weight_are_refused(gaps: list[int], count: int, mes
         read_changes(data, weight, 0, count)
 
 
+def test_values_that_begin_in_the_middle_of_an_element_are_refused() -> None:
+    weight = TensorMetadata(name="w", shape=(3,), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="1 changes of torch.bfloat16 from byte 1 on"):
+        read_changes(torch.zeros(20, dtype=torch.uint8), weight, 1, 1)
+
+
 def bucket_of(tensor: Tensor, name: str = "w") -> Bucket:
     return Bucket(entries=((metadata(tensor, name), 0),), data=tensor.view(-1).view(torch.uint8))
 
@@ -189,6 +195,21 @@ def test_weights_of_more_than_two_bytes_are_forgotten_once_most_of_them_changed(
         few = weight + 1
         few[7] = 3
         assert last.reduced(bucket_of(few), is_known=True).counts == ({"w": 1} if is_kept else {})
+
+
+def test_weights_that_memory_has_no_room_for_travel_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """Of 10,000 bytes that are free, those that are kept take at most half."""
+    free = 10_000
+    last = SentWeights(free_bytes=lambda: free - last.num_bytes)
+    weights = {name: torch.zeros(1000, dtype=torch.bfloat16) for name in "abc"}
+    for _ in range(2):
+        counts = {}
+        for name, weight in weights.items():
+            counts |= last.reduced(bucket_of(weight, name), is_known=True).counts
+            weight[3] += 1
+    assert counts == {"a": 1, "b": 1}
+    assert last.num_bytes == 4000
+    assert [record.message[:35] for record in caplog.records] == ["host memory has room for 0.0 GB of "]
 
 
 # Syncs over the network.

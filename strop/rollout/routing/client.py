@@ -41,6 +41,10 @@ MAX_LOSSES = 5
 class _Lost(Exception):
     """The replica of a request does not serve any more."""
 
+    def __init__(self, replica: int, why: str) -> None:
+        self.replica = replica
+        super().__init__(f"rollout worker {replica}: {why}")
+
 
 @dataclass(eq=False)
 class _Attempt:
@@ -193,7 +197,7 @@ class RoutedClient:
                 return await self._served(number, replica, request)
             except _Lost as error:
                 request.losses.append(str(error))
-                excluded.add(self._attempts[number].replica)
+                excluded.add(error.replica)
             finally:
                 del self._attempts[number]
                 self._tell({"leave": number})
@@ -279,10 +283,13 @@ class RoutedClient:
             else:
                 output = await self._generate_at_peer(membership, replica, name, ids, sampling, hear)
         except NoEngine as error:
-            if is_here and self._membership is None:
+            current = self._membership
+            if is_here and current is None:
                 raise
+            if replica == _HERE and current is not None:  # placed while there was no router
+                replica = current.index
             self._tell({"refuse": replica, "why": str(error)})
-            raise _Lost(f"rollout worker {replica}: {error}") from error
+            raise _Lost(replica, str(error)) from error
         heard = len(request.token_ids) - before  # none of an engine that says only the whole
         for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
             request.hear(*token)
@@ -308,7 +315,7 @@ class RoutedClient:
         except ConnectionError as error:
             logger.warning("rollout worker %d is not asked any more: %s", replica, error)
             membership.unreachable.add(replica)
-            raise _Lost(f"rollout worker {replica}: {error}") from error
+            raise _Lost(replica, str(error)) from error
 
     async def _peer(self, membership: _Membership, replica: int) -> Peer:
         async with membership.connecting:
@@ -338,7 +345,10 @@ class RoutedClient:
                 self._take(await wire.read())
         except OSError as error:
             logger.warning("the rollout router is gone (%s): each worker generates for itself", error)
+            server = None if self._membership is None else self._membership.server
             self._leave("the rollout router is gone")
+            if server is not None:
+                await server.close()
 
     def _take(self, message: Message) -> None:
         membership = self._membership
@@ -374,7 +384,7 @@ class RoutedClient:
         """A replica does not serve any more."""
         for attempt in self._attempts.values():
             if attempt.replica == index and not attempt.change.done():
-                attempt.change.set_exception(_Lost(f"rollout worker {index}: {why}"))
+                attempt.change.set_exception(_Lost(index, why))
 
     def _leave(self, why: str) -> None:
         """From now on the engines here serve alone."""

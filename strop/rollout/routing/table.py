@@ -325,4 +325,4 @@ class RoutingTable:
             self.replicas[request.home].waiting.remove(request)
         elif (replica := self.replicas.get(request.replica)) is not None:
             replica.pass_time(now)
-            del replica.running[request]
+            replica.running.pop(request, None)  # it came back meanwhile, with none of its requests

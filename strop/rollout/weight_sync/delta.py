@@ -12,7 +12,8 @@ that is 2 % of the weight's bytes; the position costs less than a bitmap as long
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,9 @@ from torch import Tensor
 from strop.engines.weights import TensorMetadata
 from strop.rollout.weight_sync.comparison import differing
 from strop.rollout.weight_sync.stream import ALIGNMENT, Bucket, tensor_at
+from strop.utils.machine_limits import host_free_bytes
+
+logger = logging.getLogger(__name__)
 
 _GAP_BYTES = 2
 _MAX_GAP = (1 << 16) - 1
@@ -92,7 +96,8 @@ def read_changes(data: Tensor, weight: TensorMetadata, offset: int, count: int) 
         ValueError: they do not lie within the bucket, or name elements that the weight does not have.
     """
     kind = _INTEGERS.get(weight.dtype.itemsize)
-    if kind is None or offset < 0 or count < 0 or offset + changes_num_bytes(weight, count) > len(data):
+    is_odd = offset < 0 or bool(offset % weight.dtype.itemsize)
+    if kind is None or is_odd or count < 0 or offset + changes_num_bytes(weight, count) > len(data):
         raise ValueError(f"{count} changes of {weight.dtype} from byte {offset} on, in {len(data)} bytes")
     values = data[offset : offset + count * weight.dtype.itemsize].view(kind)
     start = offset + _gaps_start(weight, count)
@@ -109,18 +114,23 @@ class SentWeights:
     """Bits of the weights of the last sync, in host memory, of which the next one sends the changes.
 
     Weights of more than two bytes an element, which hold every step of an optimizer, are forgotten once most of their
-    elements changed: they will again.
+    elements changed: they will again. Those that are kept never take more host memory than stays free; the others
+    always travel whole.
     """
 
-    def __init__(self) -> None:
-        self._bits: dict[str, Tensor] = {}
-        self._is_dense: set[str] = set()
-        """Names of weights that are not kept."""
+    def __init__(self, *, free_bytes: Callable[[], int] = host_free_bytes) -> None:
+        """Nothing is kept yet.
 
-    @property
-    def num_bytes(self) -> int:
-        """Host memory of them."""
-        return sum(bits.nbytes for bits in self._bits.values())
+        Args:
+            free_bytes: gives the free host memory.
+        """
+        self._free_bytes = free_bytes
+        self._bits: dict[str, Tensor] = {}
+        self._left_out: set[str] = set()
+        """Names of weights that are not kept."""
+        self._is_full = False
+        self.num_bytes = 0
+        """Host memory of those that are."""
 
     def reduced(self, bucket: Bucket, *, is_known: bool) -> Bucket:
         """A bucket of whole weights with the changes of those that have fewer bytes so; remembers all of them.
@@ -138,21 +148,41 @@ class SentWeights:
 
     @torch.no_grad()
     def _remember(self, weight: TensorMetadata, tensor: Tensor, *, is_known: bool) -> Changes | None:
-        if weight.name in self._is_dense or weight.dtype.itemsize not in _INTEGERS:
+        if weight.name in self._left_out or weight.dtype.itemsize not in _INTEGERS:
             return None
         new, old = bits_of(tensor).cpu(), self._bits.get(weight.name)
         if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
-            self._bits[weight.name] = new.clone()
+            self._keep(weight.name, new)
             return None
         changes = changes_between(old, new, weight) if is_known else None
         if changes is not None:
             old.scatter_(0, changes.positions, changes.values)
         elif is_known and weight.dtype.itemsize > 2:
-            self._is_dense.add(weight.name)
-            del self._bits[weight.name]
+            self._left_out.add(weight.name)
+            self._forget(weight.name)
         else:
             old.copy_(new)
         return changes
+
+    def _keep(self, name: str, bits: Tensor) -> None:
+        """Keep a weight, unless that would take more memory than is left then."""
+        self._forget(name)
+        if self.num_bytes + bits.nbytes <= self._free_bytes() - bits.nbytes:
+            self._bits[name] = bits.clone()
+            self.num_bytes += bits.nbytes
+            return
+        self._left_out.add(name)
+        if not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "host memory has room for %.1f GB of the weights of the last sync; of the others no changes are sent, "
+                "they travel whole",
+                self.num_bytes / 1e9,
+            )
+
+    def _forget(self, name: str) -> None:
+        forgotten = self._bits.pop(name, None)
+        self.num_bytes -= 0 if forgotten is None else forgotten.nbytes
 
 
 def _packed(bucket: Bucket, changes: Mapping[str, Changes]) -> Bucket:

@@ -238,6 +238,7 @@ def test_without_the_router_each_worker_ends_its_own() -> None:
     async def body() -> None:
         engines = [ScriptedEngine(paced) for _ in range(2)]
         async with workers(*engines, capacity=1, patience_s=60) as (router, (a, b)):
+            places = [one.client._membership.server.at for one in (a, b)]  # type: ignore[union-attr]
 
             async def end_it() -> None:
                 while not (engines[1].asked):
@@ -246,6 +247,9 @@ def test_without_the_router_each_worker_ends_its_own() -> None:
 
             done, _ = await step((a, generated(a, ["0", "1", "2"])), (b, end_it()))
             assert done == [output(*range(60))] * 3
+            for place in places:
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection(*place)
 
     run(body())
 

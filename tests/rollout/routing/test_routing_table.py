@@ -128,6 +128,16 @@ def test_a_replica_that_is_gone_takes_its_own_requests_with_it_and_others_ask_ag
     assert told(table.place(RoutedRequest(2, 1, "2/0", excluded=frozenset({1})), 2.0)) == [(2, 1, 2, False)]
 
 
+def test_a_replica_that_came_back_knows_nothing_of_the_requests_before() -> None:
+    table = table_of(1, 1)
+    assert ask(table, 0, 0, 1) == [0, 1]
+    table.remove(1, 1.0)
+    table.add(1, capacity=1, can_continue=True)
+    table.begin(1, 0, 1.0)
+    assert table.leave(0, 1, 2.0) == []
+    assert ask(table, 1, 0) == [1]
+
+
 def test_without_a_replica_a_request_is_told_so() -> None:
     table = table_of(1, 1)
     assert ask(table, 0, 0, 1) == [0, 1]
