@@ -16,9 +16,11 @@ from test_ray_runs import RAY, worker_processes
 from tiny_runs import Done, Project, chain_of, check_records, train_in
 
 from strop.controller import CallTimeout, WorkerFailed
+from strop.controller.errors import PlacesNotFree
 from strop.controller.ray.errors import Failure, RankFailed
 from strop.run import RunFolder
 from strop.trainer.config import Config
+from strop.trainer.fault_tolerance.elastic import MoreMachines
 from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.loop import train
 from strop.trainer.start import start_run
@@ -55,6 +57,20 @@ def test_an_error_that_a_worker_raised_would_only_happen_again(project: Project,
     recovery, run, _ = recovery_of(project, tmp_path / "run")
     with run, pytest.raises(WorkerFailed, match="raised ValueError"):
         recovery.roll_back(lost(exception_type="ValueError", message="no"))
+
+
+def test_where_more_machines_are_not_free_yet_they_are_counted_again(
+    project: Project, tmp_path: Path
+) -> None:
+    places = PlacesNotFree("2 of 3 processes were placed; others hold the rest")
+    elastic = ("resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=1")
+    recovery, run, said = recovery_of(project, tmp_path / "run", *elastic)
+    with run:
+        with pytest.raises(PlacesNotFree):
+            recovery.place_again(places)  # a run that has never been placed
+        recovery.take_more(MoreMachines("2 machines are there"))
+        recovery.place_again(places)
+    assert "2 of 3 processes were placed; the machines are counted again" in said
 
 
 def killed_while(
