@@ -17,6 +17,10 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 # (module below strop/, what it uses): why nothing that a model or a user's scorer produced can reach it.
 ALLOWED: dict[tuple[str, str], str] = {
     ("api/inputs.py", "dill"): "it writes down the caller's own function, and reads none",
+    (
+        "rollout/vllm/inside/headless.py",
+        "multiprocessing",
+    ): "it waits for vLLM's own processes to end, and reads none",
     ("rollout/sglang/target.py", "multiprocessing"): "it writes a pickle for SGLang's server, and reads none",
 }
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -105,6 +106,31 @@ def test_a_cluster_leaves_the_signals_and_no_file() -> None:
     alone.start()
     alone.join(120)
     assert alone.exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_start_that_ray_gives_up_is_tried_once_more() -> None:
+    alone = multiprocessing.get_context("spawn").Process(target=_start_late)
+    alone.start()
+    alone.join(120)
+    assert alone.exitcode == 0
+
+
+def _start_late() -> None:
+    init, left, are_late = ray.init, [], iter([True, False, True, True])
+
+    def late(**options: object) -> object:
+        if next(are_late):
+            left.append(subprocess.Popen(["sleep", "100"]))  # in place of a server of Ray's
+            raise Exception("The current node timed out during startup.")  # as Ray does
+        return init(**options)
+
+    ray.init = late
+    cluster = Cluster()
+    assert left[0].wait(10) == -signal.SIGKILL
+    cluster.close()
+    with pytest.raises(ConnectionError, match=r"^could not start a Ray cluster: .* timed out .*, twice$"):
+        Cluster()
 
 
 def _start_and_end_a_cluster() -> None:

@@ -163,6 +163,10 @@ def visibility_variables() -> set[str]:
     return {name for name in names if name is not None}
 
 
+class _SlowStart(Exception):
+    """Ray gave up the start of a private cluster, of which nothing is left."""
+
+
 class _Connection:
     """The one Ray connection that this process may have, shared by its clusters."""
 
@@ -175,11 +179,22 @@ class _Connection:
         self._folder: PrivateFolder | None = None
 
     def open(self, address: str | None) -> None:
-        """Connect this process: to the cluster at `address`, or to a private one that it starts.
+        """Connect this process: to the cluster at `address`, or to a private one that it starts, twice where the
+        machine is busy.
 
         Raises:
             ConnectionError: nothing answers there, or Ray refuses.
         """
+        try:
+            self._open(address)
+        except _SlowStart as error:
+            log.warning("%s; once more", error)
+            try:
+                self._open(address)
+            except _SlowStart as again:
+                raise ConnectionError(f"could not start a Ray cluster: {again}, twice") from again
+
+    def _open(self, address: str | None) -> None:
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
@@ -211,6 +226,14 @@ class _Connection:
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
                     + (f"; what Ray wrote is in {folder.path}" if folder else "")
                 ) from error
+            except Exception as error:
+                if type(error) is not Exception or self._folder is None:
+                    raise
+                # Ray gives its own servers 30 seconds, and leaves those that came up where they are.
+                Reaper(mark, str(self._folder.path), str(self._folder.path)).stop()
+                self._folder.remove()
+                self._folder = None
+                raise _SlowStart(f"Ray's servers did not come up in time ({error})") from error
             self.is_ours = True
             if self._folder is not None:
                 self.is_private = True
