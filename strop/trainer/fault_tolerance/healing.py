@@ -67,9 +67,8 @@ class Recovery:
 
     def take_more(self, reason: MoreMachines) -> Checkpoint | None:
         """The run at the checkpoint that it has just written, for more machines; given as by `roll_back`."""
-        self._num_in_a_row = max(
-            self._num_in_a_row, 1
-        )  # where their places are not free yet, they are counted again
+        # Where their places are not free yet, `place_again` counts them anew.
+        self._num_in_a_row = max(self._num_in_a_row, 1)
         return self._begin_again(str(reason), "the workers are made again on all of them")
 
     def _begin_again(self, cause: str, how: str) -> Checkpoint | None:
