@@ -84,6 +84,10 @@ class Doubler(Worker):
     def sum_heavy(self, data: DataProto) -> DataProto:
         return DataProto.from_dict({"sums": data.tensors()["heavy"].sum(1)})
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def sum_on_first(self, data: DataProto) -> float:
+        return float(data.tensors()["heavy"].sum())
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def apply(self, function: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return function(data)

@@ -180,6 +180,16 @@ class WorkerManager:
             if self._failure is not None:
                 raise self._failure
 
+    def check_lives(self, member: WorkerHandle) -> None:
+        """Ask a process and its followers for a sign of life, and wait for it.
+
+        Raises:
+            WorkerFailed, CallTimeout, GroupStopped: as `give` and `wait`.
+        """
+        self.look()
+        processes = (member, *member.followers)
+        self.ask(processes, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
+
     def check_works(self) -> None:
         """Raise GroupStopped where the processes were stopped."""
         if self.stopped_because:
@@ -238,6 +248,9 @@ class WorkerManager:
         if now - self._pinged_at < _PING_S:
             return
         self._pinged_at = now
+        self._ping_idle()
+
+    def _ping_idle(self) -> None:
         for member in self.members:
             if not member.queue and not (member.leader and member.leader.is_starting):
                 self.give(member, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
@@ -304,6 +317,7 @@ class WorkerManager:
     def _fail(self) -> None:
         started_at = time.monotonic()
         observations: dict[int, ObservedFailure] = {}
+        self._ping_idle()  # the cause may be the end of a process without a call, such as one that kept rows
         while True:
             self._settle_ready()
             for pending in self._queue_heads():

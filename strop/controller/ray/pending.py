@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.call import BatchAndMetrics
-from strop.controller.errors import CallTimeout, WorkerLost
+from strop.controller.errors import CallTimeout, WorkerFailed, WorkerLost
 from strop.controller.ray.future import BatchSummary
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall
@@ -121,9 +121,11 @@ class RayPending:
                 missing=[member.rank],
             ) from None
         except RayError as error:
-            self._manager.look()  # the process that held them may be the one that failed
-            if member.loss is not None:  # and its machine too, which kept them beyond its end
-                raise member.loss from error
+            # They are gone with their machine. Its processes may have had no call, so that nobody knows yet.
+            try:
+                self._manager.check_lives(member)
+            except (WorkerFailed, CallTimeout) as cause:
+                raise cause from error
             raise
 
 
