@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch.distributed as dist
+
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
@@ -334,8 +336,15 @@ class RolloutWorker(Worker):
             capacity=self._rollout.max_running * self._rollout.replicas,
             # Processes that share a core gain nothing: what one takes over, the other loses.
             can_continue=continues and not self._rollout.deterministic and not shares_cores,
+            copy=self._first_of_copy(),
         )
         self._event_loop.run(joining)
+
+    def _first_of_copy(self) -> int:
+        """Lowest rank of those that generate together with one copy of the model."""
+        policy = self._engines.first.policy
+        group = None if policy is None else policy.copy_group
+        return self.rank if group is None else min(dist.get_process_group_ranks(group))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_dtypes(self) -> dict[str, str]:

@@ -43,7 +43,8 @@ nodes.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("how", "error"), [("elastic here", "RankLost"), ("fixed here", "RankFailed"), ("fixed there", "RankFailed")]
+    ("how", "error"),
+    [("elastic here", "RankLost"), ("fixed here", "RankFailed"), ("fixed there", "RankFailed")],
 )
 def test_reading_its_rows_says_that_its_process_has_died(tmp_path: Path, how: str, error: str) -> None:
     facts = run(PROGRAM, str(tmp_path), *how.split())

@@ -94,7 +94,14 @@ class RoutedClient:
         self._attempts: dict[int, _Attempt] = {}
 
     async def join(
-        self, address: RouterAddress, *, index: int, host: str, capacity: int, can_continue: bool
+        self,
+        address: RouterAddress,
+        *,
+        index: int,
+        host: str,
+        capacity: int,
+        can_continue: bool,
+        copy: int | None = None,
     ) -> None:
         """Connect with the router, and serve other workers; in the place of an earlier router.
 
@@ -104,6 +111,7 @@ class RoutedClient:
             host: address of this machine that other workers reach.
             capacity: requests that the engines here run at a time.
             can_continue: they go on in the middle of a response with the tokens that would have followed.
+            copy: number of the copy of the model, of which several workers may hold parts; None for one of its own.
 
         Raises:
             ConnectionError: nobody answers there.
@@ -123,7 +131,10 @@ class RoutedClient:
             raise ConnectionError(f"the rollout router at {where} does not answer ({error})") from error
         wire = await Wire.over(connection)
         server = PeerServer(self._local, host=host, secret=address.secret)
-        wire.send({"join": index, "at": [*server.at], "capacity": capacity, "continues": can_continue})
+        wire.send({
+            "join": index, "at": [*server.at], "capacity": capacity, "continues": can_continue,
+            "copy": index if copy is None else copy,
+        })  # fmt: skip
         reader = asyncio.create_task(self._listen(wire))
         self._membership = membership = _Membership(wire, index, address.secret, server, reader)
         try:

@@ -1,6 +1,6 @@
 """Router of a run: keeps the routing table for rollout workers in other processes, and tells them its decisions.
 
-    worker -> router   {"join": index, "at": [host, port], "capacity": n, "continues": bool}
+    worker -> router   {"join": index, "at": [host, port], "capacity": n, "continues": bool, "copy": n}
                        {"begin": version}                     its engines serve
                        {"place": n, "episode": text, "stays": bool, "not": [index, ...]}
                        {"leave": n}                           the request has ended
@@ -140,6 +140,7 @@ class Router:
                 "at": [str(host), int(port)],
                 "capacity": capacity,
                 "continues": bool(continues),
+                "copy": copy,
             }:
                 member = _Member(whole(index), wire, (host, port), time.monotonic())
             case _:
@@ -148,7 +149,7 @@ class Router:
             before.wire.close()
             self._lose(before, "it has joined again")
         self._members[member.index] = member
-        self._table.add(member.index, capacity=whole(capacity), can_continue=continues)
+        self._table.add(member.index, capacity=whole(capacity), can_continue=continues, copy=whole(copy))
         peers = [[other.index, *other.at] for other in self._members.values()]
         for other in self._members.values():
             self._tell(other, {"peers": peers})

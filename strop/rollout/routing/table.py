@@ -1,6 +1,6 @@
 """Routing table: the load of each replica of a run, and the decisions where a request goes, waits, or goes on.
 
-A replica is a rollout worker with its engines. Requests of an episode begin at its home: the worker whose agent plays
+A replica is a rollout worker with its engines; several may compute together with one copy of the model. Requests of an episode begin at its home: the worker whose agent plays
 it, then the replica that had its last request, whose cache knows the beginning. A home that runs as many as it can lets
 them wait, and whichever replica has room takes them. Where none waits, a replica that has had much less to do than
 another one for `patience_s` takes over half of the difference, in the middle of their responses.
@@ -64,6 +64,8 @@ class ReplicaLoad:
     """Reason for which it does not serve."""
     version: int = 0
     """Policy version that it generates with."""
+    copy: list[ReplicaLoad] = field(default_factory=list)
+    """The replicas that compute together with one copy of the model, this one too: what one of them runs, all run."""
     running: dict[RoutedRequest, None] = field(default_factory=dict)
     """In the order in which they came."""
     waiting: deque[RoutedRequest] = field(default_factory=deque)
@@ -80,16 +82,23 @@ class ReplicaLoad:
         return len(self.running) + len(self.waiting)
 
     @property
+    def load_of_copy(self) -> float:
+        """Average of those that compute together."""
+        return sum(replica.load for replica in self.copy) / len(self.copy)
+
+    @property
     def has_room(self) -> bool:
         """It may be given one more."""
         return self.is_serving and len(self.running) < self.capacity
 
     def pass_time(self, now: float) -> None:
-        """Count the time since the last change."""
-        if self.is_serving:
-            self.serving_s += now - self.changed_at
-            self.busy_s += (now - self.changed_at) * bool(self.running)
-        self.changed_at = now
+        """Count the time since the last change, of all that compute together."""
+        is_busy = any(replica.running for replica in self.copy)
+        for replica in self.copy:
+            if replica.is_serving:
+                replica.serving_s += now - replica.changed_at
+                replica.busy_s += (now - replica.changed_at) * is_busy
+            replica.changed_at = now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +130,24 @@ class RoutingTable:
             patience_s: imbalance of this duration moves requests that run.
         """
         self.replicas: dict[int, ReplicaLoad] = {}
+        self._copies: dict[int, list[ReplicaLoad]] = {}
         self._patience_s = patience_s
         self._requests: dict[tuple[int, int], RoutedRequest] = {}
         self._homes: OrderedDict[str, int] = OrderedDict()
         self._num_requests = self._num_taken_over = 0
         self._past = (0.0, 0.0)  # serving_s and busy_s of replicas that are gone
 
-    def add(self, index: int, *, capacity: int, can_continue: bool) -> None:
-        """A worker has joined; it serves from `begin` on."""
-        self.replicas[index] = ReplicaLoad(index, capacity, can_continue)
+    def add(self, index: int, *, capacity: int, can_continue: bool, copy: int | None = None) -> None:
+        """A worker has joined; it serves from `begin` on.
+
+        Args:
+            index: of the worker.
+            capacity, can_continue: as of ReplicaLoad.
+            copy: number of the copy of the model, of which several workers may hold parts; None for one of its own.
+        """
+        members = self._copies.setdefault(index if copy is None else copy, [])
+        self.replicas[index] = replica = ReplicaLoad(index, capacity, can_continue, copy=members)
+        members.append(replica)
 
     def begin(self, index: int, version: int, now: float) -> list[Decision]:
         """The engines of a worker serve, with this policy version."""
@@ -151,6 +169,7 @@ class RoutingTable:
             self._forget(request, now)
         replica = self.replicas.pop(index)
         replica.pass_time(now)
+        replica.copy.remove(replica)
         self._past = (self._past[0] + replica.serving_s, self._past[1] + replica.busy_s)
         for request in replica.waiting:  # those of others wait at their own
             request.home = request.origin
@@ -181,10 +200,10 @@ class RoutingTable:
             replica for replica in self.replicas.values() if replica.is_serving and replica.can_continue
         ]
         decisions: list[Decision] = []
-        for idle in sorted(serving, key=lambda replica: replica.load):
+        for idle in sorted(serving, key=lambda replica: (replica.load_of_copy, replica.load)):
             others = [other for other in serving if other.version == idle.version]
-            busiest = max(others, key=lambda replica: replica.load)
-            if busiest.load < 2 * idle.load + 2:
+            busiest = max(others, key=lambda replica: (replica.load_of_copy, len(replica.running)))
+            if busiest.load_of_copy < 2 * idle.load_of_copy + 2:
                 idle.low_since = None
             elif idle.low_since is None:
                 idle.low_since = now
@@ -228,9 +247,8 @@ class RoutingTable:
         rooms = [replica for replica in self.replicas.values() if replica.has_room]
         for home in self.replicas.values() if rooms else ():
             for request in self._eligible_anywhere(home):
-                replica = min(
-                    (other for other in rooms if self._fits(other, request)), key=lambda other: other.load
-                )
+                fitting = (other for other in rooms if self._fits(other, request))
+                replica = min(fitting, key=lambda other: (other.load_of_copy, other.load))
                 decisions.append(self._give(replica, request, now))
         return decisions
 
@@ -304,7 +322,8 @@ class RoutingTable:
     def _take_over(self, idle: ReplicaLoad, busiest: ReplicaLoad, now: float) -> list[Decision]:
         """Half of the difference, the requests that came last: they have the fewest tokens to compute again."""
         idle.low_since = now
-        count = min((busiest.load - idle.load) // 2, idle.capacity - len(idle.running))
+        difference = busiest.load_of_copy - idle.load_of_copy
+        count = min(int(difference / 2), idle.capacity - len(idle.running))
         movable = [
             request
             for request in reversed(busiest.running)

@@ -88,6 +88,40 @@ def test_an_imbalance_that_ends_begins_anew() -> None:
     assert told(table.rebalance(5.0)) == [(0, 3, 1, True), (0, 2, 1, True)]
 
 
+def table_of_copies() -> RoutingTable:
+    """Two copies of a model, each over two ranks that generate together."""
+    table = RoutingTable(patience_s=2.0)
+    for index in range(4):
+        table.add(index, capacity=8, can_continue=True, copy=index // 2 * 2)
+        table.begin(index, 0, 0.0)
+    return table
+
+
+def test_requests_stay_among_ranks_that_compute_together() -> None:
+    table = table_of_copies()
+    ask(table, 0, *range(6))
+    ask(table, 2, *range(3))
+    ask(table, 3, *range(3))
+    table.rebalance(0.0)
+    assert table.rebalance(9.0) == [], "three for each rank of either copy"
+
+
+def test_a_copy_without_work_takes_over_from_the_ranks_of_another() -> None:
+    # Averages 4 and 0: rank 2 takes (4 - 0) // 2 of rank 0; then 3 < 2 * 1 + 2, so rank 3 takes none.
+    table = table_of_copies()
+    ask(table, 0, *range(8))
+    table.rebalance(0.0)
+    assert told(table.rebalance(2.0)) == [(0, 7, 2, True), (0, 6, 2, True)]
+    assert [replica.load for replica in table.replicas.values()] == [6, 0, 2, 0]
+
+
+def test_a_rank_is_busy_while_one_that_computes_with_it_has_a_request() -> None:
+    table = table_of_copies()
+    ask(table, 0, 0, now=1.0)
+    table.leave(0, 0, 3.0)
+    assert table.take_stats(4.0).idle_share == 1 - (2 * 2) / (4 * 4)
+
+
 def test_loads_within_a_factor_of_two_stay() -> None:
     # 3 < 2 * 1 + 2.
     table = table_of(8, 8, patience_s=0.0)
