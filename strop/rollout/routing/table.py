@@ -1,9 +1,10 @@
 """Routing table: the load of each replica of a run, and the decisions where a request goes, waits, or goes on.
 
-A replica is a rollout worker with its engines; several may compute together with one copy of the model. Requests of an episode begin at its home: the worker whose agent plays
-it, then the replica that had its last request, whose cache knows the beginning. A home that runs as many as it can lets
-them wait, and whichever replica has room takes them. Where none waits, a replica that has had much less to do than
-another one for `patience_s` takes over half of the difference, in the middle of their responses.
+A replica is a rollout worker with its engines; several may compute together with one copy of the model. Requests of an
+episode begin at its home: the worker whose agent plays it, then the replica that had its last request, whose cache
+knows the beginning. A home that runs as many as it can lets them wait, and whichever replica has room takes them. Where
+none waits, a replica that has had much less to do than another one for `patience_s` takes over half of the difference,
+in the middle of their responses.
 
 A pure data structure: no clock, no connection. `now` is in seconds of any clock.
 """

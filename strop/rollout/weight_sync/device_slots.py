@@ -21,22 +21,12 @@ PLAN_NAME = "cuda_ipc"
 _PROOF_BYTES = 16
 
 
-class OwnedSlots:
-    """Memory of the sender's own device."""
+class _DeviceSlots:
+    """Slots in memory of a device, on either side."""
 
-    def __init__(self, device: SharingDevice, slot_bytes: int) -> None:
-        """Allocate and export it.
-
-        Raises:
-            OSError: no room, or memory of this device cannot be shared.
-        """
+    def __init__(self, device: SharingDevice, memory: Tensor, slot_bytes: int) -> None:
         self._device = device
-        proof = secrets.token_bytes(_PROOF_BYTES)
-        memory = device.allocate(NUM_SLOTS * max(slot_bytes, _PROOF_BYTES))
-        memory[:_PROOF_BYTES] = torch.frombuffer(bytearray(proof), dtype=torch.uint8)
-        self.exported: dict[str, Any] = {**device.export(memory), "proof": proof.hex()}
-        """Plain JSON by which other processes open it."""
-        self._slots = _cut(memory, slot_bytes)
+        self._slots = [memory[slot * slot_bytes :][:slot_bytes] for slot in range(NUM_SLOTS)]
 
     @property
     def slots(self) -> Sequence[Tensor]:
@@ -51,13 +41,34 @@ class OwnedSlots:
         """Nothing to do."""
 
     def close(self) -> None:
+        """Close it; harmless the second time."""
+        self._slots = []
+
+
+class OwnedSlots(_DeviceSlots):
+    """Memory of the sender's own device."""
+
+    def __init__(self, device: SharingDevice, slot_bytes: int) -> None:
+        """Allocate and export it.
+
+        Raises:
+            OSError: no room, or memory of this device cannot be shared.
+        """
+        proof = secrets.token_bytes(_PROOF_BYTES)
+        memory = device.allocate(NUM_SLOTS * max(slot_bytes, _PROOF_BYTES))
+        memory[:_PROOF_BYTES] = torch.frombuffer(bytearray(proof), dtype=torch.uint8)
+        self.exported: dict[str, Any] = {**device.export(memory), "proof": proof.hex()}
+        """Plain JSON by which other processes open it."""
+        super().__init__(device, memory, slot_bytes)
+
+    def close(self) -> None:
         """Free the memory, whoever has it open."""
         if self._slots:
             self._device.take_back(self.exported)
-            self._slots = []
+        super().close()
 
 
-class OpenedSlots:
+class OpenedSlots(_DeviceSlots):
     """The same memory in another process: of a receiver, or of another rank of the actor."""
 
     def __init__(self, device: SharingDevice | None, plan: Plan) -> None:
@@ -75,25 +86,4 @@ class OpenedSlots:
         memory = device.open(plan.memory)
         if bytes(memory[:_PROOF_BYTES].tolist()).hex() != plan.memory["proof"]:
             raise OSError(f"{device.name} reads other bytes in memory of {plan.memory['device']}")
-        self._device = device
-        self._slots = _cut(memory, plan.slot_bytes)
-
-    @property
-    def slots(self) -> Sequence[Tensor]:
-        """As of `SlotMemory`."""
-        return self._slots
-
-    def settle(self) -> None:
-        """As of `SlotMemory`."""
-        self._device.synchronize()
-
-    def all_have_it(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Close it."""
-        self._slots = []
-
-
-def _cut(memory: Tensor, slot_bytes: int) -> list[Tensor]:
-    return [memory[slot * slot_bytes :][:slot_bytes] for slot in range(NUM_SLOTS)]
+        super().__init__(device, memory, plan.slot_bytes)
