@@ -3,7 +3,7 @@
     make bench BENCH=parallel ARGS=--json
 
 prints one JSON line; without `--json` a line per plan before it. A tiny dense model and one with experts take a step of
-a policy loss and of a value loss in one process, and on 2 and 4 processes over gloo in each plan, in float64. Compared
+a policy loss and of a value loss in one process, and on 2 to 8 processes over gloo in each plan, in float64. Compared
 are loss, norm of the gradient and updated weights, and the bytes that the collectives send (sent_bytes.py) with those
 of the formulas (traffic.py). A plan that a model does not go with is left out, with the sentence that refuses it.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers
 from machine import machine
 from torch import Tensor
@@ -34,12 +35,14 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel.axes import check_axes
+from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.model_axes import check_model_axes
 from strop.engines.parallel.pipeline import stage_layers, whole_weight
 from strop.engines.parallel.process_group import join_ranks, leave_ranks
 from strop.engines.parallel.sent_bytes import sent_bytes
 from strop.engines.parallel.traffic import MicroBatchSize, Shape, TrafficModel, TrafficPlan, step_traffic
-from strop.engines.tokens import Tokens
+from strop.engines.parallel.ulysses import SequenceShard
+from strop.engines.tokens import Part, Tokens
 from strop.engines.training import TrainEngine
 from strop.engines.value_models import load_value_model
 
@@ -60,6 +63,12 @@ PLANS: dict[str, tuple[dict[str, int], int]] = {
     "cp2xsp2": ({"context_parallel": 2, "sequence_parallel": 2}, 4),
     "tp2xpp2": ({"tensor_parallel": 2, "pipeline_parallel": 2}, 4),
     "ep2xdp2": ({"expert_parallel": 2}, 4),
+    "ep2xtp2": ({"expert_parallel": 2, "tensor_parallel": 2}, 4),
+    "ep2xpp2": ({"expert_parallel": 2, "pipeline_parallel": 2}, 4),
+    "cp2xpp2": ({"context_parallel": 2, "pipeline_parallel": 2}, 4),
+    "sp2xpp2": ({"sequence_parallel": 2, "pipeline_parallel": 2}, 4),
+    "pp4": ({"pipeline_parallel": 4}, 4),
+    "tp2xpp2xdp2": ({"tensor_parallel": 2, "pipeline_parallel": 2}, 8),
 }
 """Axes of an engine, and processes; those that the axes leave have rows of their own."""
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
@@ -110,7 +119,7 @@ def main() -> None:
     report: dict[str, Any] = {"plans": {}, "skipped": {}}
     differences: dict[str, list[float]] = {"loss": [], "grad_norm": [], "weight": []}
     traffic_errors: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, _Ranks(4) as ranks:
+    with tempfile.TemporaryDirectory() as folder, _Ranks(max(num for _, num in PLANS.values())) as ranks:
         for model, values, path in _models(Path(folder)):
             shapes = _shapes(path, values)
             alone: list[Result] | None = None
@@ -212,7 +221,7 @@ def _predicted(
     if engine.expert_parallel > 1:
         routed = [
             sum(batch.num_tokens for batch in same) / len(same)
-            for same in zip(*(one.batches for one in results), strict=True)
+            for same in zip(*(one.batches for one in last_stage), strict=True)
         ]
         batches = tuple(
             dataclasses.replace(batch, num_routed=mean) for batch, mean in zip(batches, routed, strict=True)
@@ -341,7 +350,11 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
 
     def loss(tokens: Tokens) -> Tensor:
         batches.append(  # on the last stage alone of all micro-batches
-            MicroBatchSize(num_tokens=tokens.num_tokens, num_predicted=int(tokens.targets.numel()))
+            MicroBatchSize(
+                num_tokens=tokens.num_tokens,
+                num_predicted=int(tokens.targets.numel()),
+                num_moved=_num_moved(tokens.shard),
+            )
         )
         if job.values:
             return ((tokens.values() - 0.5) ** 2).sum() / 500
@@ -367,6 +380,16 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
         sent=counted.total,
         seconds=time.perf_counter() - start,
     )
+
+
+def _num_moved(shard: Part | None) -> float | None:
+    """As of MicroBatchSize; None where the ranks of a row do not divide its tokens for the head."""
+    row = shard.row if isinstance(shard, ContextTensorShard) else shard
+    if not isinstance(row, SequenceShard):
+        return None
+    rank = dist.get_rank(row.group)
+    both = (*enumerate(row.send_counts), *enumerate(row.receive_counts))
+    return sum(count for other, count in both if other != rank) / 2
 
 
 def _pairs() -> list[tuple[Tensor, Tensor]]:

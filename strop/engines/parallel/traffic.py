@@ -99,6 +99,9 @@ class MicroBatchSize:
     """M."""
     num_routed: float | None = None
     """N on average over the ranks that experts are divided over; None: as here."""
+    num_moved: float | None = None
+    """Hidden states of predicted tokens that a rank of the row sends to others, on average with the gradients that it
+    sends back; None: as if each rank needed as many of every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +244,7 @@ def _pass_traffic(model: TrafficModel, plan: TrafficPlan, part: _Part, batch: Mi
         context=both * _keys(model, plan, of_context),
         experts=_routed(model, plan, both, part.layers + again, batch),
         pipeline=((not part.is_first) + (not part.is_last)) * between,
-        head=part.is_last * _head(model, plan, tokens),
+        head=part.is_last * _head(model, plan, tokens, batch.num_moved),
     )
 
 
@@ -279,13 +282,11 @@ def _key_heads(model: TrafficModel, plan: TrafficPlan) -> int:
     return model.key_heads * copies // ranks
 
 
-def _head(model: TrafficModel, plan: TrafficPlan, tokens: int) -> float:
-    """Hidden states to the rank whose share needs them and back, and the results of each token to all ranks.
-
-    As if each rank needed as many of every rank.
-    """
+def _head(model: TrafficModel, plan: TrafficPlan, tokens: int, num_moved: float | None) -> float:
+    """Hidden states to the rank whose share needs them and back, and the results of each token to all ranks."""
     ranks = plan.context * plan.sequence
-    moved = all_to_all(tokens * model.hidden * plan.activation_bytes, ranks)
+    entries = all_to_all(tokens, ranks) if num_moved is None else num_moved
+    moved = entries * model.hidden * plan.activation_bytes
     results = 1 if plan.is_value_model else 2
     if plan.is_value_model and plan.tensor > 1:  # each rank gives values of its own tokens
         between = all_gather(math.ceil(tokens / plan.tensor) * plan.result_bytes, plan.tensor)
