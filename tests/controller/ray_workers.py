@@ -210,9 +210,11 @@ class Mortal(Doubler):
     """Dies where it is asked to; knows nothing of its peers."""
 
     def __init__(self, refuses: Path | None = None) -> None:
-        """While the file `refuses` exists, none can be made."""
+        """While the file `refuses` exists, none can be made; where it has any content, the attempt never ends."""
         super().__init__()
         if refuses is not None and refuses.exists():
+            if refuses.read_text():
+                sleep_forever()
             raise ValueError("not now")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False, allows_losses=True)

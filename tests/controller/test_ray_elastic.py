@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -136,6 +137,25 @@ def test_one_that_does_not_come_up_costs_nobody_else(stage: Stage) -> None:
     assert not lost.was_starting
     assert "raised ValueError: not now" in failed[0].failure.sentence()
     assert group.missing == [2]
+    assert group.call.rank_of() == [0, 1]
+
+
+@pytest.mark.dist
+def test_one_that_hangs_while_it_starts_is_given_up_although_the_others_answer(stage: Stage) -> None:
+    group = stage.group
+    group.call.rank_of(dies=[2])
+    group.pop_losses()
+    stage.refuses.write_text("hang")
+    group._options = replace(group._options, timeout_s=40)
+    group.start_replacement(2)
+    started_at = time.monotonic()
+    while not (failed := group.pop_losses()):
+        assert time.monotonic() - started_at < 150
+        assert group.call.rank_of() == [0, 1]
+        time.sleep(0.2)
+    assert failed[0].was_starting
+    assert "raised TimeoutError: it has not started within 40 s" in failed[0].failure.sentence()
+    assert time.monotonic() - started_at >= 40
     assert group.call.rank_of() == [0, 1]
 
 

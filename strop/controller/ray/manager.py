@@ -226,6 +226,7 @@ class WorkerManager:
                 with contextlib.suppress(Exception):
                     ray.get(reference, timeout=_CAUSE_GRACE_S)
         pending.is_settled = True
+        member.answered_at = time.monotonic()
         if pending.method:  # a sign of life of an idle process says nothing about the others
             self._progress_at = time.monotonic()
         if isinstance(pending.answer, CallResponse):
@@ -262,7 +263,7 @@ class WorkerManager:
         late = [
             pending
             for pending in self._queue_heads()
-            if not pending.is_settled and now - max(pending.given_at, self._progress_at) > pending.timeout_s
+            if not pending.is_settled and now - self._last_sign(pending) > pending.timeout_s
         ]
         for pending in [pending for pending in late if pending.member.is_starting]:
             late.remove(pending)
@@ -285,6 +286,12 @@ class WorkerManager:
         self._failure = error
         self.stop(f"the workers were stopped after a timeout ({text}); make a new runtime")
         raise error
+
+    def _last_sign(self, pending: PendingCall) -> float:
+        """Time from which a call's deadline counts. Of a process that starts beside others, which go on, its own answers
+        count alone."""
+        member = pending.member
+        return max(pending.given_at, member.answered_at if member.is_starting else self._progress_at)
 
     def _drop_lost(self) -> None:
         """Drop replaceable ranks of which a process is gone, and replacements that did not come up, while others

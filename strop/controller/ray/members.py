@@ -41,6 +41,8 @@ class WorkerHandle:
     """Its open calls, in the order in which it runs them."""
     last_call: PendingCall | None = None
     """The last call that it answered."""
+    answered_at: float = 0.0
+    """When it last answered, by the monotonic clock."""
     peak_memory_bytes: int = 0
     """Most memory it said to have held."""
     is_replaceable: bool = False
