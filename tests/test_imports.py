@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -210,6 +211,16 @@ def test_the_map_of_a_room_names_modules_that_exist(room: Path) -> None:
     there += [name for name in names if (room / name.removesuffix(".py") / "__init__.py").is_file()]
     assert text, "a room says what it is for"
     assert names - set(there) == set()
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(PACKAGE)))
+def test_the_map_of_a_room_names_each_of_its_modules(room: Path) -> None:
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    named = set(re.findall(r"[\w*]+", text))
+    modules = {path.stem for path in room.glob("*.py")} - {"__init__", "__main__"}
+    modules |= {path.parent.name for path in room.glob("*/__init__.py")}
+    missing = {module for module in modules if not any(fnmatch(module, name) for name in named)}
+    assert missing == set()
 
 
 def import_facts(module: str) -> tuple[float, set[str]]:

@@ -4,6 +4,7 @@ builtin.py          Built-in agents and plugins, by name
 config.py           Configuration of agents
 context.py          Context of an agent: chat template, limits, resources of plugins
 episodes.py         One episode
+episode_routing.py  Experts that the tokens of an episode went to (rollout.router_replay)
 plugins.py          Base class of plugins: tools, environments and the like, given to agents
 openrlhf_agents.py  Agents of OpenRLHF
 registry.py         Registry of agents

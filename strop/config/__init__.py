@@ -3,7 +3,10 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand in strop.utils.field_types.
-save.py is the way out; explanation.py explains one key.
+sections.py has the base of sections; wrong_values.py and places.py word the sentences about values that do not fit,
+which errors.py collects; yaml_text.py reads and writes YAML, interpolation.py fills in `${...}`, and hydra_files.py
+finds presets beside a file.
+save.py is the way out, preset_difference.py what differs from a preset; explanation.py explains one key, from docs.py.
 Imports no other package of strop but utils, and no torch.
 """
 

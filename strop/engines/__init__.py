@@ -15,15 +15,19 @@ gradients.py          The global norm of gradients that are whole or sharded ove
 head.py               Log-probs and entropy of tokens, through the language-model head, without a [tokens, vocabulary]
                       tensor
 head_kernels.py       Triton kernels of the log-prob head
+kinds.py              The engine of a role, of one of two kinds (engine.kind)
 learning_rates.py     Learning rates that are too large for a trained model, and those that are usual
 memory.py             What an update needs of a device's memory, from a model's configuration alone
+micro_batch.py        Rows packed end to end, and the part of them that this rank computes
 model.py              Model folders
 model_facts.py        What the configuration of a model says about it, beside what the model is
 model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
+pipelined.py          Passes of micro-batches through the stages of a pipeline
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
+role_tensors.py       The tensors of a checkpoint of a trained role, and their names
 rotary_kernels.py     A Triton kernel of rotary positions
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
@@ -32,12 +36,14 @@ untrusted_model.py    Model folders that somebody else may have made
 unused_tokens.py      Token ids that a model has rows for and its tokenizer has no token for
 value_models.py       Models with a value head
 varlen.py             FlashAttention over segments of unequal lengths, for half precision on a CUDA device
+weight_parts.py       Which bytes of a whole weight a rank holds
 weights.py            The one weight map of a model
 checksum/             Digests of weights
 flops/                How much there is to compute, and how much a device can
 liger/                Fused kernels of liger-kernel for norms, gated activations and rotary embeddings
 linear_attention/     Layers with a recurrent state (linear attention, SSM) on packed tokens
 lora/                 LoRA
+megatron/             The Megatron engine: layers, schedules and optimizer of megatron-core (engine.kind=megatron)
 model_support/        Which models packed computation carries
 moe/                  Layers with experts
 multimodal/           Images and videos

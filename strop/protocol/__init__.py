@@ -6,6 +6,7 @@ folder.py      A batch as a folder
 folding.py     Rows regrouped along a second axis, and rows added so that their number divides
 indices.py     Row numbers
 merging.py     Columns and facts by name
+routed_experts.py  Experts that the tokens of a sequence went to
 schema.py      The columns of a training batch, declared once
 tensordict.py  Between a batch and a TensorDict that carries its non-tensor columns and facts too
 trajectory.py  A prompt, its media and a trajectory

@@ -9,6 +9,11 @@
     lock.py           one writer per folder
     naming.py         RUN on a command line: the run, the checkpoint of it, and its model folder
     processes.py      processes of a run, from its settings
+    config.py         settings of the run folder; errors.py: its error
+    inputs.py         digests of everything that a run reads from outside; input_files.py, paths.py: its files
+    replay_schedule.py     order and versions of generation ahead of training, for a repetition
+    first_difference.py    where two runs begin to differ
+    heartbeat.py      what a process does, written every second, for the diagnosis of a run that died or hangs
 
 Nothing here imports torch.
 """

@@ -48,6 +48,7 @@ step_logging.py        Step metrics and warnings
 threads.py             Number of CPU threads for tensor operations of this process, and the reason for it
 supervised.py          Steps, records and checkpoints of training on given answers
 timing.py              The stages of a step, from outside
+undecided.py           Data sources whose answers have no verdict
 validation.py          Validation
 validation_metrics.py  Validation numbers by data source and variable
 worker_groups.py       Worker groups of a run from its configuration

@@ -21,6 +21,7 @@ reward_model.py        A model that scores answers
 reward_shaping.py      The samples of a step by prompt, as filters see them, and what shaping makes of their rewards
 role_metrics.py        Metrics of reward model and process reward model over the rows of a step
 rollout.py             Generation as a role
+routers.py             Losses of a model's routers, and the loads of its experts
 rows.py                Helpers shared by all workers
 sample_rows.py         Samples as rows of the sample store
 sft.py                 A model that imitates

@@ -108,8 +108,12 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             "actor.engine.context_parallel is 2, which does not divide the 3 ranks of the role: choose one of 1, 3",
         ),
         (
+            ["actor.engine.tensor_parallel=2"],
+            "the role has one rank: more of them come with resources.runtime=ray resources.ranks=2",
+        ),
+        (
             ["actor.engine.pipeline_chunks=2"],
-            "actor.engine.pipeline_chunks is 2 and actor.engine.pipeline_layers is [], which say how stages are made",
+            "actor.engine.pipeline_chunks=2 says how stages are made, but actor.engine.pipeline_parallel is 1",
         ),
         (
             ["actor.engine.pipeline_parallel=2", "actor.engine.pipeline_layers=[5,-1]"],
@@ -127,7 +131,7 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
                 "resources.min_nodes=1",
                 "actor.engine.tensor_parallel=2",
             ],
-            "resources.min_nodes is 1, on which the run could not go on: actor.engine.tensor_parallel is 2, which does",
+            "resources.min_nodes is 1, on which the run could not go on: actor.engine.tensor_parallel is 2, but the",
         ),
         (
             ["resources.runtime=ray", "resources.ranks=3", "actor.engine.tensor_parallel=2"],

@@ -10,6 +10,7 @@ reasoning_gym_env.py  tasks of reasoning-gym
 verifiers_env.py      tasks of verifiers 0.4
 agent.py              the agent that plays them
 plugin.py             check of the environments of a run; config.py: agent.environment and agent.credit
+certificate.py        inspection of an environment without a model, by scripted players
 """
 
 from __future__ import annotations

@@ -288,8 +288,8 @@ class WorkerManager:
         raise error
 
     def _last_sign(self, pending: PendingCall) -> float:
-        """Time from which a call's deadline counts. Of a process that starts beside others, which go on, its own answers
-        count alone."""
+        """Time from which a call's deadline counts: of the last answer of any process, or of its own where it starts
+        while others go on."""
         member = pending.member
         return max(pending.given_at, member.answered_at if member.is_starting else self._progress_at)
 

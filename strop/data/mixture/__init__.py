@@ -1,4 +1,8 @@
-"""Mixture of data sources: visits of the rows of each source per epoch, by weights or shares."""
+"""Mixture of data sources: visits of the rows of each source per epoch, by weights or shares.
+
+epochs.py    the rows of the epochs of a run
+settings.py  checks of data.source_weights and data.source_shares
+"""
 
 from __future__ import annotations
 

@@ -23,10 +23,14 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
             f"{engine.tensor_parallel}, which both share the tokens of a sequence out: set one of them to 1"
         )
     if engine.pipeline_parallel == 1 and (engine.pipeline_chunks > 1 or engine.pipeline_layers):
+        given = {"pipeline_chunks": engine.pipeline_chunks} if engine.pipeline_chunks > 1 else {}
+        settings = {
+            **given,
+            **({"pipeline_layers": list(engine.pipeline_layers)} if engine.pipeline_layers else {}),
+        }
+        both = " and ".join(f"{section}.{name}={value}" for name, value in settings.items())
         raise ValueError(
-            f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.pipeline_layers is "
-            f"{list(engine.pipeline_layers)}, which say how stages are made, but {section}.pipeline_parallel is 1: "
-            f"leave them out, or set that"
+            f"{both} says how stages are made, but {section}.pipeline_parallel is 1: leave it out, or set that"
         )
     remaining = num_ranks
     for key, size in (
@@ -46,8 +50,13 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
 def _check_divides(key: str, size: int, remaining: int, num_ranks: int) -> None:
     if remaining % size:
         others = "" if remaining == num_ranks else f", of which the other axes leave it {remaining}"
-        choices = ", ".join(str(n) for n in range(1, remaining + 1) if remaining % n == 0)
+        choices = [n for n in range(1, remaining + 1) if remaining % n == 0]
+        if num_ranks == 1:
+            raise ValueError(
+                f"{key} is {size}, but the role has one rank: more of them come with resources.runtime=ray "
+                f"resources.ranks={size}"
+            )
         raise ValueError(
             f"{key} is {size}, which does not divide the {num_ranks} ranks of the role{others}: choose one of "
-            f"{choices}, or change the number of ranks"
+            f"{', '.join(map(str, choices))}, or change the number of ranks"
         )

@@ -93,16 +93,16 @@ def check_tensor_parallel(config: Any, tp_size: int, *, section: str = "engine")
     if any(style == ROWS and "attn" not in name for name, style in plan.items()):
         units = int(getattr(text, "intermediate_size", None) or 0)
         counts["hidden units of the feed-forward network"] = units
-    if tp_size % key_heads:  # fewer of them than ranks, and each has those that its queries need
+    common = math.gcd(*counts.values())
+    # Of fewer key heads than ranks each rank has those that its queries need.
+    sizes = [n for n in range(1, common + 1) if not common % n and (not key_heads % n or not n % key_heads)]
+    if tp_size not in sizes:
         counts["key-value heads"] = key_heads
-    for name, count in counts.items():
-        if count % tp_size:
-            common = math.gcd(*counts.values())
-            sizes = [size for size in range(1, common + 1) if common % size == 0]
-            raise ValueError(
-                f"{key} is {tp_size}, but the {count} {name} of the model do not divide over {tp_size} ranks; use one "
-                f"of {', '.join(map(str, sizes))}"
-            )
+        name, count = next((name, count) for name, count in counts.items() if count % tp_size)
+        raise ValueError(
+            f"{key} is {tp_size}, but the {count} {name} of the model do not divide over {tp_size} ranks; use one "
+            f"of {', '.join(map(str, sizes))}"
+        )
 
 
 class TensorParallel:

@@ -11,6 +11,7 @@ half_weights.py   Weights of products held in half precision while an accelerato
 prefill.py        The tokens that requests begin with
 prefix_cache.py   Computed tokens that may begin a later request
 prefix_reuse.py   Selection of computed tokens that are kept for later requests
+rank_group.py     The ranks that generate together, each with its part of the model
 request.py        One sequence of a batch
 sampling.py       The next token of many rows at once
 cpu/              Compiled kernels of the native engine and of training on a CPU

@@ -183,7 +183,9 @@ class Peer:
                     token_ids=token_ids, log_probs=log_probs, versions=versions,
                     stop_reason=reason,  # type: ignore[arg-type]  # one of them
                 )  # fmt: skip
-        error = Garbage(f"{len(call.tokens)} tokens came, and the answer is {str(done)[:80]}")
+        error = Garbage(
+            f"{len(call.tokens)} tokens came by on_token, which is told every one, and the answer is {str(done)[:80]}"
+        )
         self.end(error)
         raise error
 

@@ -8,7 +8,7 @@ secrets.py  remember_secret, redacted: keys that appear in no record; is_secret:
 text.py     encodable: text that strop works with; storable_text: text that is written; printable: text for a terminal
 values.py   read_json: JSON from outside; storable: any value as plain JSON; real, finite, usable, as_number: numbers
 
-`control` below it has ControlText: text that spells out control tokens of a tokenizer, and stays text.
+control_tokens.py has ControlText: text that spells out control tokens of a tokenizer, and stays text.
 """
 
 from strop.utils.sanitize.secrets import (

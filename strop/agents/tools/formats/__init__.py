@@ -6,6 +6,7 @@ scanning.py   marks found in linear time
 tagged.py     JSON or parameters between tags: hermes (Qwen), qwen3_coder, glm
 sections.py   control tokens around names and arguments: deepseek, kimi, mistral, gpt_oss
 bare.py       calls without tags: llama3_json, pythonic
+pythonic.py   calls as a Python list, read without Python's own parser
 """
 
 from __future__ import annotations
