@@ -157,6 +157,12 @@ def compare(folder: Path, mesh: Mesh, moe: MoEConfig, *, routed: bool) -> None:
             )
 
 
+def sizes(mesh: Mesh) -> str:
+    """Name of a test."""
+    axes = {name: getattr(mesh, name) for name in ("tp", "pp", "chunks", "cp", "dp", "ep")}
+    return "_".join(f"{name}{size}" for name, size in axes.items() if size > 1) or f"one{mesh.max_tokens}"
+
+
 MESHES = [
     Mesh(),
     Mesh(max_tokens=28, checkpointing=True),
@@ -174,12 +180,12 @@ MESHES = [
 ]
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=sizes)
 def test_losses_and_loads_are_those_of_the_torch_engine(folder: Path, mesh: Mesh) -> None:
     compare(folder, mesh, MOE, routed=False)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES, ids=sizes)
 def test_tokens_go_to_the_experts_that_rows_name(folder: Path, mesh: Mesh) -> None:
     compare(folder, mesh, MOE, routed=True)
 
