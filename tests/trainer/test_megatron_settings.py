@@ -36,7 +36,7 @@ from strop.trainer.config import Config
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_enable_routing_replay: true}"],
-            "moe_enable_routing_replay to True, but .* rollout.router_replay=true",
+            "moe_enable_routing_replay to True, but experts are given with the rows",
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_router_fusion: true}"],

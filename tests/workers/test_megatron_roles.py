@@ -16,7 +16,7 @@ from references.megatron_in_workers import IS_INSTALLED
 from references.rank_processes import Ranks, end_ranks, run_ranks
 from strop.controller import Mesh, Placement, placed
 from strop.data.tiny_model import make_tiny_model
-from strop.protocol import columns
+from strop.protocol import DataProto, columns
 from strop.utils.metrics import metric_values
 
 pytestmark = [
@@ -44,13 +44,11 @@ def two_key_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained_prm(
-    model: Path, **engine: Any
+    model: Path, rows: DataProto, **engine: Any
 ) -> tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]:
     """Two updates of the process reward model: their metrics, its token columns and its weights."""
     prm = make_prm(model, max_tokens=20, **engine)
-    batch = outcome_batch()
-    rows = batch.union(prm_ref(batch, model))
-    seen = dict(prm.compute_prm_ref_log_prob(batch).tensors())
+    seen = dict(prm.compute_prm_ref_log_prob(rows).tensors())
     metrics = [metric_values(prm.update_prm(rows, totals_of(rows)).metrics) for _ in range(2)]
     seen |= prm.compute_process_rewards(rows).tensors()
     weights = prm.engine.streamed_weights() or prm.engine.model.named_parameters()
@@ -61,21 +59,23 @@ def trained_prm(
     )
 
 
-def trained_prm_on_rank(ranks: Ranks, model: str, tp: int, pp: int) -> Any:
+def trained_prm_on_rank(ranks: Ranks, model: str, rows: DataProto, tp: int, pp: int) -> Any:
     """In a rank."""
     from references.megatron_cpu import use_cpu
 
     use_cpu()
     placement = Placement(rank=ranks.rank, mesh=Mesh(tp=tp, pp=pp), rendezvous=ranks.rendezvous)
     with placed(placement):
-        return trained_prm(Path(model), kind="megatron", tensor_parallel=tp, pipeline_parallel=pp)
+        return trained_prm(Path(model), rows, kind="megatron", tensor_parallel=tp, pipeline_parallel=pp)
 
 
 @pytest.mark.usefixtures("float64_norms")
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_a_process_reward_model_is_that_of_the_torch_engine(two_key_heads: Path, tp: int, pp: int) -> None:
-    metrics, seen, weights = trained_prm(two_key_heads)
-    results = run_ranks(trained_prm_on_rank, 2, str(two_key_heads), tp, pp, timeout_s=240)
+    batch = outcome_batch()
+    rows = batch.union(prm_ref(batch, two_key_heads))  # about a nat off what the model says
+    metrics, seen, weights = trained_prm(two_key_heads, rows)
+    results = run_ranks(trained_prm_on_rank, 2, str(two_key_heads), rows, tp, pp, timeout_s=240)
     reporting = results[Mesh(tp=tp, pp=pp).output_ranks()[0]][0]
     for ours, expected in zip(reporting, metrics, strict=True):
         assert ours == pytest.approx(expected, rel=1e-9, abs=1e-9)

@@ -16,7 +16,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _SET_ELSEWHERE = {
     "moe_z_loss_coeff": "routers have actor.moe and sft.moe (z_loss_coef), which no micro-batch changes",
     "moe_aux_loss_coeff": "routers have actor.moe and sft.moe (balance_loss_coef), which no micro-batch changes",
-    "moe_enable_routing_replay": "the routing of the rollout is replayed with rollout.router_replay=true",
+    "moe_enable_routing_replay": "experts are given with the rows, where router replay is on",
     "moe_router_fusion": "routers here say what they choose, which the fused one does not",
 }
 """Fields of TransformerConfig that are refused, with what to do instead."""

@@ -33,7 +33,7 @@ class ExpertLayers:
 
 
 def expert_layers(config: TransformerConfig) -> ExpertLayers | None:
-    """Those of a model, on whatever rank; None of a dense one."""
+    """Layers with experts of a whole model; None of a dense one."""
     if config.num_moe_experts is None:
         return None
     return ExpertLayers(num_layers=sum(config.moe_layer_freq), num_experts=config.num_moe_experts)

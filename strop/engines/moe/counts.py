@@ -1,4 +1,4 @@
-"""How often each expert of a model is chosen over rows of all ranks."""
+"""Choices of experts over rows of all ranks."""
 
 from __future__ import annotations
 
