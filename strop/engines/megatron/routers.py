@@ -42,6 +42,8 @@ def expert_layers(config: TransformerConfig) -> ExpertLayers | None:
 class Router(TopKRouter):  # type: ignore[misc]
     """The router of one layer, with the routing of the pass that it is in."""
 
+    router_replay: Any
+    """Set while the router chooses; megatron-core takes one of its `RouterReplay` here."""
     _of_pass: Routing | None = None
 
     @contextlib.contextmanager
