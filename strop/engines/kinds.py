@@ -34,7 +34,7 @@ class ModelEngine(Protocol):
     parallel: Parallel
     operations: float | None
     replays_routing: bool
-    """Tokens go to the experts that rows name; with `engine.kind=torch` alone."""
+    """Tokens go to the experts that rows name."""
 
     def map_tokens(
         self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None

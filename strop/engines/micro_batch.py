@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment, Span
@@ -186,15 +187,27 @@ def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
         )
     if not divided:
         return tokens
+    group = None if parallel.tp_mesh is None else parallel.tp_mesh.get_group()
+    return with_shard(tokens, lambda whole: _part(whole, parallel), group)
+
+
+def with_shard(tokens: Tokens, part_of: Callable[[Tokens], Part], group: dist.ProcessGroup | None) -> Tokens:
+    """The micro-batch with this rank's part of it, and the routing of its tokens.
+
+    Args:
+        tokens: of all ranks that share it.
+        part_of: makes the part; what it does with ids, whose further rows are treated alike, it does with the tokens.
+        group: tensor-parallel ranks, whose part has the ids of all tokens, in order; None: without.
+    """
     if tokens.routing is None:
-        return dataclasses.replace(tokens, shard=_part(tokens, parallel))
+        return dataclasses.replace(tokens, shard=part_of(tokens))
     # The place of each token goes the way of its id.
     n, device = tokens.num_tokens, tokens.input_ids.device
     numbered = torch.cat([tokens.input_ids, torch.arange(1, n + 1, device=device)[None]])
-    part = _part(dataclasses.replace(tokens, input_ids=numbered), parallel)
+    part = part_of(dataclasses.replace(tokens, input_ids=numbered))
     places = part.input_ids[1] - 1  # -1: padding
-    if parallel.tp_mesh is not None:  # has all tokens of its group
-        places = token_share(places, parallel.tp_mesh.get_group(), fill=-1)
+    if group is not None:
+        places = token_share(places, group, fill=-1)
     return dataclasses.replace(
         tokens, shard=_with_first_row_of_ids(part), routing=tokens.routing.of_rank(places)
     )

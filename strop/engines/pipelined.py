@@ -142,12 +142,7 @@ class _StagePasses:
         The choices of its routers are those in all passes.
         """
         assert self._any is not None, "a micro-batch was passed"
-        nothing, model = self._any.targets[:0], self._model
-        hidden = torch.zeros((0, model.hidden_size), dtype=model.compute_dtype, device=model.device)
-        return dataclasses.replace(
-            self._any, hidden_index=nothing, targets=nothing, response_index=self._any.response_index[:0],
-            shard=None, predicting=hidden,
-        )  # fmt: skip
+        return self._any.of_no_tokens(self._model.hidden_size, self._model.compute_dtype)
 
     def run(
         self,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, PackedAttention
 from strop.engines.head import ChosenTokens, Head
-from strop.engines.moe.routing import RouterPass, Routers, Routing
+from strop.engines.moe.routing import RoutedLayers, RouterPass, Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.tensor import TensorShard
@@ -45,8 +45,8 @@ class PackedModel(Protocol):
         """As of `strop.engines.parallel.tensor.TensorParallel`."""
 
     @property
-    def routers(self) -> Routers | None:
-        """The routers of its experts, as far as they take part in a `Routing`."""
+    def routers(self) -> RoutedLayers | None:
+        """Its layers with experts, as far as their routers take part in a `Routing`."""
 
     @property
     def head(self) -> Head:
@@ -100,6 +100,15 @@ class Tokens:
     def num_local(self) -> int:
         """Tokens of this rank between layers, n."""
         return self.num_tokens if self.shard is None else self.shard.num_local
+
+    def of_no_tokens(self, hidden_size: int, dtype: torch.dtype) -> Tokens:
+        """Nothing to predict, for a function of tokens on a stage without the head: no parameter of it is asked for,
+        and the choices of its routers are those of these tokens."""
+        nothing = self.targets[:0]
+        return dataclasses.replace(
+            self, hidden_index=nothing, targets=nothing, response_index=self.response_index[:0], shard=None,
+            predicting=torch.zeros((0, hidden_size), dtype=dtype, device=self.model.device),
+        )  # fmt: skip
 
     def passed_on(self) -> tuple[Tensor, Tensor | None]:
         """Hidden states [n, D] of this rank's tokens that a stage hands on, and the `router_loss` of its layers."""

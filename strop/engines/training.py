@@ -28,6 +28,7 @@ from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.micro_batch import pack
+from strop.engines.moe.counts import expert_counts
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
@@ -140,27 +141,8 @@ class Engine:
         return packed
 
     def expert_counts(self, data: DataProto) -> Tensor:
-        """Tokens [L, E] of all ranks' rows that go to each expert of each layer, in host memory, by a pass without
-        gradient; each token counts once per row that it is part of.
-
-        Raises:
-            ValueError: as `map_tokens`; or it has no experts, or routers that do not say what they choose.
-        """
-        counts: list[Tensor] = []
-
-        def count(tokens: Tokens) -> dict[str, Tensor]:
-            if (of_tokens := tokens.expert_counts()) is not None:
-                counts.append(of_tokens)
-            return {}
-
-        self.map_tokens(data, count)
-        added = self.parallel.sum(torch.stack(counts).sum(0).cpu()) if counts else torch.zeros(1)
-        if not added.any():  # on all ranks alike
-            raise ValueError(
-                f"the choices of experts of {type(self.model.module).__name__} are not known: it has none, or "
-                f"routers of another form, or its layers are compiled"
-            )
-        return added
+        """As `strop.engines.moe.counts.expert_counts`."""
+        return expert_counts(self, data)
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""

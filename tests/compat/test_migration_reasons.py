@@ -36,6 +36,7 @@ NOT_HERE = {
     "profiling is set up outside strop",
     "multi-token prediction is neither trained nor used",
     "a reference keeps its own routing",
+    "a reference is not trained",
     "weights are not quantized in training",
     "a reward model scores; it does not generate",
     "there is one implementation",

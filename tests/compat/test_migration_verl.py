@@ -19,6 +19,12 @@ def migrate(tmp_path: Path, *settings: str, before: str = "", **variables: str) 
     return migrate_verl(read_verl([script], variables).found)
 
 
+MOE_LOSSES = (
+    f"+{A}.megatron.override_transformer_config.moe_z_loss_coeff=0.001",
+    f"+{A}.megatron.override_transformer_config.moe_aux_loss_coeff=0.01",
+)
+
+
 def ours(migration: Migration) -> dict[str, Any]:
     return {key: value for row in migration.rows for key, value in row.outcome.ours.items()}
 
@@ -152,6 +158,14 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
           "actor.engine.expert_parallel": 8, "actor.engine.megatron.distributed_optimizer": False,
           "actor.engine.offload": "optimizer", "resources.offload_idle": True, "model.gradient_checkpointing": True,
           "actor.engine.megatron.transformer_config.moe_permute_fusion": True, "critic.engine.tensor_parallel": 4}),
+        ([f"{A}.strategy=megatron", *MOE_LOSSES],
+         {"actor.moe.z_loss_coef": 0.001, "actor.moe.balance_loss_coef": None}),
+        ([f"{A}.strategy=megatron", *MOE_LOSSES,
+          f"+{A}.megatron.override_transformer_config.moe_router_load_balancing_type=aux_loss",
+          f"+{A}.megatron.override_transformer_config.moe_grouped_gemm=True",
+          f"{A}.router_replay.mode=R3", f"{R}.enable_rollout_routing_replay=True"],
+         {"actor.moe.z_loss_coef": 0.001, "actor.moe.balance_loss_coef": 0.01, "rollout.router_replay": True,
+          "actor.engine.megatron.transformer_config.moe_grouped_gemm": None}),
         ([f"{R}.top_k=-1", f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.temperature=0.6"],
          {"rollout.top_k": 0, "eval.samples_per_prompt": 4, "eval.temperature": 0.6}),
         ([f"{R}.val_kwargs.temperature=0.6", f"{R}.val_kwargs.top_p=0.95", f"{R}.val_kwargs.top_k=-1"],

@@ -9,6 +9,7 @@ import torch
 from tiny_experts import make_expert_model
 from tiny_runs import Done, Project, resume_in, train_in
 
+from references.megatron_in_workers import IS_INSTALLED, SETTINGS
 from strop.trainer.checks.models import check_models
 
 MOE = ("actor.moe.balance_loss_coef=0.01", "actor.moe.z_loss_coef=0.001")
@@ -28,15 +29,16 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from strop.engines.moe.routing import Routing
 
     counts: list[int] = []
-    experts_of = Routing._experts_of
+    experts_of = Routing.experts_of
 
-    def noted(self: Routing, number: int) -> torch.Tensor:
+    def noted(self: Routing, number: int) -> torch.Tensor | None:
         experts = experts_of(self, number)
-        assert int(experts.min()) >= 0
-        counts.append(len(experts))
+        if experts is not None:
+            assert int(experts.min()) >= 0
+            counts.append(len(experts))
         return experts
 
-    monkeypatch.setattr(Routing, "_experts_of", noted)
+    monkeypatch.setattr(Routing, "experts_of", noted)
     return counts
 
 
@@ -84,6 +86,32 @@ def test_what_cannot_be_replayed_or_divided_is_refused(project: Project, moe_mod
         project.config(*ON_TWO, "actor.optim.name=adamw_8bit")
     with pytest.raises(ValueError, match=r"does not go with model.lora.target_modules=\[experts.down_proj\]"):
         project.config(*ON_TWO, "model.lora.rank=2", "model.lora.target_modules=[experts.down_proj]")
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(not IS_INSTALLED, reason="megatron-core is not installed")
+@pytest.mark.parametrize("axis", ["expert_parallel", "pipeline_parallel"])
+def test_a_run_of_the_megatron_engine_is_that_of_the_torch_engine(
+    project: Project, moe_model: Path, tmp_path: Path, axis: str
+) -> None:
+    """Generation within the actor records experts, which its log-probs and updates take."""
+    divided = (
+        "resources.runtime=ray", "resources.ranks=2", "model.external_lib=references.megatron_in_workers",
+        *(f"actor.engine.{setting}" for setting in SETTINGS), f"actor.engine.{axis}=2",
+    )  # fmt: skip
+    settings = (
+        f"model.path='{moe_model}'",
+        *EXACT,
+        "rollout.router_replay=true",
+        "algorithm.use_kl_loss=false",
+        "trainer.max_steps=2",
+    )
+    alone = train_in(tmp_path / "alone", project.config(*settings))
+    on_two = train_in(tmp_path / "on_two", project.config(*settings, *divided))
+    assert len(alone.steps) == len(on_two.steps) == 2
+    for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
+        assert ours == pytest.approx(expected, abs=1e-6, rel=1e-6)
+    assert max(abs(step["training/rollout_probs_diff_max"]) for step in on_two.steps) < 1e-4
 
 
 @pytest.mark.dist

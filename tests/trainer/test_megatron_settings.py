@@ -31,6 +31,22 @@ from strop.trainer.config import Config
             "actor.engine.sequence_parallel is 2, which actor.engine.kind=megatron",
         ),
         (
+            ["actor.engine.megatron.transformer_config={moe_z_loss_coeff: 0.001}"],
+            "moe_z_loss_coeff to 0.001, but routers have actor.moe and sft.moe .*: remove it",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={moe_enable_routing_replay: true}"],
+            "moe_enable_routing_replay to True, but experts are given with the rows",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={moe_router_fusion: true}"],
+            "actor.engine.megatron.transformer_config sets moe_router_fusion to True",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={recompute_modules: [core_attn, moe]}"],
+            r"recompute_modules=\['core_attn', 'moe'\], .* use model.gradient_checkpointing=true",
+        ),
+        (
             ["algorithm.adv_estimator=gae", "critic.engine.kind=megatron", "critic.lora.rank=8"],
             "critic.lora.rank is 8, which critic.engine.kind=megatron does not have",
         ),

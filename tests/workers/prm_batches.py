@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from actor_batches import random_batch
 from transformers import AutoModelForCausalLM
 
-from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
 from strop.workers.config import PrmConfig
 from strop.workers.models import TrainingInit
@@ -25,10 +26,10 @@ def make_prm(
     *,
     path: str = "",
     max_tokens: int = 1000,
-    sequence_parallel: int = 1,
     checkpoint: Path | None = None,
+    **engine: Any,
 ) -> PrmWorker:
-    """A process reward model with a fresh optimizer, or that of a checkpoint."""
+    """A process reward model with a fresh optimizer, or that of a checkpoint; further settings are of its engine."""
     return PrmWorker(
         # The policy's adapter must not reach it.
         ModelConfig(path=str(model), dtype="float64", lora=LoraConfig(rank=2)),
@@ -36,7 +37,11 @@ def make_prm(
             path=path,
             beta=BETA,
             optim=OptimizerConfig(lr=LR, max_grad_norm=0.5),
-            engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
+            engine=EngineConfig(
+                max_tokens_per_device=max_tokens,
+                megatron=MegatronConfig(distributed_optimizer=False),
+                **engine,
+            ),
         ),
         TrainingInit(device="cpu", num_updates=10, checkpoint=checkpoint),
     )

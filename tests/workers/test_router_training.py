@@ -67,7 +67,8 @@ def test_what_cannot_have_them_is_refused() -> None:
     check_routers(transformers.Qwen3MoeConfig(), MOE, section="actor.moe")
     check_routers(transformers.Qwen3Config(), MoEConfig(), section="actor.moe")
     with pytest.raises(
-        ValueError, match="does not go with sft.engine.compile=True: set that to False, or sft.moe"
+        ValueError, match="does not go with sft.engine.compile=true: set that to false, or sft.moe"
     ):
         check_router_settings("sft", EngineConfig(compile=True), MOE)
     check_router_settings("actor", EngineConfig(pipeline_parallel=2), MOE)
+    check_router_settings("actor", EngineConfig(kind="megatron"), MOE)

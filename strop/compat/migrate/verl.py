@@ -167,6 +167,12 @@ def clips_beside_the_optimizer(facts: Facts) -> bool:
     return not facts.is_given(f"{A}.optim.clip_grad")
 
 
+def balances_experts(facts: Facts) -> bool:
+    """Routers of verl's Megatron engine have a load-balancing loss; verl sets none where nothing is said."""
+    kind = facts.get(f"{A}.megatron.override_transformer_config.moe_router_load_balancing_type")
+    return kind not in (None, "none")
+
+
 def has_tools(facts: Facts) -> bool:
     """Tools or agent loops are named, readable or not."""
     keys = ("multi_turn.tool_config_path", "multi_turn.function_tool_path", "agent.agent_loop_config_path")

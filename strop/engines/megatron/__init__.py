@@ -8,6 +8,7 @@ layers.py         Layers that compute packed rows as the torch engine does
 model.py          A language model divided over ranks
 optimizer.py      AdamW of megatron-core, sharded over data-parallel ranks
 passes.py         Forward and backward passes by megatron-core's pipeline schedules
+routers.py        Routers whose choices are counted and replaced, with losses
 weight_map.py     Places of the parts of Hugging Face weights
 whole_weights.py  Weights joined from all ranks, and in boxes for checkpoints
 """

@@ -6,12 +6,20 @@ megatron-core itself is not imported here.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from strop.engines.config import EngineConfig, OptimizerConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers and weights are known."""
+_SET_ELSEWHERE = {
+    "moe_z_loss_coeff": "routers have actor.moe and sft.moe (z_loss_coef), which no micro-batch changes",
+    "moe_aux_loss_coeff": "routers have actor.moe and sft.moe (balance_loss_coef), which no micro-batch changes",
+    "moe_enable_routing_replay": "experts are given with the rows, where router replay is on",
+    "moe_router_fusion": "routers here say what they choose, which the fused one does not",
+}
+"""Fields of TransformerConfig that are refused, with what to do instead."""
 
 
 def check_installed(section: str = "engine") -> None:
@@ -58,10 +66,24 @@ def check_settings(
         raise ValueError(
             f"{section}.offload is all, which {section}.kind=megatron does not have: use none or optimizer"
         )
+    _check_fields(engine.megatron.transformer_config, section)
     if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
         raise ValueError(
             f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.context_parallel is "
             f"{engine.context_parallel}, which {section}.kind=megatron does not have together: set one to 1"
+        )
+
+
+def _check_fields(fields: Mapping[str, Any], section: str) -> None:
+    """Refuse fields of TransformerConfig that routers do not go with."""
+    key = f"{section}.megatron.transformer_config"
+    for name, instead in _SET_ELSEWHERE.items():
+        if fields.get(name):
+            raise ValueError(f"{key} sets {name} to {fields[name]}, but {instead}: remove it")
+    if "moe" in (fields.get("recompute_modules") or ()):
+        raise ValueError(
+            f"{key} has recompute_modules={list(fields['recompute_modules'])}, but a router that is computed again on "
+            f"its own does not know the routing of its pass: remove moe, or use model.gradient_checkpointing=true"
         )
 
 

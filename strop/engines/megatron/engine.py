@@ -35,6 +35,7 @@ from strop.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronAdamW
 from strop.engines.megatron.weight_map import Mapped
 from strop.engines.megatron.whole_weights import filled, forms, parts_to_save, whole_weights
 from strop.engines.micro_batch import pack
+from strop.engines.moe.counts import expert_counts
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import micro_batches
@@ -87,7 +88,8 @@ class MegatronEngine:
     def map_tokens(
         self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """As `strop.engines.training.Engine.map_tokens`; the function is called by the last pipeline stage alone."""
+        """As `strop.engines.training.Engine.map_tokens`; the function gets tokens on the last pipeline stage, and on
+        others none, once."""
         self.load_to_device()
         micro = self._micro_batches(data, rows)
 
@@ -95,6 +97,8 @@ class MegatronEngine:
             return None, {name: values.cpu() for name, values in function(tokens).items()}
 
         outputs = passes.run(self._parts, self._chunks, micro, finish, trains=False)
+        if not self._parts.has_head:
+            function(self._of_no_tokens(micro))
         self._count(micro, trains=False)
         order = torch.cat([tokens.response_index for tokens in micro]).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
@@ -127,7 +131,9 @@ class MegatronEngine:
         for entry in self._parts.mapped:
             yield entry.parameter.detach()
 
-    def _micro_batches(self, data: DataProto, rows: Sequence[int] | None) -> list[Tokens]:
+    def _micro_batches(
+        self, data: DataProto, rows: Sequence[int] | None, router_loss: RouterLoss | None = None
+    ) -> list[Tokens]:
         """Packed micro-batches of this rank's rows, as many as schedules and other ranks want, some of them empty."""
         numbers = micro_batches(
             data,
@@ -139,9 +145,27 @@ class MegatronEngine:
         is_interleaved = self._config.pipeline_chunks > 1
         if is_interleaved:  # each stage passes them in groups of as many as there are stages
             numbers = numbers + [[]] * (-len(numbers) % self._config.pipeline_parallel)
-        # Interleaved ones get their padding, and are shared out, when all of them are there (passes.py).
         shared = None if is_interleaved else self.parallel
-        return [pack(data, self._parts, rows=part, parallel=shared) for part in numbers]
+        micro = [
+            pack(
+                data,
+                self._parts,
+                rows=part,
+                parallel=shared,
+                router_loss=router_loss,
+                replays=self.replays_routing,
+            )
+            for part in numbers
+        ]
+        return passes.of_one_length(self._parts, micro) if is_interleaved else micro
+
+    def _of_no_tokens(self, micro: Sequence[Tokens]) -> Tokens:
+        """Nothing to predict, on a stage without the head; the choices of its routers are those in all passes."""
+        first, *others = micro
+        for tokens in others:
+            if first.routing is not None and tokens.routing is not None:
+                first.routing.add_counts(tokens.routing)
+        return first.of_no_tokens(self._parts.config.hidden_size, self._parts.config.params_dtype)
 
     def _count(self, micro: Sequence[Tokens], *, trains: bool) -> None:
         if self._work is not None and self.operations is not None:
@@ -220,10 +244,8 @@ class MegatronTrainEngine(MegatronEngine):
         self._take_weights()
 
     def expert_counts(self, data: DataProto) -> Tensor:
-        """Refused: losses of routers are those of the torch engine (trainer/checks/parallel.py says so before)."""
-        raise ValueError(
-            "engine.kind=megatron has no losses of routers: set those of the role's `moe` section to 0"
-        )
+        """As `strop.engines.moe.counts.expert_counts`."""
+        return expert_counts(self, data)
 
     def accumulate(
         self,
@@ -233,15 +255,10 @@ class MegatronTrainEngine(MegatronEngine):
         rows: Sequence[int] | None = None,
         router_loss: RouterLoss | None = None,
     ) -> float:
-        """As `strop.engines.training.TrainEngine.accumulate`; the loss is called by the last pipeline stage alone.
-
-        Raises:
-            ValueError: a loss of the routers.
-        """
-        if router_loss is not None:
-            self.expert_counts(data)
+        """As `strop.engines.training.TrainEngine.accumulate`; the loss is that of the last pipeline stage, and is asked
+        of no tokens on others."""
         self.load_to_device()
-        micro = self._micro_batches(data, rows)
+        micro = self._micro_batches(data, rows, router_loss)
         total = torch.zeros((), dtype=torch.float64, device=self._parts.device)
 
         def finish(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
@@ -250,6 +267,8 @@ class MegatronTrainEngine(MegatronEngine):
             return value, {}
 
         passes.run(self._parts, self._chunks, micro, finish, trains=True)
+        if not self._parts.has_head:
+            loss(self._of_no_tokens(micro))
         self._count(micro, trains=True)
         return float(passes.from_last_stage([{"loss": total.cpu()}])[0]["loss"])
 

@@ -1,12 +1,15 @@
 """Layers of a model of megatron-core that computes packed rows as the torch engine does.
 
-A layer is megatron-core's own, from its local modules (no Transformer Engine, no apex), but for two parts: the norm,
-which counts the tokens of sequence-parallel ranks, and the attention between projections, which rotates queries and
-keys by their positions and calls the packed attention of `strop.engines.attention` on the heads of this rank.
+A layer is megatron-core's own, from its local modules (no Transformer Engine, no apex), but for three parts: the norm,
+which counts the tokens of sequence-parallel ranks, the attention between projections, which rotates queries and keys by
+their positions and calls the packed attention of `strop.engines.attention` on the heads of this rank, and the router of
+experts (routers.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,17 +31,21 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 
 from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.megatron.routers import Router
+from strop.engines.moe.routing import Routing
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRow:
-    """A packed row of N tokens, as the attention of every layer sees it."""
+    """A packed row of N tokens, as every layer sees it."""
 
     attention: AttentionContext
     cos: Tensor
     """[N, D], of the angles by which the positions rotate queries and keys."""
     sin: Tensor
     """[N, D]"""
+    routing: Routing | None
+    """Of this rank's tokens; None in a dense model."""
 
 
 class ValueHead(nn.Module):
@@ -76,7 +83,7 @@ class Stage(GPTModel):  # type: ignore[misc]
             row: the tokens' attention.
         """
         hidden = self._embedded(input_ids, position_ids) if self.pre_process else None
-        # The one argument that megatron-core hands on to the attention, recomputed layers included, unread.
+        # The one argument that megatron-core hands on to layers and attention, recomputed ones included, unread.
         output: Tensor = self.decoder(hidden_states=hidden, attention_mask=None, attention_bias=row)
         return output
 
@@ -98,6 +105,16 @@ class Norm(nn.RMSNorm):
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class Layer(TransformerLayer):  # type: ignore[misc]
+    """A layer, whose router takes part in the routing of the packed row."""
+
+    def forward(self, *args: Any, attention_bias: PackedRow, **kwargs: Any) -> Any:
+        """As megatron-core's, of a packed row."""
+        routing = attention_bias.routing
+        with self.mlp.router.routed(routing) if self.is_moe_layer else contextlib.nullcontext():
+            return super().forward(*args, attention_bias=attention_bias, **kwargs)
 
 
 class CoreAttention(nn.Module):
@@ -179,14 +196,17 @@ def layer_specs(
     )
 
     def layer(number: int) -> ModuleSpec:
+        mlp = get_mlp_module_spec(use_te=False, num_experts=experts if has_experts[number] else None)
+        if has_experts[number]:
+            mlp.submodules = dataclasses.replace(mlp.submodules, router=Router)
         return ModuleSpec(
-            module=TransformerLayer,
+            module=Layer,
             submodules=TransformerLayerSubmodules(
                 input_layernorm=Norm,
                 self_attention=attention,
                 self_attn_bda=get_bias_dropout_add,
                 pre_mlp_layernorm=Norm,
-                mlp=get_mlp_module_spec(use_te=False, num_experts=experts if has_experts[number] else None),
+                mlp=mlp,
                 mlp_bda=get_bias_dropout_add,
             ),
         )

@@ -30,8 +30,9 @@ from strop.engines.config import EngineConfig
 from strop.engines.head import Head
 from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
+from strop.engines.megatron.routers import ExpertLayers, expert_layers
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
-from strop.engines.moe.routing import Routers
+from strop.engines.moe.routing import Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.vocabulary import VocabularyShard
@@ -45,8 +46,6 @@ class MegatronModel:
     """Text alone."""
     key_heads: slice | None = None
     """Each rank has the key heads of its queries."""
-    routers: Routers | None = None
-    """They take part in no `Routing`."""
 
     def __init__(self, whole: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
         """Build the part of the model, without values.
@@ -66,6 +65,7 @@ class MegatronModel:
         self.metadata = weights_metadata(whole.module)
         """Hugging Face names and shapes of all weights of the model."""
         self.config = _config(whole, engine, self.device)
+        self.routers: ExpertLayers | None = expert_layers(self.config)
         self.stages = [self._stage(number) for number in range(engine.pipeline_chunks)]
         """In the order in which tokens pass them; one, where stages are not interleaved."""
         self.vocab_size = int(text.vocab_size)
@@ -108,9 +108,20 @@ class MegatronModel:
         return stage.to(self.device)  # type: ignore[no-any-return]
 
     @property
+    def has_head(self) -> bool:
+        """This rank has the last stage."""
+        return self.stages[-1].post_process  # type: ignore[no-any-return]
+
+    @property
     def head(self) -> Head:
-        """The head on this rank's part of the vocabulary, or the value head; on the last rank of a pipeline."""
+        """The head on this rank's part of the vocabulary, or the value head; where other ranks have it, one for no
+        tokens."""
         stage = self.stages[-1]
+        if not self.has_head:
+            nothing = torch.zeros(
+                1, self.config.hidden_size, dtype=self.config.params_dtype, device=self.device
+            )
+            return Head(nothing.expand(1 if self._whole.is_value_model else self.vocab_size, -1))
         dtype = self._whole.compute_dtype
         product_dtype = dtype if dtype in HALF and self.device.type != "cpu" else None
         if stage.value_head is not None:
@@ -132,12 +143,12 @@ class MegatronModel:
         """Hidden states come from the passes of all stages (passes.py)."""
         raise AssertionError("tokens are asked on the last stage, when their hidden states are there")
 
-    def row(self, position_ids: Tensor, attention: AttentionContext) -> PackedRow:
+    def row(self, position_ids: Tensor, attention: AttentionContext, routing: Routing | None) -> PackedRow:
         """A packed row with positions [1, N], as the layers take it."""
         cos, sin = self._rotary(
             torch.empty(0, dtype=self.config.params_dtype, device=self.device), position_ids
         )
-        return PackedRow(attention=attention, cos=cos[0], sin=sin[0])
+        return PackedRow(attention=attention, cos=cos[0], sin=sin[0], routing=routing)
 
     @property
     def _banned_ids(self) -> Tensor | None:

@@ -25,8 +25,9 @@ from torch import Tensor
 from strop.engines.checkpoint_reader import DTYPE_NAMES
 from strop.engines.checksum.models import dtype_name
 from strop.engines.megatron.model import MegatronModel
+from strop.engines.micro_batch import with_shard
 from strop.engines.parallel.tensor import tensor_shard
-from strop.engines.tokens import Tokens
+from strop.engines.tokens import Part, Tokens
 
 _EMPTY = torch.zeros((), dtype=torch.int)
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPE_NAMES}
@@ -45,7 +46,7 @@ def run(
     Args:
         model: parts of this rank.
         chunks: its stages, as they are called.
-        micro_batches: of this rank; as many on every one.
+        micro_batches: of this rank; as many on every one; for interleaved stages `of_one_length`.
         finish: called on the last stage with the tokens of each, in order: what its gradient is of, and tensors in host
             memory.
         trains: run the backward pass.
@@ -54,16 +55,14 @@ def run(
         The tensors, on every rank.
     """
     is_interleaved = model.config.virtual_pipeline_model_parallel_size is not None
-    length, shared = 1, micro_batches
-    if is_interleaved:
-        length = max(tokens.num_tokens for tokens in micro_batches)
-        length += -length % model.config.tensor_model_parallel_size
-        shared = [_padded(tokens, length) for tokens in micro_batches]
+    first: Any = micro_batches[0]
+    length = first.shard.input_ids.shape[1] if is_interleaved else 1
 
     def forward(queue: Iterator[Tokens], stage: Any) -> tuple[Tensor, Any]:
         tokens = next(queue)
         part: Any = tokens if tokens.shard is None else tokens.shard
-        hidden = stage(part.input_ids, part.position_ids, model.row(part.position_ids, part.attention))
+        row = model.row(part.position_ids, part.attention, tokens.routing)
+        hidden = stage(part.input_ids, part.position_ids, row)
 
         def loss(output: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             hidden = output[:, 0]
@@ -77,9 +76,9 @@ def run(
 
     results: list[Mapping[str, Tensor]] = get_forward_backward_func()(
         forward_step_func=forward,
-        data_iterator=[iter(shared) for _ in chunks],
+        data_iterator=[iter(micro_batches) for _ in chunks],
         model=list(chunks),
-        num_microbatches=len(shared),
+        num_microbatches=len(micro_batches),
         seq_length=length,  # not read where each has its own
         micro_batch_size=1,
         forward_only=not trains,
@@ -87,19 +86,30 @@ def run(
     return from_last_stage(results)
 
 
+def of_one_length(model: MegatronModel, micro_batches: Sequence[Tokens]) -> list[Tokens]:
+    """Micro-batches with padding up to the longest of them, shared out over tensor-parallel ranks."""
+    length = max(tokens.num_tokens for tokens in micro_batches)
+    length += -length % model.config.tensor_model_parallel_size
+    return [_padded(tokens, length) for tokens in micro_batches]
+
+
 def _padded(tokens: Tokens, length: int) -> Tokens:
     """The tokens with padding behind them up to this length, shared out over tensor-parallel ranks."""
-    shard = tensor_shard(
-        input_ids=tokens.input_ids,
-        position_ids=tokens.position_ids,
-        attention=tokens.attention,
-        hidden_index=tokens.hidden_index,
-        targets=tokens.targets,
-        group=parallel_state.get_tensor_model_parallel_group(),
-        key_heads=None,
-        length=length,
-    )
-    return dataclasses.replace(tokens, shard=shard)
+    group = parallel_state.get_tensor_model_parallel_group()
+
+    def part_of(tokens: Tokens) -> Part:
+        return tensor_shard(
+            input_ids=tokens.input_ids,
+            position_ids=tokens.position_ids,
+            attention=tokens.attention,
+            hidden_index=tokens.hidden_index,
+            targets=tokens.targets,
+            group=group,
+            key_heads=None,
+            length=length,
+        )
+
+    return with_shard(tokens, part_of, group)
 
 
 def from_last_stage(results: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:

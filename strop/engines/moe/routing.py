@@ -26,6 +26,18 @@ from strop.engines.moe.layers import MoELayer
 from strop.engines.moe.losses import RouterLoss
 
 
+class RoutedLayers(Protocol):
+    """The layers of a model that have experts."""
+
+    @property
+    def num_layers(self) -> int:
+        """L, those with experts."""
+
+    @property
+    def num_experts(self) -> int:
+        """E of each."""
+
+
 class RouterPass(Protocol):
     """A forward pass as its routers see it."""
 
@@ -149,7 +161,7 @@ class Routing:
         Raises:
             ValueError: it does not give logits, weights and indices, or chooses in a way that cannot be replaced.
         """
-        experts = None if self._experts is None else self._experts_of(number)
+        experts = self.experts_of(number)
         mode = _RouterMode(num_experts, experts)
         with mode:
             output = forward()
@@ -168,28 +180,53 @@ class Routing:
                 f"of {num_experts} experts, so that its choice cannot be replaced: train the model without router "
                 f"replay"
             )
-        is_first = number not in self._counts  # not when a layer is computed again
-        if is_first:
-            self._counts[number] = self._counted(index, num_experts)
-        if self._loss is not None:
-            logits = output[0] if mode.logits is None else mode.logits
-            term = self._loss.term(
-                number, logits, is_sigmoid=mode.is_sigmoid, num_rows=self._num_rows, is_new=is_first
-            )
-            if is_first:
-                self._terms.append(term)
+        logits = output[0] if mode.logits is None else mode.logits
+        is_first = number not in self._counts
+        term = self.note(number, index, logits, num_experts=num_experts, is_sigmoid=mode.is_sigmoid)
+        if term is not None and is_first:
+            self._terms.append(term)
         return output
 
-    def _experts_of(self, number: int) -> Tensor:
-        """[n, k], of a layer."""
-        assert self._experts is not None, "experts are given"
+    def experts_of(self, number: int) -> Tensor | None:
+        """Experts [n, k] that are given to the tokens in a layer, -1 for those that the router chooses; None: it
+        chooses all."""
+        if self._experts is None:
+            return None
         k = self._experts.shape[1] // self._num_layers
         return self._experts[:, number * k : (number + 1) * k].long()
+
+    def note(
+        self, number: int, index: Tensor, logits: Tensor, *, num_experts: int, is_sigmoid: bool
+    ) -> Tensor | None:
+        """Count what a router chose; the term of its loss, a scalar with a gradient, None without one.
+
+        A layer that is computed again counts once, and has the same term again.
+
+        Args:
+            number: of the layer.
+            index: [n, k], experts of each token.
+            logits: [n, E].
+            num_experts: E.
+            is_sigmoid: how the router makes probabilities of the logits.
+        """
+        is_first = number not in self._counts
+        if is_first:
+            self._counts[number] = self._counted(index, num_experts)
+        if self._loss is None:
+            return None
+        return self._loss.term(
+            number, logits, is_sigmoid=is_sigmoid, num_rows=self._num_rows, is_new=is_first
+        )
 
     def _counted(self, index: Tensor, num_experts: int) -> Tensor:
         counts = torch.zeros(num_experts, dtype=torch.float64, device=index.device)
         rows = self._num_rows.to(counts).repeat_interleave(index.shape[-1])
         return counts.index_add(0, index.reshape(-1), rows)
+
+
+def with_experts(given: Tensor, chosen: Tensor) -> Tensor:
+    """Experts [n, k] of tokens: those given, and where these are -1, those chosen."""
+    return torch.where(given < 0, chosen, given)
 
 
 class RoutingRecord:
@@ -264,7 +301,7 @@ class _RouterMode(TorchFunctionMode):
             if values.dim() == 2 and (values.shape[-1], k) == (self._num_experts, self._experts.shape[1]):
                 self.num_replaced += 1
                 chosen = func(*args, **kwargs).indices
-                experts = torch.where(self._experts < 0, chosen, self._experts)
+                experts = with_experts(self._experts, chosen)
                 return torch.return_types.topk((values.gather(-1, experts), experts))
         return func(*args, **kwargs)
 

@@ -23,7 +23,6 @@ def check(config: Config) -> None:
         "rollout.over_issue": (rollout.over_issue, 0),
         "agent.num_workers": (config.agent.num_workers, 0),
         "trainer.skip_rollout": (config.trainer.skip_rollout, ""),
-        "actor.engine.kind": (engine.kind, "torch"),
         "actor.engine.compile": (engine.compile, False),
     }
     for key, (value, only) in needed.items():
