@@ -21,8 +21,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 BACKEND = "strop"
@@ -99,7 +101,16 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
         """Nothing is to be opened before the first bucket."""
 
     def start_weight_update(self) -> None:
-        """Bring the layers back to the form in which weights are loaded: vLLM repacks some of them."""
+        """Bring the layers back to the form in which weights are loaded: vLLM repacks some of them.
+
+        Experts on a CPU are repacked when their kernel is made, and not when weights come later (vLLM 0.32,
+        `_setup_kernel`): it is made again. Once vLLM repacks them each time, this goes.
+        """
+        if current_platform.is_cpu():
+            for part in self.model.modules():
+                method = getattr(part, "quant_method", None)
+                if isinstance(method, UnquantizedFusedMoEMethod):
+                    method.moe_kernel = None
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Bucket) -> None:
