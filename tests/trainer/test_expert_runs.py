@@ -57,6 +57,25 @@ def test_training_takes_the_routing_of_the_rollout(
     assert "routed_experts" in run.records[0].fetched.tensors()
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_training_takes_the_routing_of_vllm(project: Project, tmp_path: Path, replayed: list[int]) -> None:
+    model = make_expert_model(
+        tmp_path / "model", project.model, head_dim=32
+    )  # it has no smaller one on a CPU
+    run = train_in(
+        tmp_path / "run",
+        project.config(
+            f"model.path='{model}'", "trainer.max_steps=2", "actor.samples_per_update=8", *MOE,
+            "rollout.router_replay=true", "rollout.engine=vllm", "rollout.vllm.cpu_cache_gib=0.1",
+        ),
+    )  # fmt: skip
+    assert len(run.steps) == 2
+    assert len(replayed) >= 2 * 2 * 3  # steps, layers, passes: old log-probs and two updates
+    for step in run.steps:
+        assert step["training/rollout_probs_diff_max"] < 1e-4
+
+
 def test_without_it_nothing_is_replayed(
     project: Project, moe_model: Path, tmp_path: Path, replayed: list[int]
 ) -> None:

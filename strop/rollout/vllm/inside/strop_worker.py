@@ -6,6 +6,7 @@ their files.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import mmap
 import os
@@ -63,6 +64,12 @@ class WorkerExtension:
             return logits
 
         model.compute_logits = without
+
+    def routed_layers(self) -> list[int]:
+        """Numbers of the layers with experts, in order."""
+        import strop_routing
+
+        return strop_routing.routed_layers(self.model_runner.get_model())
 
     def try_memory(self, memory: dict[str, Any]) -> str:
         """Open memory of a device as weights will come in it; the reason for which that fails, or ""."""
@@ -202,5 +209,7 @@ def _with_whole_log_probs(sampler: Any) -> None:
 digest_tensor = _strop("strop_digest", "engines", "checksum", "tensors.py").digest_tensor
 cuda_ipc = _strop("strop_cuda_ipc", "rollout", "weight_sync", "cuda_ipc.py")
 _with_whole_log_probs(TopKTopPSampler)
+if "STROP_ROUTING" in os.environ:
+    importlib.import_module("strop_routing")
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
