@@ -114,6 +114,7 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
     settings = (f"model.path='{moe_model}'", *EXACT, "rollout.router_replay=true")
     alone = train_in(tmp_path / "alone", project.config(*settings, "trainer.max_steps=2"))
     on_two = train_in(tmp_path / "on_two", project.config(*settings, *divided, "trainer.max_steps=2"))
+    assert "routed_experts" in on_two.records[0].fetched.tensors()
     for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
         assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9)
     longer = resume_in(alone.folder, "trainer.max_steps=3")
