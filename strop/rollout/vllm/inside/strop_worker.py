@@ -69,7 +69,8 @@ class WorkerExtension:
         """Numbers of the layers with experts, in order."""
         import strop_routing
 
-        return strop_routing.routed_layers(self.model_runner.get_model())
+        layers: list[int] = strop_routing.routed_layers(self.model_runner.get_model())
+        return layers
 
     def try_memory(self, memory: dict[str, Any]) -> str:
         """Open memory of a device as weights will come in it; the reason for which that fails, or ""."""
