@@ -104,7 +104,7 @@ class RolloutConfig:
     router_replay: bool = False
     """Train a model with experts on the routing of the rollout (R3): the experts that each token went to while it was
     generated are recorded, and log-probs and updates send it to the same ones, with weights from the trainer's own
-    router logits. For rollout.engine=native, and samples that are played for their own step.
+    router logits. For rollout.engine=native and vllm, and samples that are played for their own step.
     Source: Ma et al. 2025, arXiv:2510.11370."""
     timeout_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import start_vllm
 from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
+from strop.rollout.vllm.routed import routed_experts
 from strop.rollout.vllm.settings import Settings
 from strop.rollout.weight_sync.probe import check_probe, probe_tokens
 from strop.rollout.weight_sync.types import Probe, SyncCorrupted
@@ -46,6 +48,10 @@ def settings(model: Path, log: Path) -> Settings:
         (
             "rollout.vllm.engine_args={max_model_len: 5}",
             "names max_model_len, which follows from other settings",
+        ),
+        (
+            "rollout.vllm.engine_args={enable_return_routed_experts: true}",
+            "names enable_return_routed_experts, which follows from other settings",
         ),
     ],
 )
@@ -164,3 +170,50 @@ def test_an_engine_spans_tensor_parallel_times_pipeline_parallel_devices(tmp_pat
     assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (4, 2)
     with pytest.raises(ValueError, match="names pipeline_parallel_size, which follows from other settings"):
         VllmConfig(engine_args={"pipeline_parallel_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["rollout.engine=sglang"], "rollout.engine=sglang records no routing: use native or vllm"),
+        (
+            ["rollout.engine=vllm", "rollout.vllm.pipeline_parallel=2"],
+            "with rollout.vllm.pipeline_parallel=2",
+        ),
+        (
+            ["rollout.engine=vllm", "rollout.vllm.engine_args={async_scheduling: true}"],
+            "does not go with async_scheduling in rollout.vllm.engine_args: remove it",
+        ),
+    ],
+)
+def test_settings_with_which_the_routing_is_not_recorded_are_refused(
+    overrides: list[str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(overrides=["model.path=somewhere", "rollout.router_replay=true", *overrides])
+
+
+def test_an_engine_records_the_routing_step_by_step(tmp_path: Path) -> None:
+    plain = settings(tmp_path, tmp_path / "log")
+    recording = dataclasses.replace(plain, records_routing=True)
+    added = dict(recording.engine_args(VllmConfig()).items() - plain.engine_args(VllmConfig()).items())
+    assert added == {"enable_return_routed_experts": True, "async_scheduling": False}
+    assert dict(recording.env().items() - plain.env().items()) == {"STROP_ROUTING": "1"}
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("uint8", 255), ("uint16", 300)])
+def test_experts_of_a_message_are_two_bytes_each_token_by_token(dtype: str, large: int) -> None:
+    # Two tokens, two layers, three experts of each.
+    numbers = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, large]]], dtype=getattr(torch, dtype))
+    data = base64.b64encode(numbers.numpy().tobytes()).decode()
+    message = {"shape": [2, 2, 3], "dtype": dtype, "data": data}
+    found = routed_experts(message, num_read=2, request_id="r")
+    assert (found.num_layers, found.num_chosen) == (2, 3)
+    assert found.tokens == (
+        bytes([0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0]),
+        bytes([6, 0, 7, 0, 8, 0, 9, 0, 10, 0, large % 256, large // 256]),
+    )
+    with pytest.raises(RuntimeError, match="experts of 2 tokens of request r, but its model has read 3"):
+        routed_experts(message, num_read=3, request_id="r")
+    with pytest.raises(RuntimeError, match="experts of 0 tokens"):
+        routed_experts(None, num_read=3, request_id="r")

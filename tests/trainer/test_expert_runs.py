@@ -59,6 +59,25 @@ def test_training_takes_the_routing_of_the_rollout(
     assert "routed_experts" in run.records[0].fetched.tensors()
 
 
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_training_takes_the_routing_of_vllm(project: Project, tmp_path: Path, replayed: list[int]) -> None:
+    model = make_expert_model(
+        tmp_path / "model", project.model, head_dim=32
+    )  # it has no smaller one on a CPU
+    run = train_in(
+        tmp_path / "run",
+        project.config(
+            f"model.path='{model}'", "trainer.max_steps=2", "actor.samples_per_update=8", *MOE,
+            "rollout.router_replay=true", "rollout.engine=vllm", "rollout.vllm.cpu_cache_gib=0.1",
+        ),
+    )  # fmt: skip
+    assert len(run.steps) == 2
+    assert len(replayed) >= 2 * 2 * 3  # steps, layers, passes: old log-probs and two updates
+    for step in run.steps:
+        assert step["training/rollout_probs_diff_max"] < 1e-4
+
+
 def test_without_it_nothing_is_replayed(
     project: Project, moe_model: Path, tmp_path: Path, replayed: list[int]
 ) -> None:
@@ -123,6 +142,7 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process_and_goes_on_alone(
     settings = (f"model.path='{moe_model}'", *EXACT, "rollout.router_replay=true")
     alone = train_in(tmp_path / "alone", project.config(*settings, "trainer.max_steps=2"))
     on_two = train_in(tmp_path / "on_two", project.config(*settings, *divided, "trainer.max_steps=2"))
+    assert "routed_experts" in on_two.records[0].fetched.tensors()
     for ours, expected in zip(numbers(on_two), numbers(alone), strict=True):
         assert ours == pytest.approx(expected, abs=1e-9, rel=1e-9)
     longer = resume_in(alone.folder, "trainer.max_steps=3")

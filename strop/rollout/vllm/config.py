@@ -15,8 +15,15 @@ OURS = (
     "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
     "pipeline_parallel_size", "nnodes", "node_rank", "master_addr", "master_port", "logprobs_mode",
     "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
+    "enable_return_routed_experts", "aux_output_config",
 )  # fmt: skip
 """Arguments of vLLM's engine that follow from other settings, or that training depends on."""
+
+NOT_RECORDED = (
+    "async_scheduling", "enable_prefix_caching", "speculative_config", "decode_context_parallel_size",
+    "prefill_context_parallel_size", "kv_transfer_config",
+)  # fmt: skip
+"""Arguments of vLLM's engine that follow from rollout.router_replay, or with which vLLM records no routing."""
 
 
 @section("rollout.vllm")

@@ -25,6 +25,7 @@ from strop.rollout.vllm.environment import vllm_python
 from strop.rollout.vllm.node_part import NodePart
 from strop.rollout.vllm.pictures import SharedPictures
 from strop.rollout.vllm.process import ServerProcess
+from strop.rollout.vllm.routed import routed_experts
 from strop.rollout.vllm.settings import Settings
 from strop.rollout.vllm.target import TIMEOUT_S, VllmTarget
 from strop.utils.network_interfaces import keep_to_interface
@@ -50,6 +51,7 @@ class VllmEngine:
         version: int,
         reader: Reader | None = None,
         parts: Sequence[NodePart] = (),
+        records_routing: bool = False,
     ) -> None:
         """Use `start_vllm`.
 
@@ -60,13 +62,14 @@ class VllmEngine:
             version: of the weights.
             reader: of the model's media; None for a model of text alone.
             parts: on further nodes.
+            records_routing: outputs say which experts their tokens went to.
         """
         self._reader = reader
         self.pictures = SharedPictures(reader)
         """Of the media of running requests."""
         self.target = VllmTarget(process, weights, parts)
         self.facts = facts
-        self._process, self._parts = process, parts
+        self._process, self._parts, self._records_routing = process, parts, records_routing
         self._version = version
         self._running: dict[str, None] = {}
         self._asleep: list[Memory] = []  # parts of the memory that were given back
@@ -145,11 +148,16 @@ class VllmEngine:
             raise RuntimeError(
                 f"vLLM ended request {request_id} with {ended['reason']!r}; its log is {self._process.log}"
             )
+        experts = None
+        if self._records_routing and tokens:
+            num_read = len(prompt) + len(tokens) - 1
+            experts = routed_experts(ended["experts"], num_read=num_read, request_id=request_id)
         return TokenOutput(
             token_ids=tuple(tokens),
             log_probs=tuple(log_probs),
             versions=tuple(versions),
             stop_reason=_REASONS[ended["reason"]],
+            routed_experts=experts,
         )
 
     async def set_version(self, version: int) -> None:
@@ -298,7 +306,15 @@ async def start_vllm(
         await asyncio.to_thread(_close, process, parts)
         raise
     facts["gives_memory_back"] = facts["device"] != "cpu" and settings.shares_device
-    return VllmEngine(process, facts, weights, version=version, reader=settings.reader, parts=parts)
+    return VllmEngine(
+        process,
+        facts,
+        weights,
+        version=version,
+        reader=settings.reader,
+        parts=parts,
+        records_routing=settings.records_routing,
+    )
 
 
 def _close(process: ServerProcess, parts: Sequence[NodePart]) -> None:

@@ -32,6 +32,7 @@ async def make_vllm(context: EngineContext) -> Generation:
         reader=reader,
         architecture=(shape.architectures or [""])[0],
         nodes=(context.node, *(follower.host for follower in context.followers)) if context.followers else (),
+        records_routing=context.rollout.router_replay,
         unused_tokens=unused_tokens(context.model, int(shape.get_text_config().vocab_size)),
     )
     engine = await start_vllm(

@@ -43,6 +43,8 @@ class Settings:
     """Class of a model with media, by its name in the folder."""
     unused_tokens: tuple[int, ...] = ()
     """Ids that no text has, and that are never sampled."""
+    records_routing: bool = False
+    """Outputs say which experts their tokens went to (rollout.router_replay)."""
     nodes: tuple[str, ...] = ()
     """Addresses of the nodes that the engine spans, this one first; empty: this one alone, over loopback."""
 
@@ -66,6 +68,11 @@ class Settings:
         if self.reader is not None:
             # Patches go to vLLM's core with each request, normalised; what a tower made of them is kept there.
             of_device |= {"mm_processor_cache_gb": 0, "mm_device_do_normalize": False}
+        of_routing: dict[str, Any] = {}
+        if (
+            self.records_routing
+        ):  # the record of a step is taken before the next one (inside/strop_routing.py)
+            of_routing = {"enable_return_routed_experts": True, "async_scheduling": False}
         of_nodes: dict[str, Any] = {}
         if self.nodes:
             of_nodes = {
@@ -84,6 +91,7 @@ class Settings:
             **of_device,
             **config.engine_args,
             **of_nodes,
+            **of_routing,
             "model": self.model,
             "trust_remote_code": self.trust_remote_code,
             "dtype": self.dtype,
@@ -106,6 +114,8 @@ class Settings:
             "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler has another place for log-probs (inside/strop_worker.py)
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         }
+        if self.records_routing:
+            variables["STROP_ROUTING"] = "1"  # has its processes import inside/strop_routing.py
         if self.reader is not None:
             sizes = {kind: self.reader.most_tokens(kind) for kind in self.reader.token_ids}
             variables["STROP_PICTURES"] = json.dumps(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.rollout.registry import NATIVE
+from strop.rollout.vllm.config import NOT_RECORDED
+
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
@@ -17,14 +20,26 @@ def check(config: Config) -> None:
     if not config.rollout.router_replay:
         return
     rollout, engine = config.rollout, config.actor.engine
+    vllm = rollout.vllm
     needed = {
-        "rollout.engine": (rollout.engine, "native"),
+        "rollout.vllm.pipeline_parallel": (vllm.pipeline_parallel, 1),
         "rollout.max_staleness": (rollout.max_staleness, 0),
         "rollout.over_issue": (rollout.over_issue, 0),
         "agent.num_workers": (config.agent.num_workers, 0),
         "trainer.skip_rollout": (config.trainer.skip_rollout, ""),
         "actor.engine.compile": (engine.compile, False),
     }
+    if rollout.engine not in (NATIVE, "vllm"):
+        raise ValueError(
+            f"rollout.router_replay is true, but rollout.engine={rollout.engine} records no routing: use native or "
+            f"vllm, or set rollout.router_replay=false"
+        )
+    for name in NOT_RECORDED:
+        if name in vllm.engine_args:
+            raise ValueError(
+                f"rollout.router_replay is true, which does not go with {name} in rollout.vllm.engine_args: remove it, "
+                f"or set rollout.router_replay=false"
+            )
     for key, (value, only) in needed.items():
         if value != only:
             raise ValueError(

@@ -12,7 +12,9 @@ meanwhile. The process ends with the socket or with its parent, and takes vLLM's
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -45,6 +47,8 @@ class Server:
         self._asleep: set[str] = set()
         """Parts of the memory that were given back."""
         self._is_updating = self._reads_media = False
+        self._routed_layers: list[int] = []
+        """Layers with experts, where their choices are recorded."""
         self._does: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "start": self.start,
             "ping": self.ping,
@@ -100,6 +104,8 @@ class Server:
             await self._engine.collective_rpc("prepare_stage")
         if message["never"]:
             await self._engine.collective_rpc("never_sample", args=(message["never"],))
+        if settings.get("enable_return_routed_experts"):
+            self._routed_layers = (await self._engine.collective_rpc("routed_layers"))[0]
         await self._engine.get_supported_tasks()  # known from here on, so that a request is entered at once
         return {
             "vllm": vllm.__version__,
@@ -122,7 +128,7 @@ class Server:
         return numbers
 
     async def generate(self, message: Any) -> dict[str, Any]:
-        """Continue a prompt; how it ended, and the tokens that were not told yet."""
+        """Continue a prompt; how it ended, and the experts of its tokens where they are recorded."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -130,7 +136,7 @@ class Server:
         options = SamplingParams(
             **message["sampling"], logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA
         )
-        reason = None
+        reason = experts = None
         # In this form a request is entered before anything else happens, so that an abort that follows finds it.
         prompt = tokens_input(message["prompt"])
         if message["media"]:
@@ -145,8 +151,12 @@ class Server:
                 chosen = [at[token].logprob for token, at in zip(ids, completion.logprobs, strict=True)]
                 self.tell(n=message["n"], tokens=ids, log_probs=chosen, version=self._version)
                 await self._writer.drain()
-            reason = completion.finish_reason
-        return {"reason": reason}
+            reason, experts = completion.finish_reason, completion.routed_experts
+        if experts is None:
+            return {"reason": reason}
+        from strop_routing import encoded
+
+        return {"reason": reason, "experts": encoded(experts, self._routed_layers)}
 
     async def score(self, message: Any) -> list[float]:
         """Log-probs of all tokens but the first."""
@@ -249,6 +259,10 @@ async def main(descriptor: int) -> None:
 
 if __name__ == "__mp_main__":  # in a process that vLLM has started
     end_with_parent()
+    if "STROP_ROUTING" in os.environ:
+        importlib.import_module(
+            "strop_routing"
+        )  # before the engine's core checks its configuration once more
 if __name__ == "__main__":
     end_with_parent(kill_group)  # also while vLLM is being imported or holds the loop
     follow_forks()

@@ -6,6 +6,7 @@ their files.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import mmap
 import os
@@ -21,8 +22,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 BACKEND = "strop"
@@ -62,6 +65,13 @@ class WorkerExtension:
 
         model.compute_logits = without
 
+    def routed_layers(self) -> list[int]:
+        """Numbers of the layers with experts, in order."""
+        import strop_routing
+
+        layers: list[int] = strop_routing.routed_layers(self.model_runner.get_model())
+        return layers
+
     def try_memory(self, memory: dict[str, Any]) -> str:
         """Open memory of a device as weights will come in it; the reason for which that fails, or ""."""
         try:
@@ -99,7 +109,16 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
         """Nothing is to be opened before the first bucket."""
 
     def start_weight_update(self) -> None:
-        """Bring the layers back to the form in which weights are loaded: vLLM repacks some of them."""
+        """Bring the layers back to the form in which weights are loaded: vLLM repacks some of them.
+
+        Experts on a CPU are repacked when their kernel is made, and not when weights come later (vLLM 0.32,
+        `_setup_kernel`): it is made again. Once vLLM repacks them each time, this goes.
+        """
+        if current_platform.is_cpu():
+            for part in self.model.modules():
+                method = getattr(part, "quant_method", None)
+                if isinstance(method, UnquantizedFusedMoEMethod):
+                    method.moe_kernel = None
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Bucket) -> None:
@@ -191,5 +210,7 @@ def _with_whole_log_probs(sampler: Any) -> None:
 digest_tensor = _strop("strop_digest", "engines", "checksum", "tensors.py").digest_tensor
 cuda_ipc = _strop("strop_cuda_ipc", "rollout", "weight_sync", "cuda_ipc.py")
 _with_whole_log_probs(TopKTopPSampler)
+if "STROP_ROUTING" in os.environ:
+    importlib.import_module("strop_routing")
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
