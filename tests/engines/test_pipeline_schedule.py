@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strop.engines.parallel.pipeline import stage_layers
-from strop.engines.parallel.schedule import Message, Schedule, padded, schedule
+from strop.engines.parallel.schedule import Message, PassKind, Schedule, padded, schedule
 
 
 def run(plan: Schedule) -> list[int]:
@@ -24,7 +24,7 @@ def run(plan: Schedule) -> list[int]:
                     break
                 if (given := plan.given(rank, stage_pass)) is not None:
                     arrived.add(given[1])
-                open_passes[rank] += 1 if stage_pass.is_forward else -1
+                open_passes[rank] += 1 if stage_pass.kind is PassKind.FORWARD else -1
                 most[rank] = max(most[rank], open_passes[rank])
                 places[rank] += 1
                 moved = True
@@ -51,10 +51,7 @@ def test_every_pass_is_run_once_and_what_it_needs_arrives(
 
 def test_one_forward_one_backward_of_two_ranks() -> None:
     first, second = schedule(2, 1, 4, trains=True).passes
-    written = [
-        " ".join(f"{'F' if one.is_forward else 'B'}{one.micro_batch}" for one in passes)
-        for passes in (first, second)
-    ]
+    written = [" ".join(f"{one.kind.value}{one.micro_batch}" for one in passes) for passes in (first, second)]
     assert written == ["F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
 
 
