@@ -67,27 +67,6 @@ def test_interleaved_and_uneven_stages(five_layers: Path, chunks: int, layers: t
     check(cut, PAIRS, 2, expected)
 
 
-# A head that is the embedding; a head of its own, layers that are computed again; biases.
-@pytest.mark.parametrize(
-    ("kind", "checkpointing", "sync"),
-    [("qwen3", False, "last"), ("llama", True, "each"), ("llama_biased", False, "last")],
-)
-def test_gradients_of_weights_behind_their_backward_pass(
-    tiny_folder: Folder, kind: str, checkpointing: bool, sync: str
-) -> None:
-    folder = str(tiny_folder(kind))
-    expected = one_process(Setting(folder=folder))
-    cut = Setting(
-        folder=folder,
-        pp_size=2,
-        schedule="zero_bubble",
-        max_tokens=28,
-        checkpointing=checkpointing,
-        sync=sync,
-    )
-    check(cut, PAIRS, 2, expected)
-
-
 def test_values_over_two_stages(value_folder: Path) -> None:
     expected = one_process(Setting(folder=str(value_folder), values=True))
     check(Setting(folder=str(value_folder), values=True, pp_size=2, max_tokens=28), PAIRS, 2, expected)
