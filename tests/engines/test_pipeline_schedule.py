@@ -73,6 +73,8 @@ def test_zero_bubble_runs_every_pass_once_and_keeps_no_more_than_one_forward_one
     for rank, passes in enumerate(plan.passes):
         places = {(one.kind, one.micro_batch): place for place, one in enumerate(passes)}
         assert len(places) == len(passes) == 3 * count
+        of_weights = [one for one in passes if one.kind is PassKind.WEIGHTS]
+        assert {plan.needed(rank, one) or plan.given(rank, one) for one in of_weights} == {None}
         for number in range(count):
             order = [places[kind, number] for kind in (PassKind.FORWARD, PassKind.BACKWARD, PassKind.WEIGHTS)]
             assert order == sorted(order)

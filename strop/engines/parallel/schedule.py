@@ -125,7 +125,7 @@ def schedule(
     every = [
         _passes(rank, num_ranks, num_chunks, num_micro_batches, trains=trains) for rank in range(num_ranks)
     ]
-    if trains and zero_bubble:
+    if zero_bubble:
         every = [_with_passes_of_weights(passes, late=rank) for rank, passes in enumerate(every)]
     return Schedule(every, num_chunks)
 

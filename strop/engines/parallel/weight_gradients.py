@@ -83,15 +83,14 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[WeightProduct], None]
     ) -> Tensor:
-        ctx.save_for_backward(inputs)
-        # Not saved: gradient checkpointing would give it back without its parameter.
-        ctx.weight, ctx.keep = weight, keep
+        ctx.save_for_backward(inputs, weight)
+        ctx.keep = keep
         return F.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        (inputs,) = ctx.saved_tensors
-        ctx.keep(WeightProduct(inputs=inputs.detach(), output_grads=grad, weight=ctx.weight))
+        inputs, weight = ctx.saved_tensors
+        ctx.keep(WeightProduct(inputs=inputs.detach(), output_grads=grad, weight=weight))
         of_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        return grad @ ctx.weight, None, of_bias, None
+        return grad @ weight, None, of_bias, None
