@@ -222,6 +222,9 @@ class EngineConfig:
     """Runs of layers that each of these ranks has (interleaved stages): they wait less, and send more."""
     pipeline_layers: tuple[PositiveInt, ...] = ()
     """Layers of each stage, in order, such as [5, 6, 6, 5]; empty: as evenly as they can be."""
+    pipeline_schedule: Literal["1f1b", "zero_bubble"] = "1f1b"
+    """Order of the passes in training. 1f1b: one forward, one backward, also interleaved; zero_bubble (ZB-H1):
+    where a rank would wait for others it computes gradients of weights, and keeps their factors until then."""
     expert_parallel: PositiveInt = 1
     """Ranks that the experts of each layer are divided over; tokens travel to those of theirs. Of the ranks that rows
     and sequences are divided over: it takes no further ones."""

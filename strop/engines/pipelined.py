@@ -18,9 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.parallel.fsdp import reduce_gradients
 from strop.engines.parallel.pipeline import Pipeline
-from strop.engines.parallel.schedule import StagePass, padded, schedule
+from strop.engines.parallel.schedule import PassKind, StagePass, padded, schedule
 from strop.engines.parallel.stage_links import StageLinks
+from strop.engines.parallel.weight_gradients import WeightProduct
 from strop.engines.tokens import TokenFunction, Tokens
 
 Pack = Callable[[Sequence[int]], Tokens]
@@ -123,10 +125,18 @@ class _StagePasses:
         self._any: Tokens | None = None
         self.indices: dict[int, Tensor] = {}
         """Places [M] of the response tokens of each micro-batch that was packed."""
-        self._schedule = schedule(pipeline.num_ranks, pipeline.num_chunks, count, trains=trains)
+        self._schedule = schedule(
+            pipeline.num_ranks,
+            pipeline.num_chunks,
+            count,
+            trains=trains,
+            zero_bubble=pipeline.weight_gradients is not None,
+        )
         self._links = StageLinks(pipeline, self._schedule, self._buffer)
         self._open: dict[tuple[int, int], tuple[Tensor | None, _Results]] = {}
         """Hidden states that came in and results of each forward pass whose backward pass is to come."""
+        self._products: dict[int, list[WeightProduct]] = {}
+        """Of each micro-batch whose gradients of weights are to come."""
 
     def tokens(self, number: int) -> Tokens:
         """A micro-batch, packed when it is first needed and kept until its last pass."""
@@ -147,7 +157,7 @@ class _StagePasses:
     def run(
         self,
         last: Callable[[int, Tokens], _Results | None],
-        before_backward: Callable[[bool], None] | None = None,
+        before_backward: Callable[[bool], None] = lambda is_last: None,
         *,
         factor: float = 1.0,
     ) -> None:
@@ -160,16 +170,21 @@ class _StagePasses:
             factor: of the losses of the routers whose gradient is taken.
         """
         passes = self._schedule.passes[self._pipeline.rank]
+        last_kind = PassKind.BACKWARD if self._trains else PassKind.FORWARD
+        last_chunk = 0 if self._trains else self._pipeline.num_chunks - 1
         for place, stage_pass in enumerate(passes):
-            if stage_pass.is_forward:
+            if stage_pass.kind is PassKind.FORWARD:
                 self._forward(stage_pass, last)
-            else:
-                assert before_backward is not None, "there are backward passes"
+            elif stage_pass.kind is PassKind.BACKWARD:
                 before_backward(place == len(passes) - 1)
                 self._backward(stage_pass, factor)
-            last_chunk = 0 if self._trains else self._pipeline.num_chunks - 1
-            if stage_pass.is_forward is not self._trains and stage_pass.chunk == last_chunk:
+            else:
+                self._add_weight_gradients(stage_pass)
+            if (stage_pass.kind, stage_pass.chunk) == (last_kind, last_chunk):
                 self._drop(stage_pass.micro_batch)
+        if passes[-1].kind is PassKind.WEIGHTS:  # behind the last backward pass
+            before_backward(True)
+            reduce_gradients(self._model)
         self._links.close()
 
     def _drop(self, number: int) -> None:
@@ -213,11 +228,18 @@ class _StagePasses:
         if result.requires_grad:  # else nothing before and in this stage is trained
             with self._pipeline.chunk(stage_pass.chunk):  # layers may be computed again
                 torch.autograd.backward(roots, grads)
+        if self._pipeline.weight_gradients is not None:
+            self._products[number] = self._pipeline.weight_gradients.take()
         given = self._schedule.given(rank, stage_pass)
         if given is not None:
             assert received is not None, "only the first stage begins at the tokens"
             assert received.grad is not None, "what comes in has a gradient"
             self._links.send(*given, received.grad)
+
+    def _add_weight_gradients(self, stage_pass: StagePass) -> None:
+        products = self._products.pop(stage_pass.micro_batch)
+        while products:  # each is freed at once
+            products.pop().add()
 
     def _buffer(self, number: int) -> Tensor:
         model = self._model

@@ -177,6 +177,7 @@ def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {"layers": (1, 4), "checkpointing": False},
         {"chunks": 2, "max_tokens": 28, "checkpointing": True},
+        {"schedule": "zero_bubble", "max_tokens": 28, "checkpointing": True},
         pytest.param({"layers": (3, 2), "max_tokens": 28, "checkpointing": True}, marks=SLOW),
         pytest.param({"chunks": 2, "layers": (1, 1, 1, 2), "max_tokens": 28}, marks=SLOW),
     ],

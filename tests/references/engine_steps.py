@@ -62,6 +62,7 @@ class Setting:
     pp_size: int = 1
     chunks: int = 1
     layers: tuple[int, ...] = ()
+    schedule: str = "1f1b"
     ep_size: int = 1
     max_tokens: int = 1000
     """Per device; a row of twice as many fits on two devices."""
@@ -86,6 +87,7 @@ class Setting:
             pipeline_parallel=self.pp_size,
             pipeline_chunks=self.chunks,
             pipeline_layers=self.layers,
+            pipeline_schedule=self.schedule,  # type: ignore[arg-type]
             expert_parallel=self.ep_size,
             gradient_sync=self.sync,  # type: ignore[arg-type]
             offload=self.offload,  # type: ignore[arg-type]

@@ -25,6 +25,13 @@ from strop.trainer.config import Config
         (["model.dtype=float64"], "set actor.engine.megatron.distributed_optimizer=false"),
         (["actor.optim.name=muon"], "actor.optim.name is muon, which actor.engine.kind=megatron"),
         (["actor.engine.compile=true"], "actor.engine.compile is True, which actor.engine.kind=megatron"),
+        (
+            [
+                "actor.engine.pipeline_schedule=zero_bubble", "actor.engine.pipeline_parallel=2", "resources.ranks=2",
+                "resources.runtime=ray",
+            ],
+            "actor.engine.pipeline_schedule is zero_bubble, which actor.engine.kind=megatron does not have",
+        ),
         (["actor.engine.offload=all"], "actor.engine.offload is all, .* use none or optimizer"),
         (
             ["actor.engine.sequence_parallel=2", "resources.ranks=2", "resources.runtime=ray"],

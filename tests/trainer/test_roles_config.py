@@ -116,6 +116,18 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
             "actor.engine.pipeline_chunks=2 says how stages are made, but actor.engine.pipeline_parallel is 1",
         ),
         (
+            ["actor.engine.pipeline_schedule=zero_bubble"],
+            "actor.engine.pipeline_schedule is zero_bubble, an order of the passes of several stages, but",
+        ),
+        (
+            [
+                "actor.engine.pipeline_schedule=zero_bubble",
+                "actor.engine.pipeline_parallel=2",
+                "actor.engine.pipeline_chunks=2",
+            ],
+            "actor.engine.pipeline_schedule is zero_bubble and actor.engine.pipeline_chunks is 2, but it is an order",
+        ),
+        (
             ["actor.engine.pipeline_parallel=2", "actor.engine.pipeline_layers=[5,-1]"],
             "actor.engine.pipeline_layers[1] is -1, but it needs a whole number of at least 1",
         ),

@@ -55,6 +55,7 @@ def check_settings(
         (f"{section}.offload_activations", engine.offload_activations, False),
         (f"{section}.compile", engine.compile, False),
         (f"{section}.pipeline_layers", list(engine.pipeline_layers), []),
+        (f"{section}.pipeline_schedule", engine.pipeline_schedule, "1f1b"),
         (f"{role}optim.name", "adamw" if optim is None else optim.name, "adamw"),
     ):
         if value != needed:

@@ -7,6 +7,7 @@ process_group.py     the process group, joined and left
 fsdp.py              parameters sharded with FSDP2, and gathered for generation
 pipeline.py          pipeline stages: layers over several ranks
 schedule.py          the order in which stages run micro-batches
+weight_gradients.py  gradients of weights, computed after their backward pass
 stage_links.py       activations and gradients on their way between stages
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
 experts.py           expert parallelism: whole experts on different ranks, and tokens that travel to them

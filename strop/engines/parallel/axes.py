@@ -14,7 +14,8 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
         section: what the sentence calls the settings, such as critic.engine.
 
     Raises:
-        ValueError: stages are described where there is one; an axis does not divide the ranks that the others leave it;
+        ValueError: stages, or their order, are described where there is one; the order does not go with interleaved
+            stages; an axis does not divide the ranks that the others leave it;
             or both of two axes share the tokens of a sequence out between layers.
     """
     if engine.sequence_parallel > 1 and engine.tensor_parallel > 1:
@@ -31,6 +32,17 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
         both = " and ".join(f"{section}.{name}={value}" for name, value in settings.items())
         raise ValueError(
             f"{both} says how stages are made, but {section}.pipeline_parallel is 1: leave it out, or set that"
+        )
+    if engine.pipeline_schedule == "zero_bubble" and engine.pipeline_parallel == 1:
+        raise ValueError(
+            f"{section}.pipeline_schedule is zero_bubble, an order of the passes of several stages, but "
+            f"{section}.pipeline_parallel is 1: leave it out, or set that"
+        )
+    if engine.pipeline_schedule == "zero_bubble" and engine.pipeline_chunks > 1:
+        raise ValueError(
+            f"{section}.pipeline_schedule is zero_bubble and {section}.pipeline_chunks is {engine.pipeline_chunks}, "
+            f"but it is an order for one run of layers on each rank: set {section}.pipeline_schedule=1f1b, or "
+            f"{section}.pipeline_chunks=1"
         )
     remaining = num_ranks
     for key, size in (

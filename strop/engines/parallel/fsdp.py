@@ -157,6 +157,15 @@ def sync_gradients(model: CausalLM, *, is_last: bool, every_pass: bool, keep_par
     root.set_reshard_after_backward(is_last or not keep_parameters)
 
 
+def reduce_gradients(model: CausalLM) -> None:
+    """Add up over the ranks what was accumulated since the last backward pass, as `sync_gradients` says.
+
+    In a backward pass of nothing: FSDP2 does it at the end of one for all units that were not part of it.
+    """
+    nothing = torch.zeros((), device=model.device, requires_grad=True)
+    model.run(lambda: nothing).backward()  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def full_parameters(model: CausalLM) -> Iterator[None]:
     """Every parameter gathered over the data-parallel ranks, in the compute precision; for generation, without

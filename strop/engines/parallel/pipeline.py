@@ -27,6 +27,7 @@ from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
 from strop.engines.parallel.ranks import Parallel, gather_json
+from strop.engines.parallel.weight_gradients import WeightGradients
 from strop.engines.weights import hugging_face_name
 
 T = TypeVar("T")
@@ -123,6 +124,10 @@ class Pipeline:
         self._shared_name = ""
         self._has_every_head = self.is_whole = False
         self._drop_others(module)
+        self.weight_gradients: WeightGradients | None = None
+        """With engine.pipeline_schedule=zero_bubble: what the backward passes of this rank's layers leave out."""
+        if engine.pipeline_schedule == "zero_bubble":
+            self.weight_gradients = WeightGradients(self.own_layers(0))
         _PIPELINES[module] = self
 
     @property
