@@ -40,6 +40,9 @@ class Mesh:
     tp: int = 1
     pp: int = 1
     chunks: int = 1
+    layers: tuple[int, ...] = ()
+    fields: tuple[tuple[str, object], ...] = ()
+    """Of TransformerConfig."""
     ep: int = 1
     cp: int = 1
     dp: int = 1
@@ -121,17 +124,59 @@ def test_pipeline_parallel(tiny_folder: Folder, kind: str) -> None:
 @pytest.fixture(scope="module")
 def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with two parts of it for each of two stages."""
-    folder = tmp_path_factory.mktemp("four_layers")
-    shape = config("qwen3")
-    shape.num_hidden_layers, shape.layer_types = 4, ["full_attention"] * 4
-    save_model(shape, folder)
-    return folder
+    return with_layers(tmp_path_factory.mktemp("four_layers"), 4)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("max_tokens", [40, 1000])  # micro-batches that are no multiple of the stages
 def test_interleaved_stages(four_layers: Path, max_tokens: int) -> None:
     compare(four_layers, Mesh(pp=2, chunks=2, max_tokens=max_tokens), FLOAT64)
+
+
+def with_layers(folder: Path, num_layers: int, kind: str = "qwen3") -> Path:
+    shape = config(kind)
+    shape.num_hidden_layers, shape.layer_types = num_layers, ["full_attention"] * num_layers
+    save_model(shape, folder)
+    return folder
+
+
+FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("num_layers", "mesh"),
+    [
+        (5, Mesh(pp=2, fields=((FIRST, 2),))),
+        (5, Mesh(pp=2, fields=((LAST, 2), (FIRST, None)))),
+        (5, Mesh(pp=2, layers=(4, 1))),
+        (6, Mesh(pp=2, chunks=2, fields=((FIRST, 2), (LAST, 4)))),
+        (5, Mesh(pp=2, chunks=2, layers=(1, 2, 1, 1))),
+        (5, Mesh(pp=3, fields=((FIRST, 1), (LAST, 2)), checkpointing=True)),
+        (3, Mesh(pp=2, fields=(("account_for_loss_in_pipeline_split", True),))),
+    ],
+)
+def test_stages_of_several_sizes(tmp_path: Path, num_layers: int, mesh: Mesh) -> None:
+    compare(with_layers(tmp_path / "model", num_layers), mesh, FLOAT64)
+
+
+def layers_here(ranks: Ranks, folder: str, mesh: Mesh) -> list[list[int]]:
+    """In a rank: the layers that its stages say they have, from 0."""
+    from references.megatron_cpu import use_cpu
+
+    use_cpu()
+    from references.megatron_ranks import megatron_engine
+
+    stages = megatron_engine(ranks, folder, mesh)._parts.stages
+    return [[layer.layer_number - 1 for layer in stage.decoder.layers] for stage in stages]
+
+
+@pytest.mark.dist
+def test_each_rank_has_the_layers_that_settings_give_it(tmp_path: Path) -> None:
+    """Tokens pass stage 0 of both ranks, and then stage 1 of both."""
+    mesh = Mesh(pp=2, chunks=2, fields=((FIRST, 2), (LAST, 4)))
+    folder = with_layers(tmp_path / "model", 6)
+    assert run_ranks(layers_here, 2, str(folder), mesh, timeout_s=200) == [[[0], [3]], [[1, 2], [4, 5]]]
 
 
 @pytest.mark.dist

@@ -22,7 +22,10 @@ def megatron_engine(ranks: Any, folder: str, mesh: Any, *, values: bool = False)
     engine = EngineConfig(
         kind="megatron",
         max_tokens_per_device=mesh.max_tokens,
-        megatron=MegatronConfig(distributed_optimizer=mesh.distributed),
+        pipeline_layers=mesh.layers,
+        megatron=MegatronConfig(
+            distributed_optimizer=mesh.distributed, transformer_config=dict(mesh.fields)
+        ),
         **axes,
     )
     parallel = ranks.join(**axes)

@@ -10,14 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.megatron.core_fields import transformer_fields
+from strop.engines.megatron.stages import check_stage_fields, stage_sizes
+from strop.utils.field_types import nearest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers and weights are known."""
+DEVICES = ("cuda",)
+"""Kinds of devices that its layers run on: megatron-core asks for CUDA wherever it makes or moves a tensor."""
 _SET_ELSEWHERE = {
     "moe_z_loss_coeff": "routers have actor.moe and sft.moe (z_loss_coef), which no micro-batch changes",
     "moe_aux_loss_coeff": "routers have actor.moe and sft.moe (balance_loss_coef), which no micro-batch changes",
     "moe_enable_routing_replay": "experts are given with the rows, where router replay is on",
     "moe_router_fusion": "routers here say what they choose, which the fused one does not",
+    "pipeline_model_parallel_layout": "pipeline_layers of the engine says how many layers each stage has",
 }
 """Fields of TransformerConfig that are refused, with what to do instead."""
 
@@ -28,6 +34,20 @@ def check_installed(section: str = "engine") -> None:
         raise ValueError(
             f"{section}.kind is megatron, which needs the package megatron-core: pip install 'strop[megatron]', or use "
             f"{section}.kind=torch"
+        )
+
+
+def check_device(device: str, *, section: str = "engine") -> None:
+    """Raise a ValueError where megatron-core does not run on this device.
+
+    Args:
+        device: torch's name of it, such as cpu.
+        section: what the sentence calls the settings, such as actor.engine.
+    """
+    if device.partition(":")[0] not in DEVICES:
+        raise ValueError(
+            f"{section}.kind is megatron, which computes on CUDA devices alone, and the device here is {device}: use "
+            f"{section}.kind=torch, or resources.device=cuda on a machine that has one"
         )
 
 
@@ -54,7 +74,6 @@ def check_settings(
         (f"{section}.gradient_sync", engine.gradient_sync, "last"),
         (f"{section}.offload_activations", engine.offload_activations, False),
         (f"{section}.compile", engine.compile, False),
-        (f"{section}.pipeline_layers", list(engine.pipeline_layers), []),
         (f"{section}.pipeline_schedule", engine.pipeline_schedule, "1f1b"),
         (f"{role}optim.name", "adamw" if optim is None else optim.name, "adamw"),
     ):
@@ -68,6 +87,7 @@ def check_settings(
             f"{section}.offload is all, which {section}.kind=megatron does not have: use none or optimizer"
         )
     _check_fields(engine.megatron.transformer_config, section)
+    check_stage_fields(engine, section=section)
     if engine.pipeline_chunks > 1 and engine.context_parallel > 1:
         raise ValueError(
             f"{section}.pipeline_chunks is {engine.pipeline_chunks} and {section}.context_parallel is "
@@ -76,8 +96,16 @@ def check_settings(
 
 
 def _check_fields(fields: Mapping[str, Any], section: str) -> None:
-    """Refuse fields of TransformerConfig that routers do not go with."""
+    """Refuse fields that TransformerConfig does not have, or that the engine has settings of its own for."""
     key = f"{section}.megatron.transformer_config"
+    known = transformer_fields()
+    for name in fields if known else ():
+        if name not in known:
+            near = nearest(name, sorted(known))
+            suggestion = f"; did you mean {near}?" if near else ""
+            raise ValueError(
+                f"{key} sets {name}, which is no field of TransformerConfig of the installed megatron-core{suggestion}"
+            )
     for name, instead in _SET_ELSEWHERE.items():
         if fields.get(name):
             raise ValueError(f"{key} sets {name} to {fields[name]}, but {instead}: remove it")
@@ -128,14 +156,17 @@ def _check_sizes(text: Any, engine: EngineConfig, section: str) -> None:
             f"{section}.tensor_parallel is {tp}, whose ranks share the tokens of experts, so that megatron-core wants "
             f"the experts over at least as many: set {section}.expert_parallel to {tp} or a multiple"
         )
-    stages = f"{section}.pipeline_parallel"
+    num_layers = int(text.num_hidden_layers)
+    stages, num_stages = f"{section}.pipeline_parallel", engine.pipeline_parallel * engine.pipeline_chunks
     if engine.pipeline_chunks > 1:
         stages += f" times {section}.pipeline_chunks"
+    if stage_sizes(engine, num_layers, section=section):
+        num_stages = 1  # which may differ, and were compared with the model
     for key, size, what, count in (
         (f"{section}.tensor_parallel", tp, "attention heads", int(text.num_attention_heads)),
         (f"{section}.tensor_parallel", tp, "key-value heads", int(text.num_key_value_heads)),
         (f"{section}.tensor_parallel", tp, "hidden units", int(text.intermediate_size)),
-        (stages, engine.pipeline_parallel * engine.pipeline_chunks, "layers", int(text.num_hidden_layers)),
+        (stages, num_stages, "layers", num_layers),
         (f"{section}.expert_parallel", ep, "experts", experts),
     ):
         if size > 1 and count % size:

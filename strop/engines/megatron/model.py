@@ -31,6 +31,7 @@ from strop.engines.head import Head
 from strop.engines.megatron.checks import check_model
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.routers import ExpertLayers, expert_layers
+from strop.engines.megatron.stages import STAGE_FIELDS, stage_layout, stage_sizes
 from strop.engines.megatron.weight_map import Mapped, check_complete, mapped_parameters
 from strop.engines.moe.routing import Routing
 from strop.engines.multimodal.vl_model import Vision
@@ -200,7 +201,10 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
     # Kernels of apex and Transformer Engine, which are not needed here.
     fused = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout", "apply_rope")
     may_change = {**{f"{name}_fusion": False for name in fused}, "persist_layer_norm": False}
-    overrides = engine.megatron.transformer_config
+    if sizes := stage_sizes(engine, settings["num_layers"]):
+        settings["pipeline_model_parallel_layout"] = stage_layout(sizes)
+    fields = engine.megatron.transformer_config
+    overrides = {name: value for name, value in fields.items() if name not in STAGE_FIELDS}
     if taken := sorted(set(overrides) & set(settings)):
         raise ValueError(
             f"engine.megatron.transformer_config of this role sets {taken[0]}, which follows from the model and the "

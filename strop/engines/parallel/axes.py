@@ -59,6 +59,25 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
     _check_divides(f"{section}.shard_size", shard_size, in_stage // engine.tensor_parallel, num_ranks)
 
 
+def check_stage_layers(engine: EngineConfig, num_layers: int, *, section: str = "engine") -> None:
+    """Refuse numbers of layers of stages that are not those of the model.
+
+    Args:
+        engine: says how many each stage has, where `pipeline_layers` is set.
+        num_layers: of the model.
+        section: what the sentence calls the settings, such as critic.engine.
+
+    Raises:
+        ValueError: another number of stages, or of layers.
+    """
+    sizes, num_stages = engine.pipeline_layers, engine.pipeline_parallel * engine.pipeline_chunks
+    if sizes and (len(sizes), sum(sizes)) != (num_stages, num_layers):
+        raise ValueError(
+            f"{section}.pipeline_layers is {list(sizes)}, {sum(sizes)} layers in {len(sizes)} stages, but the model "
+            f"has {num_layers} layers and the engine {num_stages} stages"
+        )
+
+
 def _check_divides(key: str, size: int, remaining: int, num_ranks: int) -> None:
     if remaining % size:
         others = "" if remaining == num_ranks else f", of which the other axes leave it {remaining}"

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
+from strop.engines.parallel.axes import check_stage_layers
 from strop.engines.parallel.ranks import Parallel, gather_json
 from strop.engines.parallel.weight_gradients import WeightGradients
 from strop.engines.weights import hugging_face_name
@@ -63,12 +64,7 @@ def check_pipeline_parallel(config: Any, engine: EngineConfig, *, section: str =
             f"{key} is {num_ranks} with {section}.pipeline_chunks={engine.pipeline_chunks}, which makes {num_stages} "
             f"stages, but the model has {num_layers} layers; use at most one stage per layer"
         )
-    sizes = engine.pipeline_layers
-    if sizes and (len(sizes), sum(sizes)) != (num_stages, num_layers):
-        raise ValueError(
-            f"{section}.pipeline_layers is {list(sizes)}, {sum(sizes)} layers in {len(sizes)} stages, but the model "
-            f"has {num_layers} layers and the engine {num_stages} stages"
-        )
+    check_stage_layers(engine, num_layers, section=section)
 
 
 def stage_layers(num_layers: int, num_stages: int, sizes: Sequence[int] = ()) -> list[range]:
