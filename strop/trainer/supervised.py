@@ -28,6 +28,7 @@ from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.checks.devices import check_devices
 from strop.trainer.checks.parallel import check_parallel_settings, check_shares_no_images
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
@@ -82,6 +83,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
                 f"resources.min_nodes is {config.resources.min_nodes}, but only `strop train` goes on with fewer "
                 f"machines: leave it out of `strop {self.name}`"
             )
+        check_devices(config, self.name)
         check_axes(settings.engine, config.resources.ranks, section=f"{self.name}.engine")
         check_parallel_settings(
             self.name,

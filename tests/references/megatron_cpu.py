@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from strop.engines.megatron import checks
+
 
 class _Stream:
     """A stream or an event, with nothing to wait for."""
@@ -51,9 +53,15 @@ def _on_cpu(device: Any) -> Any:
     return torch.device("cpu") if isinstance(device, torch.device) and device.type == "cuda" else device
 
 
+def allow_cpu() -> None:
+    """Let checks of this process pass where the run is on a CPU, as models are made in processes that `use_cpu`."""
+    checks.DEVICES = ("cuda", "cpu")
+
+
 @cache
 def use_cpu() -> None:
     """Redirect the CUDA of this process to the CPU."""
+    allow_cpu()
     torch._dynamo.config.disable = True  # what megatron-core compiles would take minutes here
     cuda: Any = torch.cuda
     cuda.current_device = lambda: "cpu"

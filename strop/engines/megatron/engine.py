@@ -28,7 +28,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.flops import model_work
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.megatron import passes
-from strop.engines.megatron.checks import check_settings
+from strop.engines.megatron.checks import check_device, check_settings
 from strop.engines.megatron.groups import join_groups
 from strop.engines.megatron.model import MegatronModel
 from strop.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronAdamW
@@ -69,13 +69,14 @@ class MegatronEngine:
 
     def _prepare(self, model: CausalLM, config: EngineConfig, parallel: Parallel | None) -> None:
         check_settings(config)
+        self.parallel = alone(model.device) if parallel is None else parallel
+        check_device(self.parallel.device.type)
         if has_adapter(model) or model.compute_dtype == torch.float16:
             raise ValueError(
                 "engine.kind of this role is megatron, which has neither adapters nor float16: use torch, or bfloat16"
             )
         self.model = model
         self.replays_routing = False
-        self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
         join_groups(config, self.parallel)
         self._work = model_work(model)

@@ -8,6 +8,7 @@ from typing import Any
 from strop.engines.model import check_language_model, load_model_config
 from strop.engines.parallel.model_axes import check_model_axes, divides_model
 from strop.rollout.engine_group import check_engine
+from strop.trainer.checks.devices import check_devices
 from strop.trainer.config import Config
 from strop.workers.critic import check_critic
 from strop.workers.reward_model import check_reward_model
@@ -19,9 +20,10 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
+        ValueError: as `check_devices`, `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
             or sequences that cannot be divided over ranks.
     """
+    check_devices(config, "train")
     check_language_model(config.model)
     paths = {
         "critic": config.critic.path,
