@@ -15,6 +15,7 @@ from strop.compat.migrate import (
     verl_batches,
     verl_correction,
     verl_early,
+    verl_megatron,
     verl_prime,
 )
 from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, number, refuse, skip
@@ -33,7 +34,7 @@ from strop.engines.config import EngineConfig
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 _PARTS = (
     *(engines, verl_agent, verl_algorithm, verl_async, verl_batches),
-    *(variables, verl_correction, verl_early, verl_prime),
+    *(variables, verl_correction, verl_early, verl_megatron, verl_prime),
 )
 
 _KNOWN_CONFIGS = (
@@ -41,6 +42,7 @@ _KNOWN_CONFIGS = (
     *("fully_async_ppo_trainer", "one_step_off_ppo_trainer"),
 )
 _MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop", "episode")
+_OTHER_ENGINES = "strop trains with FSDP2 or megatron-core, and not with VeOmni or TorchTitan"
 _SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 
 
@@ -82,7 +84,11 @@ def migrate_verl(settings: Sequence[Found], *, engine: object = None) -> Migrati
     if verl_agent.plays(facts):
         written.remove(f"{R}.n")
     facts = Facts(values, defaults)
-    follows = {key: value for key, value in _inherited(facts, defaults) if not facts.is_given(key)}
+    inherited = dict(_inherited(facts, defaults))
+    if uses_reference(facts):
+        keys = [setting.key for setting in settings if setting.kind == "set"]
+        inherited |= verl_megatron.reference_settings(facts, keys, table.rows)
+    follows = {key: value for key, value in inherited.items() if not facts.is_given(key)}
     return apply_table(settings, table, defaults=defaults | follows, write_out=(*written, *follows))
 
 
@@ -228,9 +234,7 @@ def strategy(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     if value in ("fsdp", "fsdp2"):
         return skip("strop trains with FSDP2")
     if value != "megatron":
-        return refuse(
-            "strop trains with FSDP2 or megatron-core, and not with VeOmni or TorchTitan: set strategy=fsdp2"
-        )
+        return refuse(f"{_OTHER_ENGINES}: set strategy=fsdp2")
     if ours.startswith("reference") and not uses_reference(facts):
         return skip("no reference model is loaded")
     return many({f"{ours}.kind": "megatron"}, "install strop[megatron]")
@@ -296,10 +300,23 @@ def config_name(key: str, value: object, facts: Facts) -> Outcome:
     if name in _KNOWN_CONFIGS or (name == "prime_trainer" and verl_prime.is_prime(facts)):
         return skip("its defaults are known here")
     if name == "ppo_megatron_trainer":
-        roles = ["actor"] + ["reference"] * uses_reference(facts) + ["critic"] * uses_critic(facts)
-        roles += ["reward_model"] * (facts.get("reward_model.enable") is True)
-        return many({f"{role}.engine.kind": "megatron" for role in roles}, "its strategy is megatron")
+        return _on_megatron(facts)
     raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
+
+
+def model_engine(key: str, value: object, facts: Facts) -> Outcome:
+    """Engine of every role, by which verl chooses their configuration files."""
+    if value == "megatron":
+        return _on_megatron(facts)
+    if value not in (None, "dp"):
+        return refuse(f"{_OTHER_ENGINES}: set model_engine=dp")
+    return skip("strop trains with FSDP2")
+
+
+def _on_megatron(facts: Facts) -> Outcome:
+    roles = ["actor"] + ["reference"] * uses_reference(facts) + ["critic"] * uses_critic(facts)
+    roles += ["reward_model"] * (facts.get("reward_model.enable") is True)
+    return many({f"{role}.engine.kind": "megatron" for role in roles}, "its strategy is megatron")
 
 
 # Sampling and agents.

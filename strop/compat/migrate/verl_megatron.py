@@ -1,0 +1,56 @@
+"""verl: roles on megatron-core, and the settings that a reference takes from the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from strop.compat.migrate.result import Facts
+
+_ACTOR, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+_FIELDS = "megatron.override_transformer_config"
+_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+
+
+def all_on_megatron(facts: Facts) -> bool:
+    """The script names verl's configuration for megatron-core, which is that of every role."""
+    name = str(facts.get("--config-name")).removesuffix(".yaml")
+    return name == "ppo_megatron_trainer" or facts.get("model_engine") == "megatron"
+
+
+def reference_settings(
+    facts: Facts, keys: Collection[str], own_rows: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    """Settings of a reference on megatron-core where the files leave them out: its strategy, sizes and fields of
+    TransformerConfig are the actor's. verl's versions of 2025 have 1 as its sizes, and groups of the actor's.
+
+    Args:
+        facts: of the script.
+        keys: all that it sets, read or not.
+        own_rows: keys of the table; fields that have a row among them are no matter of the reference's layers.
+
+    Source: verl/trainer/config/ref/ref.yaml and megatron_ref.yaml.
+    """
+    if not all_on_megatron(facts):
+        strategy = f"{_REFERENCE}.strategy"
+        if not facts.is_given(strategy) and facts.get(f"{_ACTOR}.strategy") == "megatron":
+            yield strategy, "megatron"
+        elif facts.get(strategy) != "megatron":
+            return
+    for name in _SIZES:
+        size = facts.get(f"{_ACTOR}.megatron.{name}")
+        if size not in (None, 1):
+            yield f"{_REFERENCE}.megatron.{name}", size
+    if any(key.startswith(f"{_REFERENCE}.{_FIELDS}") for key in keys):
+        return  # the reference's own take the place of all of the actor's
+    for key in keys:
+        ours = key.replace(_ACTOR, _REFERENCE, 1)
+        is_field = key.startswith(f"{_ACTOR}.{_FIELDS}.")
+        if is_field and ours not in own_rows and facts.get(key) is not None:
+            yield ours, facts.get(key)
