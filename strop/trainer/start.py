@@ -78,8 +78,8 @@ def start_run(
         recorded: models and data sets in the records of a run that this one repeats, which are taken as they were.
 
     Raises:
-        ValueError, FileNotFoundError: as `check_devices`; a model cannot be fetched, the hub has not a data set, or a file that the
-            settings name is not there or cannot be loaded.
+        ValueError, FileNotFoundError: as `check_devices`; a model cannot be fetched, the hub has not a data set, or a
+            file that the settings name is not there or cannot be loaded.
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """

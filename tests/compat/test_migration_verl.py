@@ -25,6 +25,15 @@ MOE_LOSSES = (
 )
 
 
+SIZES = (
+    f"{A}.megatron.tensor_model_parallel_size=2",
+    f"{A}.megatron.pipeline_model_parallel_size=4",
+    f"{A}.megatron.virtual_pipeline_model_parallel_size=2",
+)
+STAGES = (f"+{A}.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=2",)
+FIELDS = "engine.megatron.transformer_config"
+
+
 def ours(migration: Migration) -> dict[str, Any]:
     return {key: value for row in migration.rows for key, value in row.outcome.ours.items()}
 
@@ -158,6 +167,21 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
           "actor.engine.expert_parallel": 8, "actor.engine.megatron.distributed_optimizer": False,
           "actor.engine.offload": "optimizer", "resources.offload_idle": True, "model.gradient_checkpointing": True,
           "actor.engine.megatron.transformer_config.moe_permute_fusion": True, "critic.engine.tensor_parallel": 4}),
+        # The reference's default is the actor's engine, sizes and fields; the losses are no matter of its layers.
+        ([f"{A}.use_kl_loss=True", f"{A}.strategy=megatron", *SIZES, *STAGES, *MOE_LOSSES],
+         {"reference.engine.kind": "megatron", "reference.engine.pipeline_parallel": 4,
+          "reference.engine.pipeline_chunks": 2, "reference.engine.tensor_parallel": 2,
+          f"reference.{FIELDS}.num_layers_in_last_pipeline_stage": 2, f"reference.{FIELDS}.moe_z_loss_coeff": None}),
+        ([f"{A}.use_kl_loss=True", "model_engine=megatron", *SIZES, *STAGES,
+          f"{REF}.megatron.pipeline_model_parallel_size=8",
+          f"+{REF}.megatron.override_transformer_config.moe_permute_fusion=True"],
+         {"actor.engine.kind": "megatron", "reference.engine.kind": "megatron", "reference.engine.pipeline_parallel": 8,
+          "reference.engine.pipeline_chunks": 2, f"reference.{FIELDS}.num_layers_in_last_pipeline_stage": None,
+          f"reference.{FIELDS}.moe_permute_fusion": True}),
+        ([f"{A}.use_kl_loss=True", f"{REF}.strategy=fsdp", f"{A}.strategy=megatron", *SIZES, *STAGES],
+         {"reference.engine.kind": None, "reference.engine.pipeline_parallel": None}),
+        (["algorithm.adv_estimator=grpo", "--config-name=ppo_megatron_trainer", *SIZES],
+         {"reference.engine.kind": None, "reference.engine.pipeline_parallel": None}),
         ([f"{A}.strategy=megatron", *MOE_LOSSES],
          {"actor.moe.z_loss_coef": 0.001, "actor.moe.balance_loss_coef": None}),
         ([f"{A}.strategy=megatron", *MOE_LOSSES,
@@ -824,3 +848,20 @@ def test_one_step_off_is_one_version_ahead(tmp_path: Path) -> None:
         "refused",
         "say where generation is: resources.apart={rollout: N}",
     )
+
+
+def test_what_a_reference_takes_from_the_actor_is_marked_as_default(tmp_path: Path) -> None:
+    found = migrate(tmp_path, f"{A}.use_kl_loss=True", f"{A}.strategy=megatron", *SIZES, *STAGES, *MOE_LOSSES)
+    places = {row.key.removeprefix(f"{REF}."): row.place for row in found.rows if row.key.startswith(REF)}
+    assert places == dict.fromkeys(
+        (
+            "strategy",
+            "megatron.tensor_model_parallel_size",
+            "megatron.pipeline_model_parallel_size",
+            "megatron.virtual_pipeline_model_parallel_size",
+            "megatron.override_transformer_config.num_layers_in_last_pipeline_stage",
+        ),
+        "default",
+    )
+    alone = migrate(tmp_path, f"{A}.strategy=megatron", *SIZES, *STAGES)
+    assert not [row for row in alone.rows if row.key.startswith(REF)]  # nor is one loaded

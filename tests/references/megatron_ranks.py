@@ -23,9 +23,7 @@ def megatron_engine(ranks: Any, folder: str, mesh: Any, *, values: bool = False)
         kind="megatron",
         max_tokens_per_device=mesh.max_tokens,
         pipeline_layers=mesh.layers,
-        megatron=MegatronConfig(
-            distributed_optimizer=mesh.distributed, transformer_config=dict(mesh.fields)
-        ),
+        megatron=MegatronConfig(distributed_optimizer=mesh.distributed, transformer_config=dict(mesh.fields)),
         **axes,
     )
     parallel = ranks.join(**axes)

@@ -20,8 +20,8 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_devices`, `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
-            or sequences that cannot be divided over ranks.
+        ValueError: as `check_devices`, `check_language_model`, `check_engine`, `check_critic`, `check_teacher`,
+            `check_reward_model`; or sequences that cannot be divided over ranks.
     """
     check_devices(config, "train")
     check_language_model(config.model)
