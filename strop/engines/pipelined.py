@@ -135,6 +135,8 @@ class _StagePasses:
         self._links = StageLinks(pipeline, self._schedule, self._buffer)
         self._open: dict[tuple[int, int], tuple[Tensor | None, _Results]] = {}
         """Hidden states that came in and results of each forward pass whose backward pass is to come."""
+        if pipeline.weight_gradients is not None:
+            pipeline.weight_gradients.clear()
         self._products: dict[int, list[WeightProduct]] = {}
         """Of each micro-batch whose gradients of weights are to come."""
 

@@ -105,6 +105,16 @@ def test_what_cannot_be_replayed_or_divided_is_refused(project: Project, moe_mod
         project.config(*ON_TWO, "actor.optim.name=adamw_8bit")
     with pytest.raises(ValueError, match=r"does not go with model.lora.target_modules=\[experts.down_proj\]"):
         project.config(*ON_TWO, "model.lora.rank=2", "model.lora.target_modules=[experts.down_proj]")
+    stages = (
+        "actor.engine.pipeline_parallel=2",
+        "actor.engine.pipeline_schedule=zero_bubble",
+        "resources.ranks=2",
+    )
+    adapter = ("model.lora.rank=2", "model.lora.target_modules=[experts.down_proj]")
+    with pytest.raises(
+        ValueError, match=r"pipeline_schedule is zero_bubble, which does not go with model.lora"
+    ):
+        project.config("resources.runtime=ray", *stages, *adapter)
 
 
 @pytest.mark.dist

@@ -61,6 +61,14 @@ TWO_STAGES = ("actor.engine.pipeline_parallel=2", "resources.ranks=2", "resource
             r"recompute_modules=\['core_attn', 'moe'\], .* use model.gradient_checkpointing=true",
         ),
         (
+            ["actor.engine.megatron.transformer_config={moe_layer_recompute: true}"],
+            "moe_layer_recompute to True, but a router that is computed again on its own",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={moe_expert_capacity_factor: 1.0}"],
+            "moe_expert_capacity_factor to 1.0, but experts here take every token that chose them",
+        ),
+        (
             ["actor.engine.megatron.transformer_config={pipeline_model_parallel_layout: Et|tL}"],
             "pipeline_model_parallel_layout to Et|tL, but pipeline_layers of the engine says",
         ),

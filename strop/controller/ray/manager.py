@@ -181,14 +181,15 @@ class WorkerManager:
                 raise self._failure
 
     def check_lives(self, member: WorkerHandle) -> None:
-        """Ask a process and its followers for a sign of life, and wait for it.
+        """Ask a process and its followers for a sign of life where they have no call, and wait for it.
 
         Raises:
             WorkerFailed, CallTimeout, GroupStopped: as `give` and `wait`.
         """
         self.look()
-        processes = (member, *member.followers)
-        self.ask(processes, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
+        # A process with a call fails by that, and would answer behind it alone.
+        idle = [process for process in (member, *member.followers) if not process.queue]
+        self.ask(idle, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
 
     def check_works(self) -> None:
         """Raise GroupStopped where the processes were stopped."""

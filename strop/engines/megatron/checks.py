@@ -23,9 +23,11 @@ _SET_ELSEWHERE = {
     "moe_aux_loss_coeff": "routers have actor.moe and sft.moe (balance_loss_coef), which no micro-batch changes",
     "moe_enable_routing_replay": "experts are given with the rows, where router replay is on",
     "moe_router_fusion": "routers here say what they choose, which the fused one does not",
+    "moe_layer_recompute": "a router that is computed again on its own does not know the routing of its pass",
+    "moe_expert_capacity_factor": "experts here take every token that chose them",
     "pipeline_model_parallel_layout": "pipeline_layers of the engine says how many layers each stage has",
 }
-"""Fields of TransformerConfig that are refused, with what to do instead."""
+"""Fields of TransformerConfig that are refused, with the reason or what to do instead."""
 
 
 def check_installed(section: str = "engine") -> None:

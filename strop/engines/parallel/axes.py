@@ -78,6 +78,16 @@ def check_stage_layers(engine: EngineConfig, num_layers: int, *, section: str = 
         )
 
 
+def without_adapted_experts(engine: EngineConfig) -> dict[str, tuple[object, object]]:
+    """Settings that adapters of experts do not go with unless they have a value: what each is, and that value."""
+    return {
+        "expert_parallel": (engine.expert_parallel, 1),
+        "tensor_parallel": (engine.tensor_parallel, 1),
+        # One sum of the adapter and all experts, whose graph is gone after the first weight's gradient.
+        "pipeline_schedule": (engine.pipeline_schedule, "1f1b"),
+    }
+
+
 def _check_divides(key: str, size: int, remaining: int, num_ranks: int) -> None:
     if remaining % size:
         others = "" if remaining == num_ranks else f", of which the other axes leave it {remaining}"

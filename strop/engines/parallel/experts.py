@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor, Shard
 from strop.engines.config import EngineConfig
 from strop.engines.moe.layers import MoELayer, moe_layers, num_experts
 from strop.engines.multimodal.inputs import language_model_class
+from strop.engines.parallel.axes import without_adapted_experts
 from strop.engines.parallel.ranks import exchanged
 from strop.engines.parallel.ulysses import exchange_rows
 
@@ -90,12 +91,11 @@ def check_adapted_experts(module: nn.Module, engine: EngineConfig, *, section: s
         ValueError: there are such adapters.
     """
     adapted = [name for name, part in module.named_modules() if hasattr(part, "parameter_name")]  # PEFT's
-    sizes = {"expert_parallel": engine.expert_parallel, "tensor_parallel": engine.tensor_parallel}
-    for key, size in sizes.items():
-        if size > 1 and adapted:
+    for key, (value, needed) in without_adapted_experts(engine).items():
+        if value != needed and adapted:
             raise ValueError(
-                f"{section}.{key} is {size}, but the adapter changes the experts {adapted[0]}, which do not go with "
-                f"it: use layers other than experts, or {section}.{key}=1"
+                f"{section}.{key} is {value}, but the adapter changes the experts {adapted[0]}, which do not go with "
+                f"it: use layers other than experts, or {section}.{key}={needed}"
             )
 
 

@@ -58,7 +58,13 @@ class WeightGradients(TorchFunctionMode):
         products, self._products = self._products, []
         return products
 
+    def clear(self) -> None:
+        """Drop the products of passes that were broken off."""
+        self._products = []
+
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
         with self:
             return forward(*args, **kwargs)
 
@@ -66,7 +72,7 @@ class WeightGradients(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        if func is F.linear and not kwargs and torch.is_grad_enabled():
+        if func is F.linear and not kwargs and torch.is_grad_enabled():  # else with the backward pass
             inputs, weight, bias = (*args, None)[:3]
             if inputs.requires_grad and weight.requires_grad and inputs.dim() > 1:
                 return _Linear.apply(inputs, weight, bias, self._keep)  # type: ignore[no-untyped-call]

@@ -151,7 +151,7 @@ class VllmEngine:
         experts = None
         if self._records_routing and tokens:
             num_read = len(prompt) + len(tokens) - 1
-            experts = routed_experts(ended["experts"], num_read=num_read, request_id=request_id)
+            experts = routed_experts(ended.get("experts"), num_read=num_read, request_id=request_id)
         return TokenOutput(
             token_ids=tuple(tokens),
             log_probs=tuple(log_probs),

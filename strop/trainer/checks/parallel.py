@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.megatron.checks import check_installed, check_settings
-from strop.engines.parallel.axes import check_axes
+from strop.engines.parallel.axes import check_axes, without_adapted_experts
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -157,12 +157,12 @@ def _check_adapted_experts(role: str, engine: EngineConfig, *, lora: tuple[str, 
     """Raise a ValueError for adapters of experts that are divided, or sharded apart from their layers; arguments as of
     `check_parallel_settings`. Those of a folder are known once it is read (`strop.engines.parallel.experts`)."""
     of_experts = [target for target in lora[1].target_modules if "expert" in target]
-    sizes = {"expert_parallel": engine.expert_parallel, "tensor_parallel": engine.tensor_parallel}
-    for key, size in sizes.items():
-        if size > 1 and lora[1].enabled and of_experts:
+    for key, (value, needed) in without_adapted_experts(engine).items():
+        if value != needed and lora[1].enabled and of_experts:
+            key_of_targets = f"{lora[0].removesuffix('.rank')}.target_modules"
             raise ValueError(
-                f"{role}.engine.{key} is {size}, which does not go with {lora[0].removesuffix('.rank')}.target_modules="
-                f"[{', '.join(of_experts)}]: use layers other than experts, or {role}.engine.{key}=1"
+                f"{role}.engine.{key} is {value}, which does not go with {key_of_targets}=[{', '.join(of_experts)}]: "
+                f"use layers other than experts, or {role}.engine.{key}={needed}"
             )
 
 

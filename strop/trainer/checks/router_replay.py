@@ -22,7 +22,7 @@ def check(config: Config) -> None:
     rollout, engine = config.rollout, config.actor.engine
     vllm = rollout.vllm
     needed = {
-        "rollout.vllm.pipeline_parallel": (vllm.pipeline_parallel, 1),
+        "rollout.vllm.pipeline_parallel": (vllm.pipeline_parallel if rollout.engine == "vllm" else 1, 1),
         "rollout.max_staleness": (rollout.max_staleness, 0),
         "rollout.over_issue": (rollout.over_issue, 0),
         "agent.num_workers": (config.agent.num_workers, 0),
@@ -35,7 +35,7 @@ def check(config: Config) -> None:
             f"vllm, or set rollout.router_replay=false"
         )
     for name in NOT_RECORDED:
-        if name in vllm.engine_args:
+        if rollout.engine == "vllm" and name in vllm.engine_args:
             raise ValueError(
                 f"rollout.router_replay is true, which does not go with {name} in rollout.vllm.engine_args: remove it, "
                 f"or set rollout.router_replay=false"
