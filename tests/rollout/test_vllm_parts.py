@@ -204,6 +204,7 @@ def test_a_follower_that_is_gone_ends_the_worker(tiny_model: Path, tmp_path: Pat
         made, ends = settings(tiny_model, tmp_path / "log"), Ends()
         part = NodePart(address, on_end=ends)
         part.start(made.engine_args(VllmConfig(tensor_parallel=2), node=1), env={}, log=tmp_path / "log")
+        wait_until(lambda: children_named("sleep 600"))
         (sleeping,) = children_named("sleep 600")
         process.kill()
         assert ends.first() == "the process that holds its devices on node 127.0.0.2 is gone"

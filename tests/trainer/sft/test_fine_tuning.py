@@ -154,7 +154,7 @@ def test_what_cannot_run_is_said_before_the_model_is_loaded(project: Project, tm
         (
             (
                 ("sft.engine.sequence_parallel=2",),
-                "sft.engine.sequence_parallel is 2, which does not divide the 1 ranks",
+                "sft.engine.sequence_parallel is 2, but the role has one rank",
             ),
             (
                 ("resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=1"),
