@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
+from strop.protocol.routed_experts import RoutedExperts
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+
+EXPERTS = RoutedExperts(num_layers=1, num_chosen=1, tokens=(b"\0\0", b"\1\0"))
+"""What engines that are `recording` say of experts."""
 
 Say = Callable[[OnToken, Sampling], Awaitable[TokenOutput]]
 
@@ -73,6 +78,11 @@ async def counting(hear: OnToken, sampling: Sampling) -> TokenOutput:
         hear(token, -float(token), 0)
         await asyncio.sleep(0)
     return whole
+
+
+async def recording(hear: OnToken, sampling: Sampling) -> TokenOutput:
+    """As counting, with a record of experts."""
+    return dataclasses.replace(await counting(hear, sampling), routed_experts=EXPERTS)
 
 
 def dying(engine: ScriptedEngine, after: int) -> Say:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
 
 import pytest
-from rollout.scripted_engine import ScriptedEngine, counting, dying, output
+from rollout.scripted_engine import EXPERTS, ScriptedEngine, counting, dying, output, recording
 from rollout_cases import run, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
@@ -184,6 +185,41 @@ def test_nothing_is_asked_again_when_only_the_end_was_lost(stop: tuple[int, ...]
     sampling = Sampling(key=5, max_tokens=2 + len(stop), stop_token_ids=stop)
     got = run(RolloutClient([bad, good], timeout_s=5).generate("a", [9], sampling))
     assert (got.token_ids, got.stop_reason, good.asked) == ((0, 1), reason, [])
+
+
+@pytest.mark.parametrize(("stop", "reason"), [((), "length"), ((1,), "stop")])
+def test_a_request_that_lost_its_record_of_experts_alone_is_read_for_it(
+    stop: tuple[int, ...], reason: str
+) -> None:
+    # The engine reads 9 and token 0, as the policy will; what it samples behind them is thrown away.
+    bad, good = ScriptedEngine(), ScriptedEngine(recording)
+    bad.say = dying(bad, 2)
+    heard: list[int] = []
+    client = RolloutClient([bad, good], timeout_s=5, records_routing=True)
+    sampling = Sampling(key=5, max_tokens=2 + len(stop), stop_token_ids=stop)
+    got = run(client.generate("a", [9], sampling, on_token=lambda token, *_: heard.append(token)))
+    assert got == dataclasses.replace(output(0, 1, stop_reason=reason), routed_experts=EXPERTS)
+    assert heard == [0, 1]
+    ((name, prompt, rest),) = good.asked
+    assert (name, prompt, rest.max_tokens) == ("a~1", (9, 0), 1)
+
+
+def test_a_request_that_lost_its_tokens_goes_on_with_the_record_of_the_engine_that_read_them() -> None:
+    bad, good = ScriptedEngine(), ScriptedEngine(recording)
+    bad.say = dying(bad, 2)
+    client = RolloutClient([bad, good], timeout_s=5, records_routing=True)
+    got = run(client.generate("a", [9], SAMPLING))
+    assert got == dataclasses.replace(output(*range(7)), routed_experts=EXPERTS)
+
+
+def test_without_a_record_of_experts_a_request_is_none() -> None:
+    engines = [ScriptedEngine(), ScriptedEngine()]
+    for engine in engines:
+        engine.say = dying(engine, 7)
+    client = RolloutClient(engines, timeout_s=5, records_routing=True)
+    with pytest.raises(NoEngine, match="no rollout engine is left"):
+        run(client.generate("a", [9], SAMPLING))
+    assert balanced(client) == (0, 1, 0)
 
 
 def test_a_cut_connection_to_a_living_engine_costs_one_more_try() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import weights_of_folder
 from strop.protocol.routed_experts import TOKEN_DTYPE
-from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.replicas.client import RolloutClient
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import VllmEngine, start_vllm
 from strop.rollout.vllm.settings import Settings
@@ -178,6 +179,39 @@ def test_an_abort_gives_the_experts_of_the_tokens_so_far(served: Served) -> None
 
     output = served.run(abort())
     assert (output.stop_reason, len(output.token_ids) < 300) == ("aborted", True)
+    check(served.models[0], prompt, output)
+
+
+class EndIsLost:
+    """An engine behind a connection that is cut once, where the record of a request would follow its last token."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine, self.asked = engine, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        self.asked.append(len(prompt_ids))
+        output = await self.engine.generate(request_id, prompt_ids, sampling, on_token=on_token)
+        if len(self.asked) == 1:
+            raise ConnectionError("the connection was cut")
+        return output
+
+
+def test_a_request_whose_end_was_lost_has_its_tokens_read_for_the_record(served: Served) -> None:
+    prompt, engine = prompt_of(30, seed=45), EndIsLost(served.engine)
+    client = RolloutClient([engine], timeout_s=60, records_routing=True)  # type: ignore[list-item]
+    output = served.run(client.generate("lost", prompt, Sampling(key=3, max_tokens=20)))
+    assert engine.asked == [30, 30 + 19]
+    assert len(output.token_ids) == 20
     check(served.models[0], prompt, output)
 
 

@@ -6,7 +6,8 @@ neither begun nor ended a request for `timeout_s`, and is not paused, the wait e
 
 An engine that fails a request, or gives no token, is probed (engine_replicas.py). Where it cannot answer, its requests
 go on elsewhere behind the tokens that were heard of, so that nothing is sampled twice and nothing lost; the engine is
-started again where its owner says how, and serves once it has generated a token at the current version.
+started again where its owner says how, and serves once it has generated a token at the current version. Where engines
+record the experts of tokens, a request whose engine is lost behind its last token is read by another one for them.
 
 Concurrency: one asyncio loop. Probes, and a task that looks at the clock, run while requests are open.
 """
@@ -75,6 +76,7 @@ class RolloutClient:
         *,
         timeout_s: float,
         restart: Restart | None = None,
+        records_routing: bool = False,
         silence_s: float = SILENCE_S,
         probe_s: float = PROBE_S,
     ) -> None:
@@ -84,13 +86,14 @@ class RolloutClient:
             engines: at least one; of several, all have the same weights. They stay their owner's to close.
             timeout_s: rollout.timeout_s.
             restart: how the owner starts one anew; without it, one that was given up serves again when it answers.
+            records_routing: engines record the experts of tokens (rollout.router_replay), and no output goes without.
             silence_s: probe an engine with requests that gives no token for so long.
             probe_s: deadline of a probe.
         """
         self.counts = RequestCounts()
         self._router = Router(engines)
         self._timeout_s, self._silence_s, self._probe_s = timeout_s, silence_s, probe_s
-        self._restart = restart
+        self._restart, self._records_routing = restart, records_routing
         self._clock: asyncio.Task[None] | None = None
 
     @property
@@ -160,7 +163,7 @@ class RolloutClient:
                     return await self._attempt(request, replica)
             except _Lost as error:
                 request.losses.append(str(error))
-            if (reason := request.end()) is not None:
+            if (reason := request.end()) is not None and not self._records_routing:
                 return request.output(reason)
             if len(request.losses) >= MAX_LOSSES:
                 raise NoEngine(
@@ -188,7 +191,8 @@ class RolloutClient:
             _Lost: the engine does not serve any more, or lost the request.
         """
         loop = asyncio.get_running_loop()
-        name, ids, sampling = request.rest()
+        reason = request.end()  # known before: of its experts alone nothing is
+        name, ids, sampling = request.rest() if reason is None else request.reading()
         before = len(request.token_ids)
         try:
             async with asyncio.timeout(None) as deadline:
@@ -203,7 +207,8 @@ class RolloutClient:
                         replica.moved_at = replica.heard_at
                         if attempt.cut is None:
                             deadline.reschedule(replica.heard_at + self._timeout_s)
-                    request.hear(token, log_prob, version)
+                    if reason is None:
+                        request.hear(token, log_prob, version)
 
                 with _held(replica, attempt):
                     output = await replica.engine.generate(name, ids, sampling, on_token=hear)
@@ -221,10 +226,12 @@ class RolloutClient:
             if replica.cause or isinstance(error, ConnectionError):
                 raise _Lost(f"engine {replica.index}: {replica.cause or error}") from error
             raise
+        request.routed_experts = output.routed_experts
+        if reason is not None:
+            return request.output(reason)
         heard = len(request.token_ids) - before  # none of an engine that says only the whole
         for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
             request.hear(*token)
-        request.routed_experts = output.routed_experts
         return request.output(output.stop_reason)
 
     async def _watch(self) -> None:
@@ -322,9 +329,7 @@ class RolloutClient:
             if self._restart is not None and replica.started is None:
                 async with asyncio.timeout(RESTART_S):
                     replica.started = await self._restart(replica.index)
-            if (
-                self.counts.open == 0
-            ):  # the loop may stand still from now on: the next request finds out about it
+            if self.counts.open == 0:  # the loop may stand still from now on: the next request finds out
                 replica.retry_at = -math.inf
                 return
             engine = replica.started or replica.engine

@@ -49,7 +49,10 @@ class EngineReplicas(EngineGroup):
         self._restarts: list[str] = []
         restart = self._restart if self._can_restart else None
         self.client: RolloutClient = RolloutClient(
-            [replica.engine for replica in engines], timeout_s=context.rollout.timeout_s, restart=restart
+            [replica.engine for replica in engines],
+            timeout_s=context.rollout.timeout_s,
+            restart=restart,
+            records_routing=context.rollout.router_replay,
         )
 
     @property

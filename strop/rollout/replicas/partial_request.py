@@ -52,17 +52,24 @@ class PartialRequest:
     def rest(self) -> tuple[str, Sequence[int], Sampling]:
         """Request for the rest, of one more attempt: an id of its own, the prompt with the tokens so far, and the
         sampling."""
+        used = len(self.token_ids)
+        return self._behind(used, max_tokens=self.sampling.max_tokens - used)
+
+    def reading(self) -> tuple[str, Sequence[int], Sampling]:
+        """Request that has an engine read what a model has read of prompt and tokens, all but the last one, for the
+        record of their experts. Its own token counts for nothing."""
+        return self._behind(len(self.token_ids) - 1, max_tokens=1)
+
+    def _behind(self, used: int, *, max_tokens: int) -> tuple[str, Sequence[int], Sampling]:
+        """Request that goes on behind the first `used` tokens."""
         self.num_attempts += 1
         if self.num_attempts == 1:
             return self.request_id, self.prompt_ids, self.sampling
-        ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
+        ids: Sequence[int] = [*self.prompt_ids, *self.token_ids[:used]]
         if media := media_of(self.prompt_ids):
             ids = MediaTokens(ids, media)
-        used = len(self.token_ids)
         sampling = dataclasses.replace(
-            self.sampling,
-            max_tokens=self.sampling.max_tokens - used,
-            position=self.sampling.position + used,
+            self.sampling, max_tokens=max_tokens, position=self.sampling.position + used
         )
         return f"{self.request_id}~{self.num_attempts - 1}", ids, sampling
 

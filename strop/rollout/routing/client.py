@@ -212,6 +212,8 @@ class RoutedClient:
             finally:
                 del self._attempts[number]
                 self._tell({"leave": number})
+            if (reason := request.end()) is not None:
+                return request.output(reason)
             if len(request.losses) >= MAX_LOSSES:
                 raise NoEngine(
                     f"{request_id} was lost with {MAX_LOSSES} rollout workers, one after another, and is not tried "

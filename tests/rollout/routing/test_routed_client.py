@@ -205,6 +205,24 @@ def test_engines_that_are_lost_have_their_requests_served_by_other_workers() -> 
     run(body())
 
 
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_nothing_is_asked_again_of_another_worker_when_only_the_end_was_lost(begins_again: bool) -> None:
+    async def ending(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        for token in range(3):
+            hear(token, -float(token), 0)
+        raise NoEngine("it died")
+
+    async def body() -> None:
+        engines = ScriptedEngine(ending), ScriptedEngine(paced)
+        async with workers(*engines, begins_again=begins_again) as (_, (a, b)):
+            work = generated(a, ["0"], Sampling(key=0, max_tokens=3))
+            done, _ = await step((a, work), (b, nothing()))
+            assert done == [output(0, 1, 2)]
+            assert engines[1].asked == []
+
+    run(body())
+
+
 def test_where_no_worker_is_left_the_error_says_why() -> None:
     async def no_engine(hear: OnToken, sampling: Sampling) -> TokenOutput:
         raise NoEngine("it died")
