@@ -3,8 +3,8 @@
 A replica is a rollout worker with its engines; several may compute together with one copy of the model. Requests of an
 episode begin at its home: the worker whose agent plays it, then the replica that had its last request, whose cache
 knows the beginning. A home that runs as many as it can lets them wait, and whichever replica has room takes them. Where
-none waits, a replica that has had much less to do than another one for `patience_s` takes over half of the difference,
-in the middle of their responses.
+none waits, a copy that has had much less to do than another one for `patience_s` takes over half of the difference, in
+the middle of their responses: whichever of its replicas from whichever of the other's.
 
 A pure data structure: no clock, no connection. `now` is in seconds of any clock.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 PATIENCE_S = 2.0
-"""A request in the middle is taken over from a replica that has had twice the work of another for so long: its tokens
+"""A request in the middle is taken over from a copy that has had twice the work of another for so long: its tokens
 are computed again there, which is not worth a moment, and short steps stay the same to the bit."""
 MAX_HOMES = 1 << 18
 """Episodes whose replica is remembered."""
@@ -60,19 +60,17 @@ class ReplicaLoad:
     """Requests that it runs at a time."""
     can_continue: bool
     """It goes on in the middle of a response with the tokens that would have followed."""
+    copy: ModelCopy
+    """The one that it computes with."""
     is_serving: bool = False
     cause: str = "it has not begun"
     """Reason for which it does not serve."""
     version: int = 0
     """Policy version that it generates with."""
-    copy: list[ReplicaLoad] = field(default_factory=list)
-    """The replicas that compute together with one copy of the model, this one too: what one of them runs, all run."""
     running: dict[RoutedRequest, None] = field(default_factory=dict)
     """In the order in which they came."""
     waiting: deque[RoutedRequest] = field(default_factory=deque)
     """At home here, without a place."""
-    low_since: float | None = None
-    """Time since when it has had much less to do than another."""
     busy_s: float = 0.0
     serving_s: float = 0.0
     changed_at: float = 0.0
@@ -83,23 +81,48 @@ class ReplicaLoad:
         return len(self.running) + len(self.waiting)
 
     @property
-    def load_of_copy(self) -> float:
-        """Average of those that compute together."""
-        return sum(replica.load for replica in self.copy) / len(self.copy)
-
-    @property
     def has_room(self) -> bool:
         """It may be given one more."""
         return self.is_serving and len(self.running) < self.capacity
 
     def pass_time(self, now: float) -> None:
         """Count the time since the last change, of all that compute together."""
-        is_busy = any(replica.running for replica in self.copy)
-        for replica in self.copy:
+        is_busy = any(replica.running for replica in self.copy.members)
+        for replica in self.copy.members:
             if replica.is_serving:
                 replica.serving_s += now - replica.changed_at
                 replica.busy_s += (now - replica.changed_at) * is_busy
             replica.changed_at = now
+
+
+@dataclass(eq=False)
+class ModelCopy:
+    """A copy of the model, and the replicas that compute together with it: what one of them runs, all run."""
+
+    members: list[ReplicaLoad] = field(default_factory=list)
+    low_since: float | None = None
+    """Time since when it has had much less to do than another."""
+
+    @property
+    def total_load(self) -> int:
+        """Requests that it has to generate for."""
+        return sum(replica.load for replica in self.members)
+
+    @property
+    def load(self) -> float:
+        """Average of its replicas."""
+        return self.total_load / len(self.members)
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of all its replicas; None while one of them does not serve, or has another one."""
+        versions = {replica.version if replica.is_serving else None for replica in self.members}
+        return versions.pop() if len(versions) == 1 else None
+
+    @property
+    def can_continue(self) -> bool:
+        """All its replicas can."""
+        return all(replica.can_continue for replica in self.members)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +154,7 @@ class RoutingTable:
             patience_s: imbalance of this duration moves requests that run.
         """
         self.replicas: dict[int, ReplicaLoad] = {}
-        self._copies: dict[int, list[ReplicaLoad]] = {}
+        self._copies: dict[int, ModelCopy] = {}
         self._patience_s = patience_s
         self._requests: dict[tuple[int, int], RoutedRequest] = {}
         self._homes: OrderedDict[str, int] = OrderedDict()
@@ -146,15 +169,15 @@ class RoutingTable:
             capacity, can_continue: as of ReplicaLoad.
             copy: number of the copy of the model, of which several workers may hold parts; None for one of its own.
         """
-        members = self._copies.setdefault(index if copy is None else copy, [])
-        self.replicas[index] = replica = ReplicaLoad(index, capacity, can_continue, copy=members)
-        members.append(replica)
+        shared = self._copies.setdefault(index if copy is None else copy, ModelCopy())
+        self.replicas[index] = replica = ReplicaLoad(index, capacity, can_continue, shared)
+        shared.members.append(replica)
 
     def begin(self, index: int, version: int, now: float) -> list[Decision]:
         """The engines of a worker serve, with this policy version."""
         replica = self.replicas[index]
         replica.pass_time(now)
-        replica.is_serving, replica.cause, replica.version, replica.low_since = True, "", version, None
+        replica.is_serving, replica.cause, replica.version, replica.copy.low_since = True, "", version, None
         return self._fill(now)
 
     def stop(self, index: int, cause: str, now: float) -> list[Decision]:
@@ -170,7 +193,7 @@ class RoutingTable:
             self._forget(request, now)
         replica = self.replicas.pop(index)
         replica.pass_time(now)
-        replica.copy.remove(replica)
+        replica.copy.members.remove(replica)
         self._past = (self._past[0] + replica.serving_s, self._past[1] + replica.busy_s)
         for request in replica.waiting:  # those of others wait at their own
             request.home = request.origin
@@ -196,20 +219,21 @@ class RoutingTable:
         return self._fill(now)
 
     def rebalance(self, now: float) -> list[Decision]:
-        """Move requests that run to replicas that have had much less to do for `patience_s`."""
-        serving = [
-            replica for replica in self.replicas.values() if replica.is_serving and replica.can_continue
-        ]
+        """Move requests that run to copies of the model that have had much less to do for `patience_s`."""
+        copies = [copy for copy in self._copies.values() if copy.members and copy.can_continue]
+        able = [copy for copy in copies if copy.version is not None]
         decisions: list[Decision] = []
-        for idle in sorted(serving, key=lambda replica: (replica.load_of_copy, replica.load)):
-            others = [other for other in serving if other.version == idle.version]
-            busiest = max(others, key=lambda replica: (replica.load_of_copy, len(replica.running)))
-            if busiest.load_of_copy < 2 * idle.load_of_copy + 2:
+        for idle in sorted(able, key=lambda copy: copy.load):
+            busier = [
+                copy for copy in able if copy.version == idle.version and copy.load >= 2 * idle.load + 2
+            ]
+            if not busier:
                 idle.low_since = None
             elif idle.low_since is None:
                 idle.low_since = now
             elif now - idle.low_since >= self._patience_s:
-                decisions += self._take_over(idle, busiest, now)
+                idle.low_since = now
+                decisions += self._take_over(idle, max(busier, key=lambda copy: copy.load), now)
         return decisions
 
     def take_stats(self, now: float) -> RoutingStats:
@@ -249,7 +273,7 @@ class RoutingTable:
         for home in self.replicas.values() if rooms else ():
             for request in self._eligible_anywhere(home):
                 fitting = (other for other in rooms if self._fits(other, request))
-                replica = min(fitting, key=lambda other: (other.load_of_copy, other.load))
+                replica = min(fitting, key=lambda other: (other.copy.load, other.load))
                 decisions.append(self._give(replica, request, now))
         return decisions
 
@@ -320,23 +344,19 @@ class RoutingTable:
             and (not request.stays or replica.index == request.origin)
         )
 
-    def _take_over(self, idle: ReplicaLoad, busiest: ReplicaLoad, now: float) -> list[Decision]:
-        """Half of the difference, the requests that came last: they have the fewest tokens to compute again."""
-        idle.low_since = now
-        difference = busiest.load_of_copy - idle.load_of_copy
-        count = min(int(difference / 2), idle.capacity - len(idle.running))
-        movable = [
-            request
-            for request in reversed(busiest.running)
-            if not request.stays and idle.index not in request.excluded
-        ]
-        decisions = []
-        for request in movable[:count]:
-            busiest.pass_time(now)
-            del busiest.running[request]
-            self._put(idle, request, now)
+    def _take_over(self, idle: ModelCopy, busiest: ModelCopy, now: float) -> list[Decision]:
+        """As many requests as make both averages the same, or nearly: whichever of its replicas has least to do takes
+        the one that came last of the replica that runs most, since it has the fewest tokens to compute again."""
+        each, other = len(idle.members), len(busiest.members)
+        count = (busiest.total_load * each - idle.total_load * other) // (each + other)
+        decisions: list[Decision] = []
+        while len(decisions) < count and (move := _next_move(idle, busiest)) is not None:
+            request, giver, taker = move
+            giver.pass_time(now)
+            del giver.running[request]
+            self._put(taker, request, now)
             self._num_taken_over += 1
-            decisions.append(Decision(request=request, replica=idle.index, is_move=True))
+            decisions.append(Decision(request=request, replica=taker.index, is_move=True))
         return decisions + self._fill(now)
 
     def _forget(self, request: RoutedRequest, now: float) -> None:
@@ -346,3 +366,16 @@ class RoutingTable:
         elif (replica := self.replicas.get(request.replica)) is not None:
             replica.pass_time(now)
             replica.running.pop(request, None)  # it came back meanwhile, with none of its requests
+
+
+def _next_move(idle: ModelCopy, busiest: ModelCopy) -> tuple[RoutedRequest, ReplicaLoad, ReplicaLoad] | None:
+    """A request that may go on in another copy, its replica and the next one; None without any."""
+    rooms = sorted(
+        (replica for replica in idle.members if replica.has_room), key=lambda replica: replica.load
+    )
+    for giver in sorted(busiest.members, key=lambda replica: -len(replica.running)):
+        for request in reversed(giver.running):
+            takers = (replica for replica in rooms if replica.index not in request.excluded)
+            if not request.stays and (taker := next(takers, None)) is not None:
+                return request, giver, taker
+    return None

@@ -28,6 +28,11 @@ def ask(
     return places
 
 
+def loads_of(table: RoutingTable) -> list[int]:
+    """Requests of each replica."""
+    return [replica.load for replica in table.replicas.values()]
+
+
 def told(decisions: list[Decision]) -> list[tuple[int, int, int | None, bool]]:
     """Origin and number of the request, its replica, and whether it is moved."""
     return [(d.request.origin, d.request.number, d.replica, d.is_move) for d in decisions]
@@ -72,7 +77,7 @@ def test_half_of_the_difference_is_taken_over_after_a_time_of_imbalance_the_last
     assert table.rebalance(1.0) == []
     assert table.rebalance(2.9) == []
     assert told(table.rebalance(3.0)) == [(0, 6, 1, True), (0, 5, 1, True), (0, 4, 1, True)]
-    assert [replica.load for replica in table.replicas.values()] == [4, 4]
+    assert loads_of(table) == [4, 4]
     assert table.rebalance(9.0) == []
 
 
@@ -107,12 +112,68 @@ def test_requests_stay_among_ranks_that_compute_together() -> None:
 
 
 def test_a_copy_without_work_takes_over_from_the_ranks_of_another() -> None:
-    # Averages 4 and 0: rank 2 takes (4 - 0) // 2 of rank 0; then 3 < 2 * 1 + 2, so rank 3 takes none.
+    # 8 requests and none: half of them go on in the other copy, by turns of its ranks.
     table = table_of_copies()
     ask(table, 0, *range(8))
     table.rebalance(0.0)
-    assert told(table.rebalance(2.0)) == [(0, 7, 2, True), (0, 6, 2, True)]
-    assert [replica.load for replica in table.replicas.values()] == [6, 0, 2, 0]
+    assert told(table.rebalance(2.0)) == [(0, 7, 2, True), (0, 6, 3, True), (0, 5, 2, True), (0, 4, 3, True)]
+    assert loads_of(table) == [4, 0, 2, 2]
+    assert table.rebalance(9.0) == []
+
+
+def test_both_ranks_of_a_busy_copy_give_the_ones_that_run_most_first() -> None:
+    # 5 + 3 requests and none: 4 go, of rank 0 until it runs as many as rank 1.
+    table = table_of_copies()
+    ask(table, 0, *range(5))
+    ask(table, 1, *range(3))
+    table.rebalance(0.0)
+    moved = [(0, 4, 2, True), (0, 3, 3, True), (0, 2, 2, True), (1, 2, 3, True)]
+    assert told(table.rebalance(2.0)) == moved
+    assert loads_of(table) == [2, 2, 2, 2]
+
+
+def test_a_rank_whose_requests_stay_leaves_it_to_the_other_one_to_give() -> None:
+    table = table_of_copies()
+    ask(table, 0, *range(5), stays=True)
+    ask(table, 1, *range(3))
+    table.rebalance(0.0)
+    assert told(table.rebalance(2.0)) == [(1, 2, 2, True), (1, 1, 3, True), (1, 0, 2, True)]
+
+
+def test_a_request_goes_to_the_rank_that_has_not_lost_it() -> None:
+    table = table_of_copies()
+    ask(table, 0, *range(4), excluded=frozenset({2}))
+    table.rebalance(0.0)
+    assert told(table.rebalance(2.0)) == [(0, 3, 3, True), (0, 2, 3, True)]
+
+
+def test_a_rank_without_room_leaves_it_to_the_other_one_to_take() -> None:
+    table = RoutingTable(patience_s=2.0)
+    for index, capacity in enumerate((8, 8, 1, 8)):
+        table.add(index, capacity=capacity, can_continue=True, copy=index // 2 * 2)
+        table.begin(index, 0, 0.0)
+    ask(table, 0, *range(8))
+    table.rebalance(0.0)
+    assert told(table.rebalance(2.0)) == [(0, 7, 2, True), (0, 6, 3, True), (0, 5, 3, True), (0, 4, 3, True)]
+
+
+def test_copies_of_several_sizes_have_as_many_for_each_rank() -> None:
+    # 9 requests on two ranks and none on one: (9 * 1 - 0 * 2) // 3 = 3 of them go, which leaves 3 for each rank.
+    table = RoutingTable(patience_s=2.0)
+    for index, copy in enumerate((0, 0, 2)):
+        table.add(index, capacity=9, can_continue=True, copy=copy)
+        table.begin(index, 0, 0.0)
+    ask(table, 0, *range(9))
+    table.rebalance(0.0)
+    assert [number for _, number, _, _ in told(table.rebalance(2.0))] == [8, 7, 6]
+
+
+def test_a_copy_of_which_a_rank_does_not_serve_takes_nothing() -> None:
+    table = table_of_copies()
+    table.stop(3, "its part of the step failed", 0.0)
+    ask(table, 0, *range(8))
+    table.rebalance(0.0)
+    assert table.rebalance(9.0) == []
 
 
 def test_a_rank_is_busy_while_one_that_computes_with_it_has_a_request() -> None:
@@ -156,7 +217,7 @@ def test_a_replica_that_is_gone_takes_its_own_requests_with_it_and_others_ask_ag
     assert ask(table, 1, 3) == [-1]
     assert told(table.remove(0, 1.0)) == []
     assert told(table.remove(1, 1.0)) == []  # 1/2 at replica 2 has ended with it
-    assert [replica.load for replica in table.replicas.values()] == [1]
+    assert loads_of(table) == [1]
     # The client of a request that was lost gives its place back and asks for another one.
     table.leave(2, 0, 2.0)
     assert told(table.place(RoutedRequest(2, 1, "2/0", excluded=frozenset({1})), 2.0)) == [(2, 1, 2, False)]
