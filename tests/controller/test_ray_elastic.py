@@ -146,16 +146,16 @@ def test_one_that_hangs_while_it_starts_is_given_up_although_the_others_answer(s
     group.call.rank_of(dies=[2])
     group.pop_losses()
     stage.refuses.write_text("hang")
-    group._options = replace(group._options, timeout_s=40)
+    group._options = replace(group._options, timeout_s=5)
     group.start_replacement(2)
     started_at = time.monotonic()
     while not (failed := group.pop_losses()):
-        assert time.monotonic() - started_at < 150
+        assert time.monotonic() - started_at < 60
         assert group.call.rank_of() == [0, 1]
         time.sleep(0.2)
     assert failed[0].was_starting
-    assert "raised TimeoutError: it has not started within 40 s" in failed[0].failure.sentence()
-    assert time.monotonic() - started_at >= 40
+    assert "raised TimeoutError: it has not started within 5 s" in failed[0].failure.sentence()
+    assert time.monotonic() - started_at >= 5
     assert group.call.rank_of() == [0, 1]
 
 

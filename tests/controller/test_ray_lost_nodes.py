@@ -44,7 +44,12 @@ nodes.shutdown()
 
 @pytest.mark.parametrize(
     ("how", "error"),
-    [("elastic here", "RankLost"), ("fixed here", "RankFailed"), ("fixed there", "RankFailed")],
+    [
+        ("elastic here", "RankLost"),
+        ("elastic there", "RankFailed"),
+        ("fixed here", "RankFailed"),
+        ("fixed there", "RankFailed"),
+    ],
 )
 def test_reading_its_rows_says_that_its_process_has_died(tmp_path: Path, how: str, error: str) -> None:
     facts = run(PROGRAM, str(tmp_path), *how.split())
