@@ -13,6 +13,7 @@ import torch
 from references.engine_steps import PAIRS, Result, Setting, one_process, value_model
 from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
+from strop.engines.megatron import checks
 from strop.engines.packing import make_rows
 
 pytestmark = pytest.mark.skipif(
@@ -94,6 +95,24 @@ def compare(folder: Path, mesh: Mesh, close: dict[str, float], *, values: bool =
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_one_process_takes_the_step_of_the_torch_engine(tiny_folder: Folder, kind: str) -> None:
     compare(tiny_folder(kind), Mesh(), FLOAT64)
+
+
+def set_fields(ranks: Ranks, folder: str) -> tuple[frozenset[str], frozenset[str]]:
+    """In a rank: the fields of TransformerConfig that a model with experts and an engine set."""
+    from references.megatron_cpu import use_cpu
+
+    use_cpu()
+    from strop.engines.config import EngineConfig, ModelConfig
+    from strop.engines.megatron import model
+    from strop.engines.model import load_model
+
+    of_engine = model._axis_settings(EngineConfig(kind="megatron"), torch.device("cpu"))
+    return frozenset(model._model_settings(load_model(ModelConfig(path=folder)))), frozenset(of_engine)
+
+
+def test_the_fields_that_are_set_are_those_that_are_refused(tiny_folder: Folder) -> None:
+    fields = run_ranks(set_fields, 1, str(tiny_folder("qwen3_moe")), timeout_s=200)
+    assert fields == [(checks.SET_BY_MODEL, checks.SET_BY_ENGINE)]
 
 
 @pytest.mark.dist

@@ -57,6 +57,25 @@ TWO_STAGES = ("actor.engine.pipeline_parallel=2", "resources.ranks=2", "resource
             "actor.engine.megatron.transformer_config sets moe_router_fusion to True",
         ),
         (
+            ["actor.engine.megatron.transformer_config={hidden_size: 64}"],
+            "actor.engine.megatron.transformer_config sets hidden_size, which follows from the model: remove it",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={moe_aux_loss_coeff: 0.0}"],
+            "transformer_config sets moe_aux_loss_coeff, which follows from the model: remove it",
+        ),
+        (
+            ["actor.engine.megatron.transformer_config={context_parallel_size: 1}"],
+            "sets context_parallel_size, which follows from the other settings of the engine: remove it",
+        ),
+        (
+            [
+                "actor.engine.megatron.transformer_config={recompute_granularity: full}",
+                "model.gradient_checkpointing=true",
+            ],
+            "sets recompute_granularity, which follows from model.gradient_checkpointing=true: remove it, or set that",
+        ),
+        (
             ["actor.engine.megatron.transformer_config={recompute_modules: [core_attn, moe]}"],
             r"recompute_modules=\['core_attn', 'moe'\], .* use model.gradient_checkpointing=true",
         ),
@@ -117,6 +136,12 @@ def test_settings_that_it_does_not_have(
     monkeypatch.setattr("strop.trainer.checks.parallel.check_installed", lambda section: None)
     with pytest.raises(ValueError, match=sentence):
         check(load_config(Config, overrides=["model.path=m", "actor.engine.kind=megatron", *overrides]))
+
+
+def test_layers_are_computed_again_by_fields_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.trainer.checks.parallel.check_installed", lambda section: None)
+    fields = "actor.engine.megatron.transformer_config={recompute_granularity: selective}"
+    check(load_config(Config, overrides=["model.path=m", "actor.engine.kind=megatron", fields]))
 
 
 needs_megatron = pytest.mark.skipif(

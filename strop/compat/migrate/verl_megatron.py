@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from strop.compat.migrate.result import Facts
+from strop.compat.migrate.result import Facts, Outcome, many, skip
+from strop.engines.megatron.checks import SET_BY_ENGINE, SET_BY_MODEL
 
 _ACTOR, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _FIELDS = "megatron.override_transformer_config"
@@ -22,6 +23,14 @@ def all_on_megatron(facts: Facts) -> bool:
     """The script names verl's configuration for megatron-core, which is that of every role."""
     name = str(facts.get("--config-name")).removesuffix(".yaml")
     return name == "ppo_megatron_trainer" or facts.get("model_engine") == "megatron"
+
+
+def transformer_field(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
+    """A field of megatron-core's TransformerConfig, unless the model or the engine says it here."""
+    name = key.partition(f"{_FIELDS}.")[2]
+    if name in SET_BY_MODEL | SET_BY_ENGINE:
+        return skip("follows from the model and the other settings of the engine")
+    return many({f"{ours}.{name}": value})
 
 
 def reference_settings(

@@ -28,6 +28,23 @@ _SET_ELSEWHERE = {
     "pipeline_model_parallel_layout": "pipeline_layers of the engine says how many layers each stage has",
 }
 """Fields of TransformerConfig that are refused, with the reason or what to do instead."""
+SET_BY_MODEL = frozenset((
+    *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "ffn_hidden_size"),
+    *("layernorm_epsilon", "normalization", "gated_linear_unit", "activation_func", "add_bias_linear"),
+    *("add_qkv_bias", "qk_layernorm", "hidden_dropout", "attention_dropout", "params_dtype", "pipeline_dtype", "bf16"),
+    *("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax", "moe_layer_freq"),
+    *("moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_grouped_gemm"),
+))  # fmt: skip
+"""Fields of TransformerConfig whose values are those of the model's folder and precision, or of its layers here."""
+SET_BY_ENGINE = frozenset((
+    *("tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+    *("calculate_per_token_loss", "variable_seq_lengths", "moe_token_dispatcher_type", "batch_p2p_comm"),
+    *("perform_initialization", "use_cpu_initialization"),
+))  # fmt: skip
+"""Fields of TransformerConfig that follow from the other settings of the engine."""
+RECOMPUTED = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+"""Fields of TransformerConfig that model.gradient_checkpointing=true sets."""
 
 
 def check_installed(section: str = "engine") -> None:
@@ -111,11 +128,35 @@ def _check_fields(fields: Mapping[str, Any], section: str) -> None:
     for name, instead in _SET_ELSEWHERE.items():
         if fields.get(name):
             raise ValueError(f"{key} sets {name} to {fields[name]}, but {instead}: remove it")
+    for names, origin in (
+        (SET_BY_MODEL, "follows from the model"),
+        (SET_BY_ENGINE, "follows from the other settings of the engine"),
+    ):
+        if taken := sorted(names & fields.keys()):
+            raise ValueError(f"{key} sets {taken[0]}, which {origin}: remove it")
     if "moe" in (fields.get("recompute_modules") or ()):
         raise ValueError(
             f"{key} has recompute_modules={list(fields['recompute_modules'])}, but a router that is computed again on "
             f"its own does not know the routing of its pass: remove moe, or use model.gradient_checkpointing=true"
         )
+
+
+def check_recomputed_fields(engine: EngineConfig, *, section: str = "engine") -> None:
+    """Refuse fields of TransformerConfig that model.gradient_checkpointing=true sets.
+
+    Args:
+        engine: settings of the role, whose layers are computed again in the backward pass.
+        section: what the sentence calls them, such as critic.engine.
+
+    Raises:
+        ValueError: the sentence names the field.
+    """
+    for name in RECOMPUTED:
+        if name in engine.megatron.transformer_config:
+            raise ValueError(
+                f"{section}.megatron.transformer_config sets {name}, which follows from "
+                f"model.gradient_checkpointing=true: remove it, or set that to false"
+            )
 
 
 def check_model(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:

@@ -28,7 +28,7 @@ from strop.engines.attention import FORMULA_NAME, AttentionContext
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.head import Head
-from strop.engines.megatron.checks import check_model
+from strop.engines.megatron.checks import check_model, check_recomputed_fields
 from strop.engines.megatron.layers import PackedRow, Stage, layer_specs
 from strop.engines.megatron.routers import ExpertLayers, expert_layers
 from strop.engines.megatron.stages import STAGE_FIELDS, stage_layout, stage_sizes
@@ -193,6 +193,7 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
     """The model's shape and the parallel axes in the words of megatron-core."""
     settings = _model_settings(whole) | _axis_settings(engine, device)
     if whole.is_recomputed:
+        check_recomputed_fields(engine)
         settings |= {
             "recompute_granularity": "full",
             "recompute_method": "uniform",
@@ -205,11 +206,7 @@ def _config(whole: CausalLM, engine: EngineConfig, device: torch.device) -> Tran
         settings["pipeline_model_parallel_layout"] = stage_layout(sizes)
     fields = engine.megatron.transformer_config
     overrides = {name: value for name, value in fields.items() if name not in STAGE_FIELDS}
-    if taken := sorted(set(overrides) & set(settings)):
-        raise ValueError(
-            f"engine.megatron.transformer_config of this role sets {taken[0]}, which follows from the model and the "
-            f"other settings of the engine: remove it"
-        )
+    assert not set(overrides) & set(settings), "check_settings refuses them"
     try:
         return TransformerConfig(**settings, **{**may_change, **overrides})
     except (TypeError, ValueError, AssertionError) as error:

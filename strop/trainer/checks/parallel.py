@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
-from strop.engines.megatron.checks import check_installed, check_settings
+from strop.engines.megatron.checks import check_installed, check_recomputed_fields, check_settings
 from strop.engines.parallel.axes import check_axes, without_adapted_experts
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def _check_megatron_settings(
     `check_parallel_settings`."""
     check_installed(f"{role}.engine")
     check_settings(engine, optim, section=f"{role}.engine")
+    if model.gradient_checkpointing and optim is not None:
+        check_recomputed_fields(engine, section=f"{role}.engine")
     for key, value, needed in (
         (lora[0], lora[1].rank, 0),
         ("model.use_liger", model.use_liger, False),
