@@ -88,6 +88,40 @@ def test_a_layer_behind_which_nobody_waits_is_not_left_out() -> None:
     assert left_out.take() == []
 
 
+class Product(nn.Linear):
+    """A matrix with a bias, by a call of its own."""
+
+    def __init__(self, call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(4, 6, dtype=torch.float64)
+        self.call = call
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.call(hidden, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w, b: F.linear(x, weight=w, bias=b),
+        lambda x, w, b: F.linear(bias=b, input=x, weight=w),
+        lambda x, w, b: F.linear(x, w, bias=b),
+        lambda x, w, b: F.linear(x, weight=w) + b,
+    ],
+)
+def test_operands_by_name_are_those_by_place(call: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    layer, (_, inputs) = Product(call), layer_and_inputs()
+    left_out = WeightGradients([layer])
+    layer(inputs.requires_grad_(True)).square().sum().backward()
+    assert layer.weight.grad is None
+    (product,) = left_out.take()
+    product.add()
+    grad, weight, bias = inputs.grad, layer.weight.grad, layer.bias.grad
+    inputs.grad = layer.weight.grad = layer.bias.grad = None
+    (inputs @ layer.weight.T + layer.bias).square().sum().backward()
+    for ours, theirs in ((grad, inputs.grad), (weight, layer.weight.grad), (bias, layer.bias.grad)):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_products_keep_nothing_of_the_graph() -> None:
     layer, inputs = layer_and_inputs()
     left_out = WeightGradients([layer])

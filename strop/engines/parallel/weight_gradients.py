@@ -72,14 +72,24 @@ class WeightGradients(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        if func is F.linear and not kwargs and torch.is_grad_enabled():  # else with the backward pass
-            inputs, weight, bias = (*args, None)[:3]
+        kwargs = kwargs or {}
+        if func is F.linear and torch.is_grad_enabled():
+            inputs, weight, bias = _operands(*args, **kwargs)
             if inputs.requires_grad and weight.requires_grad and inputs.dim() > 1:
                 return _Linear.apply(inputs, weight, bias, self._keep)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)  # whose gradients come with the backward pass
 
     def _keep(self, product: WeightProduct) -> None:
         self._products.append(product)
+
+
+def _operands(
+    input: Tensor,  # noqa: A002  (torch's name)
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Operands of `torch.nn.functional.linear`, given by place or by its names."""
+    return input, weight, bias
 
 
 class _Linear(torch.autograd.Function):
