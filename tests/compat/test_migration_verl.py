@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.compat.migrate import Migration, migrate_verl, migrate_verl_sft, read_verl, verl_command
 from strop.compat.migrate.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
+from strop.config import load_config
+from strop.trainer.checks import parallel
+from strop.trainer.config import Config
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 
@@ -180,6 +184,16 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
           f"reference.{FIELDS}.moe_permute_fusion": True}),
         ([f"{A}.use_kl_loss=True", f"{REF}.strategy=fsdp", f"{A}.strategy=megatron", *SIZES, *STAGES],
          {"reference.engine.kind": None, "reference.engine.pipeline_parallel": None}),
+        # So have the critic and a reward model, in whose process groups of the actor's sizes are there already.
+        ([f"{A}.strategy=megatron", "critic.strategy=megatron", *SIZES,
+          "critic.megatron.pipeline_model_parallel_size=2"],
+         {"critic.engine.tensor_parallel": 2, "critic.engine.pipeline_parallel": 2, "critic.engine.pipeline_chunks": 2,
+          "reward_model.engine.tensor_parallel": None}),
+        (["model_engine=megatron", *SIZES, "algorithm.adv_estimator=grpo", "reward_model.enable=True",
+          "reward_model.model.path=r"],
+         {"critic.engine.tensor_parallel": None, "reward_model.engine.kind": "megatron",
+          "reward_model.engine.tensor_parallel": 2, "reward_model.engine.pipeline_parallel": 4}),
+        ([f"{A}.strategy=megatron", *SIZES], {"critic.engine.tensor_parallel": None}),
         (["algorithm.adv_estimator=grpo", "--config-name=ppo_megatron_trainer", *SIZES],
          {"reference.engine.kind": None, "reference.engine.pipeline_parallel": None}),
         ([f"{A}.strategy=megatron", *MOE_LOSSES],
@@ -871,3 +885,14 @@ def test_what_a_reference_takes_from_the_actor_is_marked_as_default(tmp_path: Pa
     )
     alone = migrate(tmp_path, f"{A}.strategy=megatron", *SIZES, *STAGES)
     assert not [row for row in alone.rows if row.key.startswith(REF)]  # nor is one loaded
+
+
+def test_a_critic_without_sizes_of_its_own_loads_beside_the_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.trainer.checks.parallel.check_installed", lambda section: None)
+    settings = ("model_engine=megatron", f"{M}.path=m", "trainer.n_gpus_per_node=16", *SIZES)
+    found = ours(migrate(tmp_path, *settings))
+    config = load_config(Config, overrides=[f"{key}={json.dumps(value)}" for key, value in found.items()])
+    assert "critic" in config.roles
+    parallel.check(config)

@@ -88,6 +88,10 @@ def migrate_verl(settings: Sequence[Found], *, engine: object = None) -> Migrati
     if uses_reference(facts):
         keys = [setting.key for setting in settings if setting.kind == "set"]
         inherited |= verl_megatron.reference_settings(facts, keys, table.rows)
+    if uses_critic(facts):
+        inherited |= verl_megatron.sizes_in_shared_groups(facts, "critic")
+    if facts.get("reward_model.enable") is True:
+        inherited |= verl_megatron.sizes_in_shared_groups(facts, "reward_model")
     follows = {key: value for key, value in inherited.items() if not facts.is_given(key)}
     return apply_table(settings, table, defaults=defaults | follows, write_out=(*written, *follows))
 

@@ -1,4 +1,4 @@
-"""verl: roles on megatron-core, and the settings that a reference takes from the actor."""
+"""verl: roles on megatron-core, and the settings that the others take from the actor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,29 @@ def all_on_megatron(facts: Facts) -> bool:
     """The script names verl's configuration for megatron-core, which is that of every role."""
     name = str(facts.get("--config-name")).removesuffix(".yaml")
     return name == "ppo_megatron_trainer" or facts.get("model_engine") == "megatron"
+
+
+def sizes_in_shared_groups(facts: Facts, section: str) -> Iterator[tuple[str, Any]]:
+    """Sizes of a role on megatron-core where the files leave them out: its own default is 1, but the actor's process
+    has its groups made first, and no others: the role runs with the actor's sizes.
+
+    Args:
+        facts: of the script.
+        section: of the role, such as critic.
+
+    Source: verl/trainer/config/engine/megatron.yaml and verl/workers/megatron_workers.py, where a role makes groups
+    unless there are some.
+    """
+    strategies = (facts.get(f"{_ACTOR}.strategy"), facts.get(f"{section}.strategy"))
+    if all_on_megatron(facts) or strategies == ("megatron", "megatron"):
+        yield from _sizes_of_actor(facts, section)
+
+
+def _sizes_of_actor(facts: Facts, section: str) -> Iterator[tuple[str, Any]]:
+    for name in _SIZES:
+        size = facts.get(f"{_ACTOR}.megatron.{name}")
+        if size not in (None, 1):
+            yield f"{section}.megatron.{name}", size
 
 
 def transformer_field(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
@@ -52,10 +75,7 @@ def reference_settings(
             yield strategy, "megatron"
         elif facts.get(strategy) != "megatron":
             return
-    for name in _SIZES:
-        size = facts.get(f"{_ACTOR}.megatron.{name}")
-        if size not in (None, 1):
-            yield f"{_REFERENCE}.megatron.{name}", size
+    yield from _sizes_of_actor(facts, _REFERENCE)
     if any(key.startswith(f"{_REFERENCE}.{_FIELDS}") for key in keys):
         return  # the reference's own take the place of all of the actor's
     for key in keys:
