@@ -17,8 +17,10 @@ from strop.compat.migrate import (
     verl_early,
     verl_megatron,
     verl_prime,
+    verl_scoring,
+    verl_validation,
 )
-from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, number, refuse, skip
+from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, refuse, skip
 from strop.compat.migrate.rules import (
     functions_of,
     installed_trackers,
@@ -34,16 +36,14 @@ from strop.engines.config import EngineConfig
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 _PARTS = (
     *(engines, verl_agent, verl_algorithm, verl_async, verl_batches),
-    *(variables, verl_correction, verl_early, verl_megatron, verl_prime),
+    *(variables, verl_correction, verl_early, verl_megatron, verl_prime, verl_scoring, verl_validation),
 )
 
 _KNOWN_CONFIGS = (
     *("ppo_trainer", "sft_trainer", "sft_trainer_engine", "dapo_trainer"),
     *("fully_async_ppo_trainer", "one_step_off_ppo_trainer"),
 )
-_MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop", "episode")
 _OTHER_ENGINES = "strop trains with FSDP2 or megatron-core, and not with VeOmni or TorchTitan"
-_SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 
 
 @cache
@@ -108,6 +108,15 @@ def migrate_verl_sft(settings: Sequence[Found]) -> Migration:
         without |= {"data.prompt_key", "data.response_key"}
     write_out = [key for key in table.defaults if key not in without]
     return apply_table(settings, table, defaults=table.defaults, write_out=write_out)
+
+
+def verl_command(settings: Sequence[Found]) -> str:
+    """The command of strop for a verl script of reinforcement learning: train, or eval."""
+    values = {
+        setting.key: setting.value for setting in settings if setting.kind == "set" and not setting.unresolved
+    }
+    alone = values.get("trainer.val_only") is True and values.get("trainer.val_before_train") is not False
+    return "eval" if alone else "train"
 
 
 def _inherited(facts: Facts, defaults: Any) -> Iterator[tuple[str, Any]]:
@@ -326,62 +335,6 @@ def _on_megatron(facts: Facts) -> Outcome:
 # Sampling and agents.
 
 
-def samples_in_validation(facts: Facts) -> bool:
-    """Validation may sample; it never does where the script says so."""
-    return facts.get(f"{R}.val_kwargs.do_sample") is not False
-
-
-def greedy_validation(key: str, value: object, facts: Facts) -> Outcome:
-    """Sampling in validation: in 2025 whatever its temperature, in 2026 by the temperature alone."""
-    if value is not False:
-        return skip("val_kwargs.temperature says it; 0 is greedy")
-    note = "greedy"
-    if facts.get(f"{R}.val_kwargs.temperature"):
-        note = (
-            "greedy, as in verl's versions of 2025; those of 2026 do not read it and sample at val_kwargs.temperature: "
-            "set eval.temperature to that"
-        )
-    return many({"eval.temperature": 0}, note)
-
-
-def validation_temperature(key: str, value: object, facts: Facts) -> Outcome:
-    """The temperature of validation, where it samples."""
-    if not samples_in_validation(facts):
-        return skip("val_kwargs.do_sample=false is greedy")
-    ours = {"eval.temperature": number(value)}
-    if value and facts.get(f"{R}.val_kwargs.do_sample") is None:
-        return many(ours, "verl's versions of 2025 are greedy without val_kwargs.do_sample=true")
-    return many(ours)
-
-
-def validation_answers(key: str, value: object, facts: Facts) -> Outcome:
-    """Answers per prompt in validation; greedy ones are all the same."""
-    count = integer(value)
-    if count > 1 and not (samples_in_validation(facts) and facts.get(f"{R}.val_kwargs.temperature")):
-        return skip("greedy answers to a prompt are all the same, so there is one")
-    return many({"eval.samples_per_prompt": count})
-
-
-def validation_alone(key: str, value: object, facts: Facts) -> Outcome:
-    """No training: another command, with the same configuration."""
-    if value is not True:
-        return skip("off there too")
-    if facts.get("trainer.val_before_train") is False:
-        return skip("read with trainer.val_before_train=true alone")
-    return many(
-        {}, "validation alone: strop eval --config, with eval and data.val_files of this configuration"
-    )
-
-
-def verl_command(settings: Sequence[Found]) -> str:
-    """The command of strop for a verl script of reinforcement learning: train, or eval."""
-    values = {
-        setting.key: setting.value for setting in settings if setting.kind == "set" and not setting.unresolved
-    }
-    alone = values.get("trainer.val_only") is True and values.get("trainer.val_before_train") is not False
-    return "eval" if alone else "train"
-
-
 def rounds(key: str, value: object, facts: Facts) -> Outcome:
     """Rounds of drawing prompts for a batch; read by the DAPO recipe of 2025, which ends the run there."""
     if facts.get("algorithm.filter_groups.enable") is not True:
@@ -420,41 +373,3 @@ def default_agent(key: str, value: object, facts: Facts) -> Outcome:
     if has_user and value in ("tool_agent", "single_turn_agent"):
         return skip("with interactions it is interaction_agent, which carries out tools too")
     return many({"agent.default_agent": value})
-
-
-# Scoring.
-
-
-def manager(key: str, value: object, facts: Facts, *, file: str) -> Outcome:
-    """A manager by name: one of verl's own, or one of the user's file."""
-    if value is None or value in _MANAGERS:
-        return skip("functions for one sample and for batches are told apart by their parameters")
-    if facts.get(file):
-        return skip(f"read with {file}")
-    return refuse(f"in which file {value} is, is not said: set reward.path and reward.manager")
-
-
-def manager_file(key: str, value: object, facts: Facts, *, names: Sequence[str]) -> Outcome:
-    """The file of a manager of the user's own."""
-    if not value:
-        return skip("not set")
-    name = next((value_found for value_found in map(facts.get, names) if value_found), None)
-    if name is None:
-        return refuse("which class of the file it is, is not said: set reward.path and reward.manager")
-    if any(facts.get(function) for function in _SCORERS):
-        return refuse("the function must be in the file of the manager: import it there, and set reward.name")
-    note = "import RewardManagerBase and register from strop.rewards.managers"
-    return many({"reward.path": value, "reward.manager": name}, note)
-
-
-def model_only(key: str, value: object, facts: Facts, *, function: str) -> Outcome:
-    """A reward model is on: it alone, unless a function of the user's is there too."""
-    if value is not True:
-        return skip("no reward model there, none here")
-    if verl_prime.is_prime(facts):
-        return skip("algorithm.adv_estimator=prime brings the process reward model along")
-    if facts.get(function):
-        return refuse(
-            "a function that asks a model's server: here both scores are added, reward.weight is its share"
-        )
-    return many({"reward.weight": 0.0}, "the reward is the model's alone")
