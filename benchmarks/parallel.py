@@ -37,9 +37,10 @@ from strop.engines.packing import make_rows
 from strop.engines.parallel.axes import check_axes
 from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.model_axes import check_model_axes
-from strop.engines.parallel.pipeline import stage_layers, whole_weight
+from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.process_group import join_ranks, leave_ranks
 from strop.engines.parallel.sent_bytes import sent_bytes
+from strop.engines.parallel.stages import stage_layers
 from strop.engines.parallel.traffic import MicroBatchSize, Shape, TrafficModel, TrafficPlan, step_traffic
 from strop.engines.parallel.ulysses import SequenceShard
 from strop.engines.tokens import Part, Tokens

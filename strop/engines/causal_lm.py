@@ -22,7 +22,8 @@ from strop.engines.moe.routing import RouterPass, Routers, RoutingRecord, router
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.experts import ExpertParallel
 from strop.engines.parallel.pipeline import Pipeline
-from strop.engines.parallel.tensor import TensorParallel, gather_tokens
+from strop.engines.parallel.tensor import TensorParallel
+from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.vocabulary import VocabularyShard
 
 HALF = (torch.bfloat16, torch.float16)

@@ -18,8 +18,8 @@ from references.token_passes import log_probs_of
 from strop.engines.config import EngineConfig
 from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows
-from strop.engines.parallel.pipeline import check_pipeline_parallel
 from strop.engines.parallel.ranks import alone
+from strop.engines.parallel.stages import check_pipeline_parallel
 from strop.engines.role_checkpoint import load_role, save_role
 from strop.engines.training import TrainEngine
 from strop.rollout.weight_sync.stream import parameter_stream, tensor_at

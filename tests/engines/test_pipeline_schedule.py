@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from strop.engines.parallel.pipeline import stage_layers
 from strop.engines.parallel.schedule import Message, PassKind, Schedule, padded, schedule
+from strop.engines.parallel.stages import stage_layers
 
 
 @dataclass(frozen=True)

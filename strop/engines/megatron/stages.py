@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.engines.config import EngineConfig
-from strop.engines.parallel.axes import check_stage_layers
+from strop.engines.parallel.stages import check_has_stages, check_stage_layers
 
 _FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 _EMBEDDING, _LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
@@ -36,10 +36,8 @@ def check_stage_fields(engine: EngineConfig, *, section: str = "engine") -> None
             raise ValueError(
                 f"{key} sets {name} to {value!r}, but it needs a whole number of at least 1; null is none"
             )
-    if fields and engine.pipeline_parallel == 1:
-        raise ValueError(
-            f"{key} sets {_said(fields)}, but {section}.pipeline_parallel is 1: leave it out, or set that"
-        )
+    if fields:
+        check_has_stages(engine, f"{key} sets {_said(fields)}", section=section)
     if fields and engine.pipeline_layers:
         raise ValueError(
             f"{key} sets {_said(fields)}, and {section}.pipeline_layers is {list(engine.pipeline_layers)}, which both "
@@ -97,13 +95,12 @@ def _around_the_middle(
         raise ValueError(
             f"{section}.megatron.transformer_config sets {_said(fields)}, which leaves {left} of the {num_layers} "
             f"layers of the model to {num_others} other ranks of {section}.pipeline_parallel={ranks}: choose numbers "
-            f"that leave each of them as many, or name the layers of every stage in {section}.pipeline_layers instead"
+            f"that leave each of them as many, {_alternative(section)}"
         )
     if odd := [size for size in of_ranks if size % chunks]:
         raise ValueError(
             f"{section}.megatron.transformer_config sets {_said(fields)}, which gives a rank {odd[0]} layers, but "
-            f"{section}.pipeline_chunks is {chunks}: choose multiples of it, or name the layers of every stage in "
-            f"{section}.pipeline_layers instead"
+            f"{section}.pipeline_chunks is {chunks}: choose multiples of it, {_alternative(section)}"
         )
     return tuple(size // chunks for size in of_ranks) * chunks
 
@@ -121,8 +118,8 @@ def _counting_others(
         raise ValueError(
             f"{section}.megatron.transformer_config sets {_said(fields)}, by which the {num_layers} layers of the "
             f"model count as {num_layers + len(fields)}, and {section}.pipeline_parallel times "
-            f"{section}.pipeline_chunks is {num_stages}: choose a divisor that leaves every stage a layer, or name the "
-            f"layers of every stage in {section}.pipeline_layers instead"
+            f"{section}.pipeline_chunks is {num_stages}: choose a divisor that leaves every stage a layer, "
+            f"{_alternative(section)}"
         )
     return tuple(sizes)
 
@@ -135,6 +132,10 @@ def _set_fields(engine: EngineConfig) -> dict[str, Any]:
         for name in STAGE_FIELDS
         if fields.get(name) is not None and fields[name] is not False
     }
+
+
+def _alternative(section: str) -> str:
+    return f"or name the layers of every stage in {section}.pipeline_layers instead"
 
 
 def _said(fields: Mapping[str, Any]) -> str:

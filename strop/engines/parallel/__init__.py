@@ -5,11 +5,13 @@ axes.py              the axes that ranks are divided into, compared with their n
 model_axes.py        the same axes, compared with the model
 process_group.py     the process group, joined and left
 fsdp.py              parameters sharded with FSDP2, and gathered for generation
+stages.py            layers of each stage of a pipeline, and settings that say how stages are made
 pipeline.py          pipeline stages: layers over several ranks
 schedule.py          the order in which stages run micro-batches
 weight_gradients.py  gradients of weights, computed after their backward pass
 stage_links.py       activations and gradients on their way between stages
 tensor.py            tensor parallelism: every matrix over several ranks, and the tokens between them
+token_exchange.py    all-gather and reduce-scatter of tokens, with gradients
 experts.py           expert parallelism: whole experts on different ranks, and tokens that travel to them
 vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strop.engines.config import EngineConfig
+from strop.engines.parallel.stages import check_stage_settings
 
 
 def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine") -> None:
@@ -14,36 +15,15 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
         section: what the sentence calls the settings, such as critic.engine.
 
     Raises:
-        ValueError: stages, or their order, are described where there is one; the order does not go with interleaved
-            stages; an axis does not divide the ranks that the others leave it;
-            or both of two axes share the tokens of a sequence out between layers.
+        ValueError: as of `check_stage_settings`; an axis does not divide the ranks that the others leave it; or both of
+            two axes share the tokens of a sequence out between layers.
     """
     if engine.sequence_parallel > 1 and engine.tensor_parallel > 1:
         raise ValueError(
             f"{section}.sequence_parallel is {engine.sequence_parallel} and {section}.tensor_parallel is "
             f"{engine.tensor_parallel}, which both share the tokens of a sequence out: set one of them to 1"
         )
-    if engine.pipeline_parallel == 1 and (engine.pipeline_chunks > 1 or engine.pipeline_layers):
-        given = {"pipeline_chunks": engine.pipeline_chunks} if engine.pipeline_chunks > 1 else {}
-        settings = {
-            **given,
-            **({"pipeline_layers": list(engine.pipeline_layers)} if engine.pipeline_layers else {}),
-        }
-        both = " and ".join(f"{section}.{name}={value}" for name, value in settings.items())
-        raise ValueError(
-            f"{both} says how stages are made, but {section}.pipeline_parallel is 1: leave it out, or set that"
-        )
-    if engine.pipeline_schedule == "zero_bubble" and engine.pipeline_parallel == 1:
-        raise ValueError(
-            f"{section}.pipeline_schedule is zero_bubble, an order of the passes of several stages, but "
-            f"{section}.pipeline_parallel is 1: leave it out, or set that"
-        )
-    if engine.pipeline_schedule == "zero_bubble" and engine.pipeline_chunks > 1:
-        raise ValueError(
-            f"{section}.pipeline_schedule is zero_bubble and {section}.pipeline_chunks is {engine.pipeline_chunks}, "
-            f"but it is an order for one run of layers on each rank: set {section}.pipeline_schedule=1f1b, or "
-            f"{section}.pipeline_chunks=1"
-        )
+    check_stage_settings(engine, section=section)
     remaining = num_ranks
     for key, size in (
         ("pipeline_parallel", engine.pipeline_parallel),
@@ -57,25 +37,6 @@ def check_axes(engine: EngineConfig, num_ranks: int, *, section: str = "engine")
     _check_divides(f"{section}.expert_parallel", engine.expert_parallel, in_stage, num_ranks)
     shard_size = engine.shard_size or 1
     _check_divides(f"{section}.shard_size", shard_size, in_stage // engine.tensor_parallel, num_ranks)
-
-
-def check_stage_layers(engine: EngineConfig, num_layers: int, *, section: str = "engine") -> None:
-    """Refuse numbers of layers of stages that are not those of the model.
-
-    Args:
-        engine: says how many each stage has, where `pipeline_layers` is set.
-        num_layers: of the model.
-        section: what the sentence calls the settings, such as critic.engine.
-
-    Raises:
-        ValueError: another number of stages, or of layers.
-    """
-    sizes, num_stages = engine.pipeline_layers, engine.pipeline_parallel * engine.pipeline_chunks
-    if sizes and (len(sizes), sum(sizes)) != (num_stages, num_layers):
-        raise ValueError(
-            f"{section}.pipeline_layers is {list(sizes)}, {sum(sizes)} layers in {len(sizes)} stages, but the model "
-            f"has {num_layers} layers and the engine {num_stages} stages"
-        )
 
 
 def without_adapted_experts(engine: EngineConfig) -> dict[str, tuple[object, object]]:

@@ -47,7 +47,8 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Places, Segment
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.parallel.tensor import TensorShard, gather_tokens, tensor_shard
+from strop.engines.parallel.tensor import TensorShard, tensor_shard
+from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.ulysses import (
     SequenceShard,
     UlyssesAttention,

@@ -10,7 +10,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.megatron.checks import check_model
 from strop.engines.parallel.context import check_context_parallel
 from strop.engines.parallel.experts import check_adapted_experts, check_expert_parallel
-from strop.engines.parallel.pipeline import check_pipeline_parallel
+from strop.engines.parallel.stages import check_pipeline_parallel
 from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.engines.parallel.ulysses import check_sequence_parallel
 

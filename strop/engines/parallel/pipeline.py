@@ -26,56 +26,12 @@ from torch.distributed.tensor import DTensor
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
-from strop.engines.parallel.axes import check_stage_layers
 from strop.engines.parallel.ranks import Parallel, gather_json
+from strop.engines.parallel.stages import stage_layers
 from strop.engines.parallel.weight_gradients import WeightGradients
 from strop.engines.weights import hugging_face_name
 
 T = TypeVar("T")
-
-
-def check_pipeline_parallel(config: Any, engine: EngineConfig, *, section: str = "engine") -> None:
-    """Refuse a model whose layers cannot be divided into stages.
-
-    Args:
-        config: the model's configuration as transformers reads it.
-        engine: of the role.
-        section: what the sentence calls the settings, such as critic.engine.
-
-    Raises:
-        ValueError: fewer layers than stages, other numbers of layers than the model has, or transformers does not say
-            where the model can be divided.
-    """
-    num_ranks = engine.pipeline_parallel
-    if num_ranks == 1:
-        return
-    text = config.get_text_config()
-    key = f"{section}.pipeline_parallel"
-    num_layers, num_stages = int(text.num_hidden_layers), num_ranks * engine.pipeline_chunks
-    if text is not config:
-        raise ValueError(f"{key} is {num_ranks}, but {config.model_type} reads images; use {key}=1")
-    if len(getattr(config, "base_model_pp_plan", None) or {}) != 3:
-        raise ValueError(
-            f"{key} is {num_ranks}, but transformers does not divide {config.model_type} into an embedding, layers and "
-            f"a norm; use {key}=1"
-        )
-    if num_layers < num_stages:
-        raise ValueError(
-            f"{key} is {num_ranks} with {section}.pipeline_chunks={engine.pipeline_chunks}, which makes {num_stages} "
-            f"stages, but the model has {num_layers} layers; use at most one stage per layer"
-        )
-    check_stage_layers(engine, num_layers, section=section)
-
-
-def stage_layers(num_layers: int, num_stages: int, sizes: Sequence[int] = ()) -> list[range]:
-    """Layers of each stage: of these sizes, else as evenly as they can, stages in the middle first, as the first and
-    the last one have embedding and head."""
-    if not sizes:
-        each, remaining = divmod(num_layers, num_stages)
-        middle_first = sorted(range(num_stages), key=lambda stage: (stage in (0, num_stages - 1), stage))
-        sizes = [each + (middle_first.index(stage) < remaining) for stage in range(num_stages)]
-    ends = [sum(sizes[: stage + 1]) for stage in range(num_stages)]
-    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 class Pipeline:

@@ -43,6 +43,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.moe.layers import has_standard_experts
+from strop.engines.parallel.token_exchange import gather_tokens, scatter_tokens
 from strop.engines.parallel.ulysses import gather_shares, tokens_per_rank
 from strop.engines.parallel.vocabulary import VocabularyShard
 
@@ -233,7 +234,7 @@ class TensorParallel:
 
     def _scatter_output(self, part: nn.Module, args: Any, output: Tensor) -> Tensor:
         """This rank's tokens behind a region, added up over the ranks."""
-        tokens = _scatter_tokens(output.reshape(-1, output.shape[-1]), self.group)
+        tokens = scatter_tokens(output.reshape(-1, output.shape[-1]), self.group)
         return tokens.view(*output.shape[:-2], *tokens.shape)
 
     def _look_up(self, embedding: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -243,7 +244,7 @@ class TensorParallel:
     def _scatter_embedding(self, embedding: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Embeddings of this rank's tokens, whose rows lie on any rank."""
         here = output.masked_fill((self._looked_up < 0)[..., None], 0)
-        return _scatter_tokens(here[0], self.group)[None]
+        return scatter_tokens(here[0], self.group)[None]
 
 
 class TensorAttention:
@@ -383,49 +384,3 @@ def _share(count: int, num_ranks: int, rank: int) -> tuple[int, int]:
     each = -(-count // num_ranks)
     first = min(rank * each, count)
     return first, min(each, count - first)
-
-
-def gather_tokens(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[T n, D] of all ranks' tokens [n, D]; the backward pass adds up what the ranks say about each."""
-    gathered: Tensor = _GatherTokens.apply(hidden, group)  # type: ignore[no-untyped-call]
-    return gathered
-
-
-def _scatter_tokens(hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's [n, D] of the ranks' [T n, D], added up; the backward pass gives each the gradient of all tokens."""
-    scattered: Tensor = _ScatterTokens.apply(hidden, group)  # type: ignore[no-untyped-call]
-    return scattered
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_gather(hidden, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _reduce_scatter(grads[0], ctx.group), None
-
-
-class _ScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _reduce_scatter(hidden, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_gather(grads[0], ctx.group), None
-
-
-def _all_gather(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    gathered = rows.new_empty((dist.get_world_size(group) * len(rows), *rows.shape[1:]))
-    dist.all_gather(list(gathered.chunk(dist.get_world_size(group))), rows.contiguous(), group=group)
-    return gathered
-
-
-def _reduce_scatter(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    scattered = rows.new_empty((len(rows) // dist.get_world_size(group), *rows.shape[1:]))
-    dist.reduce_scatter(scattered, list(rows.contiguous().chunk(dist.get_world_size(group))), group=group)
-    return scattered
