@@ -22,7 +22,7 @@ from strop.run.folder import CONFIG_FILE
 from strop.run.inputs import check_inputs, inputs_of, merged_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
 from strop.trainer.callbacks import Reporter
-from strop.trainer.checks.devices import check_devices
+from strop.trainer.checks.devices import check_cores, check_devices
 from strop.trainer.config import Config
 from strop.trainer.fetched_inputs import fetch_inputs, record_inputs, refetch_inputs
 from strop.trainer.loading import with_extensions
@@ -78,8 +78,8 @@ def start_run(
         recorded: models and data sets in the records of a run that this one repeats, which are taken as they were.
 
     Raises:
-        ValueError, FileNotFoundError: as `check_devices`; a model cannot be fetched, the hub has not a data set, or a
-            file that the settings name is not there or cannot be loaded.
+        ValueError, FileNotFoundError: as `check_devices` and `check_cores`; a model cannot be fetched, the hub has not
+            a data set, or a file that the settings name is not there or cannot be loaded.
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
@@ -93,6 +93,7 @@ def start_run(
         overridden = beginning.overridden_keys(config)
     check_trackers(config.trainer.trackers)
     check_devices(config, "".join(command[1:2]))
+    check_cores(config.resources)
     check_named_files(config, "".join(command[1:2]))
     inputs = fetch_inputs(config, command[1:2], say=say, exclude=overridden, recorded=recorded)
     located, models = inputs.config, inputs.models

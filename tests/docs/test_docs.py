@@ -61,9 +61,11 @@ from strop.run import CheckpointError, RunError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.inputs import check_inputs, inputs_of, write_inputs
 from strop.run.samples import COLUMNS
+from strop.trainer.checks.devices import check_cores
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.signals import Terminated
 from strop.trainer.preflight.trial import Preflight
+from strop.trainer.sections import ResourcesConfig
 from strop.utils.terminal import Interrupted
 from strop.utils.verdict import Check
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
@@ -490,6 +492,9 @@ def bad_processes(folder: Path) -> Iterator[str]:
     with pytest.raises(NotEnoughDevices) as too_little:
         choose_nodes(small, [RayResourcePool([4])])
     yield str(too_little.value)
+    with pytest.raises(ValueError, match="need 1000 CPU cores") as too_many:
+        check_cores(ResourcesConfig(runtime="ray", ranks=1000))
+    yield str(too_many.value)
     yield str(
         RankFailed(
             Failure(role="actor", rank=1, node="a", pid=7, method="update_policy", exit_signal="SIGKILL")

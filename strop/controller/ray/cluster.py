@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private import accelerators, ray_constants, services, state
+from ray._private import accelerators, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
@@ -161,6 +161,11 @@ def visibility_variables() -> set[str]:
     managers = accelerators.get_all_accelerator_managers()
     names = {manager.get_visible_accelerator_ids_env_var() for manager in managers}
     return {name for name in names if name is not None}
+
+
+def private_cores() -> int | None:
+    """Cores that a private cluster would have, as Ray counts them; None where this process is connected to one."""
+    return None if ray.is_initialized() else int(utils.get_num_cpus())
 
 
 class _SlowStart(Exception):

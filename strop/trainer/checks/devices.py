@@ -1,4 +1,4 @@
-"""Engines that do not compute on the device of a run."""
+"""Devices and cores of this machine that are not those that a run needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from strop.utils.device import device_name
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
+    from strop.trainer.sections import ResourcesConfig
 
 
 def check_devices(config: Config, command: str) -> None:
@@ -27,3 +28,25 @@ def check_devices(config: Config, command: str) -> None:
     for role, engine in engines.items():
         if engine.kind == "megatron":
             check_device(device_name(config.resources.device), section=f"{role}.engine")
+
+
+def check_cores(resources: ResourcesConfig) -> None:
+    """Refuse more processes than a private cluster, which is this machine alone, has cores for. Other clusters are
+    asked once they are reached, and a run that may be smaller (min_nodes) takes fewer processes.
+
+    Raises:
+        ValueError: the sentence says how many there are.
+    """
+    if resources.runtime != "ray" or resources.address or resources.min_nodes:
+        return
+    from strop.controller.ray.cluster import private_cores  # imports Ray
+
+    num_processes = resources.ranks + sum(resources.apart.values())
+    needed, cores = num_processes * resources.cpus_per_rank, private_cores()
+    if cores is not None and needed > cores + 1e-6:
+        raise ValueError(
+            f"{num_processes} processes (resources.ranks and resources.apart) with "
+            f"resources.cpus_per_rank={resources.cpus_per_rank:g} need {needed:g} CPU cores, and this machine has "
+            f"{cores}: lower resources.ranks, lower resources.cpus_per_rank (a fraction lets processes share a core), "
+            f"or name a cluster in resources.address"
+        )
