@@ -12,6 +12,7 @@ from strop.agents.openai_server.settings import OpenAIAgentConfig
 from strop.agents.tools.settings import check_tools
 from strop.config.sections import section
 from strop.utils.field_types import NonNegativeInt, PositiveFloat, PositiveInt
+from strop.utils.setting_text import setting_text
 from strop.utils.user_files import absolute_path
 
 SINGLE_TURN = "single_turn_agent"
@@ -82,9 +83,10 @@ class AgentConfig:
         keys = [f"agent.{setting.name}" for setting in fields if _names_code(setting)]
         for setting in changed:
             if setting.name not in ("timeout_s", "tool_format"):  # the latter is for `strop serve` too
+                value = setting_text(getattr(self, setting.name))
                 raise ValueError(
-                    f"agent.{setting.name} is {getattr(self, setting.name)}, but single_turn_agent, the only one of "
-                    f"this run, has no use for it: name more for it to do ({', '.join(keys)}), or remove it"
+                    f"agent.{setting.name} is {value}, but single_turn_agent, the only one of this run, has no use for "
+                    f"it: name more for it to do ({', '.join(keys)}), or remove it"
                 )
 
     def with_absolute_paths(self) -> AgentConfig:

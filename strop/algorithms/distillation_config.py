@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from strop.algorithms.names import KlKind
 from strop.config.sections import section, where_on
 from strop.utils.field_types import PositiveFloat, PositiveInt
+from strop.utils.setting_text import setting_text
 
 if TYPE_CHECKING:
     from strop.algorithms.config import AlgorithmConfig
@@ -37,17 +38,18 @@ class DistillationConfig:
         key = "algorithm.distillation"
         own_settings = _OF_ONE_KIND.get(self.kind, ())
         for setting in fields(self):
-            if setting.name == "kind" or getattr(self, setting.name) == setting.default:
+            value = getattr(self, setting.name)
+            if setting.name == "kind" or value == setting.default:
                 continue
             if self.kind == "none":
                 raise ValueError(
-                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but {key}.kind=none has no teacher: set "
+                    f"{key}.{setting.name} is {setting_text(value)}, but {key}.kind=none has no teacher: set "
                     f"kind to reverse_kl or forward_kl, or remove it"
                 )
             if setting.name != "coef" and setting.name not in own_settings:
                 owner = next(kind for kind, names in _OF_ONE_KIND.items() if setting.name in names)
                 raise ValueError(
-                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but it is a setting of "
+                    f"{key}.{setting.name} is {setting_text(value)}, but it is a setting of "
                     f"{key}.kind={owner} and that is {self.kind}: change it, or remove it"
                 )
         if self.kl_kind in ("k1", "kl"):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from strop.algorithms.names import AGGREGATION_MODES
 from strop.utils.registry import Registry, name_of
+from strop.utils.setting_text import setting_text
 from strop.utils.user_files import load_user_file
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -297,7 +298,8 @@ def _check_type(label: str, value: object, default: object) -> None:
     else:
         return
     if not fits:
-        raise ValueError(f"{label} is {value!r}; it must be {expected}, and its default is {default!r}")
+        given, usual = setting_text(value, quotes=True), setting_text(default, quotes=True)
+        raise ValueError(f"{label} is {given}; it must be {expected}, and its default is {usual}")
 
 
 def _check_declaration(

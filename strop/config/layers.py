@@ -18,6 +18,7 @@ from strop.config.sources import Layer, preset_names
 from strop.config.wrong_values import Written
 from strop.utils.field_types import field_hints, is_section
 from strop.utils.sanitize import remember_secrets_in
+from strop.utils.setting_text import setting_text
 
 
 class Layers:
@@ -231,7 +232,7 @@ def _below(key: str, section: str) -> str:
 
 def _value_for_section(section: type, key: str, value: object, where: str) -> str:
     names = ", ".join(field_hints(section))
-    text = f"{key} is {value!r}{where}, but it is a section with the keys {names}"
+    text = f"{key} is {setting_text(value, quotes=True)}{where}, but it is a section with the keys {names}"
     if isinstance(value, str) and value in preset_names(key):
         text += f"; for the preset of that name, list `- {key}: {value}` under defaults"
     return text

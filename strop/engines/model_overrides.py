@@ -11,6 +11,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.float64 import use_exact
 from strop.utils.field_types import nearest
 from strop.utils.safe_read import read_text
+from strop.utils.setting_text import setting_text
 from strop.utils.trust import ask
 
 __all__ = ["import_external", "overridden", "template_text", "use_exact"]
@@ -59,7 +60,8 @@ def _merged(
             value = _merged(written.get(name) or {}, before, value, key)
         elif not _fits(value, before):
             raise ValueError(
-                f"{key} is {value!r}, but in this model it is {before!r}: give a value of that kind"
+                f"{key} is {setting_text(value, quotes=True)}, but in this model it is "
+                f"{setting_text(before, quotes=True)}: give a value of that kind"
             )
         merged[name] = value
     return merged

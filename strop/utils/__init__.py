@@ -28,6 +28,7 @@ registry.py            Registries
 remote_path.py         Names of what does not lie on this machine
 rng.py                 Random numbers as pure functions of a key and a position
 safe_read.py           Files that somebody else may have written
+setting_text.py        Values of settings as a file or a command line has them, for sentences
 shell_words.py         Words of command lines that a person can copy
 standard_error.py      Standard error that cannot end a run
 tensor_metrics.py      Metrics of a loss

@@ -47,7 +47,7 @@ def test_override_config_is_the_same_as_another_config_json(
     [
         ({"rms_norm_epss": 0.5}, "no such setting; the nearest is rms_norm_eps"),
         ({"rms_norm_eps": "big"}, "is 'big', but in this model it is"),
-        ({"use_cache": 1}, "is 1, but in this model it is True"),
+        ({"use_cache": 1}, "is 1, but in this model it is true"),
         ({"attn_implementation": "eager"}, "set model.attn_implementation"),
         ({"model_type": "llama"}, "another kind of model"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),

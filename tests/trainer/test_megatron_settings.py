@@ -27,11 +27,11 @@ TWO_STAGES = ("actor.engine.pipeline_parallel=2", "resources.ranks=2", "resource
     ("overrides", "sentence"),
     [
         (["model.lora.rank=8"], "model.lora.rank is 8, which actor.engine.kind=megatron does not have"),
-        (["model.use_liger=true"], "model.use_liger is True, which actor.engine.kind=megatron"),
+        (["model.use_liger=true"], "model.use_liger is true, which actor.engine.kind=megatron"),
         (["model.dtype=float16"], "model.dtype is float16, which actor.engine.kind=megatron"),
         (["model.dtype=float64"], "set actor.engine.megatron.distributed_optimizer=false"),
         (["actor.optim.name=muon"], "actor.optim.name is muon, which actor.engine.kind=megatron"),
-        (["actor.engine.compile=true"], "actor.engine.compile is True, which actor.engine.kind=megatron"),
+        (["actor.engine.compile=true"], "actor.engine.compile is true, which actor.engine.kind=megatron"),
         (
             [
                 "actor.engine.pipeline_schedule=zero_bubble", "actor.engine.pipeline_parallel=2", "resources.ranks=2",
@@ -50,11 +50,11 @@ TWO_STAGES = ("actor.engine.pipeline_parallel=2", "resources.ranks=2", "resource
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_enable_routing_replay: true}"],
-            "moe_enable_routing_replay to True, but experts are given with the rows",
+            "moe_enable_routing_replay to true, but experts are given with the rows",
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_router_fusion: true}"],
-            "actor.engine.megatron.transformer_config sets moe_router_fusion to True",
+            "actor.engine.megatron.transformer_config sets moe_router_fusion to true",
         ),
         (
             ["actor.engine.megatron.transformer_config={hidden_size: 64}"],
@@ -81,7 +81,7 @@ TWO_STAGES = ("actor.engine.pipeline_parallel=2", "resources.ranks=2", "resource
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_layer_recompute: true}"],
-            "moe_layer_recompute to True, but a router that is computed again on its own",
+            "moe_layer_recompute to true, but a router that is computed again on its own",
         ),
         (
             ["actor.engine.megatron.transformer_config={moe_expert_capacity_factor: 1.0}"],

@@ -173,8 +173,8 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
                 f"actor.engine.tensor_parallel is 2, which does not go with {setting}: set that to ",
             )
             for setting in (
-                "actor.engine.offload_activations=True",
-                "actor.engine.compile=True",
+                "actor.engine.offload_activations=true",
+                "actor.engine.compile=true",
                 "actor.optim.name=adamw_8bit",
             )
         ),

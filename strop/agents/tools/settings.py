@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from strop.utils.setting_text import setting_text
+
 if TYPE_CHECKING:
     from strop.agents.config import AgentConfig
 
@@ -34,6 +36,6 @@ def check_tools(config: AgentConfig) -> None:
         value = getattr(config, setting.name)
         if setting.name in OF_TOOLS and value != setting.default:
             raise ValueError(
-                f"agent.{setting.name} is {value}, but the run has no tools, so nothing has a use for it: "
-                f"name some (agent.tools, agent.function_tools, agent.files), or remove it"
+                f"agent.{setting.name} is {setting_text(value)}, but the run has no tools, so nothing has a use for "
+                f"it: name some (agent.tools, agent.function_tools, agent.files), or remove it"
             )

@@ -26,6 +26,7 @@ from strop.data.sft.conversations import TrainedChat, tokenize_chats
 from strop.data.sft.rows import chosen_rows, has_tokens
 from strop.data.sft.stored_conversation import SftExample, StoredConversation, cut, with_images
 from strop.data.sft.token_rows import check_text, token_examples
+from strop.utils.setting_text import setting_text
 
 if TYPE_CHECKING:
     from strop.engines.multimodal.placeholders import RowMedia
@@ -299,8 +300,8 @@ class SftDataset:
                 )
             if value and number not in answers and number >= first_trained:
                 raise ValueError(
-                    f"{where}: message {number + 1} ({message['role']}) has {key}={value!r}, but only what the "
-                    f"assistant says in answer to something is trained: remove it there"
+                    f"{where}: message {number + 1} ({message['role']}) has {key}={setting_text(value)}, but only what "
+                    f"the assistant says in answer to something is trained: remove it there"
                 )
         trained = [number for number in answers if messages[number].get(key, True)]
         if not trained:

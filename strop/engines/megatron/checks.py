@@ -13,6 +13,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.megatron.core_fields import transformer_fields
 from strop.engines.megatron.stages import check_stage_fields, stage_sizes
 from strop.utils.field_types import nearest
+from strop.utils.setting_text import setting_text
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers and weights are known."""
@@ -98,8 +99,8 @@ def check_settings(
     ):
         if value != needed:
             raise ValueError(
-                f"{key} is {value}, which {section}.kind=megatron does not have: set it to {needed}, or use "
-                f"{section}.kind=torch"
+                f"{key} is {setting_text(value)}, which {section}.kind=megatron does not have: set it to "
+                f"{setting_text(needed)}, or use {section}.kind=torch"
             )
     if engine.offload == "all":
         raise ValueError(
@@ -127,7 +128,7 @@ def _check_fields(fields: Mapping[str, Any], section: str) -> None:
             )
     for name, instead in _SET_ELSEWHERE.items():
         if fields.get(name):
-            raise ValueError(f"{key} sets {name} to {fields[name]}, but {instead}: remove it")
+            raise ValueError(f"{key} sets {name} to {setting_text(fields[name])}, but {instead}: remove it")
     for names, origin in (
         (SET_BY_MODEL, "follows from the model"),
         (SET_BY_ENGINE, "follows from the other settings of the engine"),

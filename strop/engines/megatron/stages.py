@@ -11,6 +11,7 @@ from typing import Any
 
 from strop.engines.config import EngineConfig
 from strop.engines.parallel.stages import check_has_stages, check_stage_layers
+from strop.utils.setting_text import setting_text
 
 _FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 _EMBEDDING, _LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
@@ -34,7 +35,8 @@ def check_stage_fields(engine: EngineConfig, *, section: str = "engine") -> None
         value = fields.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(
-                f"{key} sets {name} to {value!r}, but it needs a whole number of at least 1; null is none"
+                f"{key} sets {name} to {setting_text(value, quotes=True)}, but it needs a whole number of at least 1; "
+                f"null is none"
             )
     if fields:
         check_has_stages(engine, f"{key} sets {_said(fields)}", section=section)
@@ -139,4 +141,4 @@ def _alternative(section: str) -> str:
 
 
 def _said(fields: Mapping[str, Any]) -> str:
-    return " and ".join(f"{name}={value}" for name, value in fields.items())
+    return " and ".join(f"{name}={setting_text(value)}" for name, value in fields.items())

@@ -69,9 +69,8 @@ class Settings:
             # Patches go to vLLM's core with each request, normalised; what a tower made of them is kept there.
             of_device |= {"mm_processor_cache_gb": 0, "mm_device_do_normalize": False}
         of_routing: dict[str, Any] = {}
-        if (
-            self.records_routing
-        ):  # the record of a step is taken before the next one (inside/strop_routing.py)
+        if self.records_routing:
+            # The rows of a step are taken before the next one is scheduled (inside/strop_routing.py).
             of_routing = {"enable_return_routed_experts": True, "async_scheduling": False}
         of_nodes: dict[str, Any] = {}
         if self.nodes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.megatron.checks import check_installed, check_recomputed_fields, check_settings
 from strop.engines.parallel.axes import check_axes, without_adapted_experts
+from strop.utils.setting_text import setting_text
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -68,8 +69,8 @@ def check_parallel_settings(
         for other, (value, needed) in refused.items():
             if size > 1 and value != needed:
                 raise ValueError(
-                    f"{role}.engine.{key} is {size}, which does not go with {other}={value}: set that to {needed}, or "
-                    f"{role}.engine.{key} to 1"
+                    f"{role}.engine.{key} is {size}, which does not go with {other}={setting_text(value)}: set that to "
+                    f"{setting_text(needed)}, or {role}.engine.{key} to 1"
                 )
 
 
@@ -94,8 +95,8 @@ def _check_megatron_settings(
     ):
         if value != needed:
             raise ValueError(
-                f"{key} is {value}, which {role}.engine.kind=megatron does not have: set it to {needed}, or use "
-                f"{role}.engine.kind=torch"
+                f"{key} is {setting_text(value)}, which {role}.engine.kind=megatron does not have: set it to "
+                f"{setting_text(needed)}, or use {role}.engine.kind=torch"
             )
     dtype = "reward_model.dtype" if role == "reward_model" else "model.dtype"
     if model.dtype == "float16":
@@ -144,7 +145,7 @@ def _check_expert_parallel_settings(role: str, engine: EngineConfig, optim: Opti
     if engine.expert_parallel == 1:
         return
     refused = {
-        f"{role}.engine.compile=True": engine.compile and "false",
+        f"{role}.engine.compile=true": engine.compile and "false",
         f"{role}.optim.name=adamw_8bit": optim is not None and optim.name == "adamw_8bit" and "adamw or muon",
     }
     for setting, instead in refused.items():

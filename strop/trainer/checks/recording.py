@@ -6,6 +6,7 @@ from strop.data.visit_ids import visit_uid
 from strop.run import RunError, RunFolder, is_run
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
+from strop.utils.setting_text import setting_text
 from strop.workers.replayed_samples import open_recording
 
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -48,7 +49,8 @@ def _check_sampling(config: Config) -> None:
     for key in _SAMPLING:
         mine = getattr(config.rollout, key)
         if isinstance(theirs, dict) and key in theirs and theirs[key] != mine:
+            recorded = f"rollout.{key}={setting_text(theirs[key])}"
             raise RunError(
-                f"trainer.skip_rollout={name} was sampled with rollout.{key}={theirs[key]}, and this run has {mine}: "
-                f"its log-probs would be those of another distribution; set rollout.{key}={theirs[key]}"
+                f"trainer.skip_rollout={name} was sampled with {recorded}, and this run has {setting_text(mine)}: its "
+                f"log-probs would be those of another distribution; set {recorded}"
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from strop.rollout.registry import NATIVE
 from strop.rollout.vllm.config import NOT_RECORDED
+from strop.utils.setting_text import setting_text
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -43,6 +44,6 @@ def check(config: Config) -> None:
     for key, (value, only) in needed.items():
         if value != only:
             raise ValueError(
-                f"rollout.router_replay is true, which does not go with {key}={value}: set that to "
-                f"{only if only != '' else 'nothing'}, or rollout.router_replay=false"
+                f"rollout.router_replay is true, which does not go with {key}={setting_text(value)}: set that to "
+                f"{'nothing' if only == '' else setting_text(only)}, or rollout.router_replay=false"
             )

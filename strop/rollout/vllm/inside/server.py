@@ -259,10 +259,9 @@ async def main(descriptor: int) -> None:
 
 if __name__ == "__mp_main__":  # in a process that vLLM has started
     end_with_parent()
+    # The engine's core checks its configuration here once more, and refuses to record experts unless this was imported.
     if "STROP_ROUTING" in os.environ:
-        importlib.import_module(
-            "strop_routing"
-        )  # before the engine's core checks its configuration once more
+        importlib.import_module("strop_routing")
 if __name__ == "__main__":
     end_with_parent(kill_group)  # also while vLLM is being imported or holds the loop
     follow_forks()
