@@ -22,6 +22,23 @@ class RoutedExperts:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the choices for a token."""
+        return 2 * self.num_layers * self.num_chosen
+
+    def with_bytes(self, following: bytes) -> RoutedExperts:
+        """Choices with those for the tokens behind.
+
+        Raises:
+            ValueError: these bytes are not those of whole tokens.
+        """
+        size = self.token_bytes
+        if len(following) % size:
+            raise ValueError(f"{len(following)} bytes are no tokens of {size} bytes")
+        tokens = (following[start : start + size] for start in range(0, len(following), size))
+        return replace(self, tokens=(*self.tokens, *tokens))
+
     def first(self, count: int) -> RoutedExperts:
         """Choices for the first `count` tokens."""
         return self if count >= len(self.tokens) else replace(self, tokens=self.tokens[:count])

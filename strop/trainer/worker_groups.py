@@ -361,12 +361,11 @@ def _router(
     """Router over the engines of these workers.
 
     Where groups are held while their processes train, each worker has its turns, and nobody could serve the others. A
-    run that is repeated samples each token where it was sampled. The routing of a request stays in its process.
+    run that is repeated samples each token where it was sampled.
     """
     has_turns = bool(config.async_setting) and "rollout" not in config.resources.apart
     is_alone = rollout.world_size == 1 or not runtime.address
-    is_kept = settings.is_replayed or config.rollout.router_replay
-    if is_alone or has_turns or is_kept or not config.rollout.load_balance:
+    if is_alone or has_turns or settings.is_replayed or not config.rollout.load_balance:
         return None
     router = Router(runtime.address)
     runtime.on_close(router.close)

@@ -131,7 +131,11 @@ class RolloutWorker(Worker):
         self._event_loop = self._make_event_loop()
         media = self._make_engines(model)
         self._takes_media = media is not None
-        self._routed = RoutedClient(self._engines.client, begins_again=rollout.deterministic)
+        self._routed = RoutedClient(
+            self._engines.client,
+            begins_again=rollout.deterministic,
+            records_routing=rollout.router_replay,
+        )
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=settings.logs
         )

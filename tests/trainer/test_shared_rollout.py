@@ -128,7 +128,7 @@ def test_four_workers_on_two_nodes_idle_less_and_sample_what_one_does(
         ([], 2, "", False),
         (["rollout.load_balance=false"], 2, "127.0.0.1", False),
         (["rollout.over_issue=0.5"], 2, "127.0.0.1", False),
-        (["rollout.router_replay=true"], 2, "127.0.0.1", False),
+        (["rollout.router_replay=true"], 2, "127.0.0.1", True),
         (["rollout.max_staleness=1", "resources.apart={rollout: 2}"], 2, "127.0.0.1", True),
     ],
 )

@@ -131,7 +131,9 @@ class RolloutClient:
             Exception: whatever else an engine raises that answers a probe all the same.
         """
         self.counts.issued += 1
-        request = PartialRequest(request_id, prompt_ids, sampling, on_token)
+        request = PartialRequest(
+            request_id, prompt_ids, sampling, on_token, records_routing=self._records_routing
+        )
         if self._clock is None:
             self._clock = asyncio.create_task(self._watch())
         try:
@@ -163,7 +165,7 @@ class RolloutClient:
                     return await self._attempt(request, replica)
             except _Lost as error:
                 request.losses.append(str(error))
-            if (reason := request.end()) is not None and not self._records_routing:
+            if (reason := request.end()) is not None:
                 return request.output(reason)
             if len(request.losses) >= MAX_LOSSES:
                 raise NoEngine(
@@ -191,8 +193,7 @@ class RolloutClient:
             _Lost: the engine does not serve any more, or lost the request.
         """
         loop = asyncio.get_running_loop()
-        reason = request.end()  # known before: of its experts alone nothing is
-        name, ids, sampling = request.rest() if reason is None else request.reading()
+        name, ids, sampling = request.rest()
         before = len(request.token_ids)
         try:
             async with asyncio.timeout(None) as deadline:
@@ -207,8 +208,7 @@ class RolloutClient:
                         replica.moved_at = replica.heard_at
                         if attempt.cut is None:
                             deadline.reschedule(replica.heard_at + self._timeout_s)
-                    if reason is None:
-                        request.hear(token, log_prob, version)
+                    request.hear(token, log_prob, version)
 
                 with _held(replica, attempt):
                     output = await replica.engine.generate(name, ids, sampling, on_token=hear)
@@ -226,13 +226,7 @@ class RolloutClient:
             if replica.cause or isinstance(error, ConnectionError):
                 raise _Lost(f"engine {replica.index}: {replica.cause or error}") from error
             raise
-        request.routed_experts = output.routed_experts
-        if reason is not None:
-            return request.output(reason)
-        heard = len(request.token_ids) - before  # none of an engine that says only the whole
-        for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
-            request.hear(*token)
-        return request.output(output.stop_reason)
+        return request.answered(output, heard=len(request.token_ids) - before)
 
     async def _watch(self) -> None:
         """Look at the clock while requests are open."""

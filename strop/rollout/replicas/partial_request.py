@@ -19,6 +19,8 @@ class PartialRequest:
     prompt_ids: Sequence[int]
     sampling: Sampling
     on_token: OnToken | None
+    records_routing: bool = False
+    """Its output has the experts of its tokens (rollout.router_replay), and is not whole without."""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -31,7 +33,9 @@ class PartialRequest:
     _num_told: int = 0
 
     def hear(self, token: int, log_prob: float, version: int) -> None:
-        """Enter a token, and tell the caller."""
+        """Enter a token, and tell the caller. One behind the last counts for nothing."""
+        if self._end() is not None:
+            return
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
@@ -44,32 +48,42 @@ class PartialRequest:
         self.token_ids, self.log_probs, self.versions = [], [], []
 
     def end(self) -> StopReason | None:
-        """Reason of its end where no engine said so; None: more is to come."""
+        """Reason of its end where no engine said so; None: more is to come, be it the experts of its tokens."""
+        return None if self.records_routing else self._end()
+
+    def answered(self, output: TokenOutput, *, heard: int) -> TokenOutput:
+        """Output for the caller.
+
+        Args:
+            output: of the engine that answered last.
+            heard: tokens of it that have been entered: none of an engine that says only the whole.
+        """
+        for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
+            self.hear(*token)
+        self.routed_experts = output.routed_experts
+        return self.output(self._end() or output.stop_reason)
+
+    def _end(self) -> StopReason | None:
+        """Reason for which no token follows."""
         if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
 
     def rest(self) -> tuple[str, Sequence[int], Sampling]:
         """Request for the rest, of one more attempt: an id of its own, the prompt with the tokens so far, and the
-        sampling."""
-        used = len(self.token_ids)
-        return self._behind(used, max_tokens=self.sampling.max_tokens - used)
-
-    def reading(self) -> tuple[str, Sequence[int], Sampling]:
-        """Request that has an engine read what a model has read of prompt and tokens, all but the last one, for the
-        record of their experts. Its own token counts for nothing."""
-        return self._behind(len(self.token_ids) - 1, max_tokens=1)
-
-    def _behind(self, used: int, *, max_tokens: int) -> tuple[str, Sequence[int], Sampling]:
-        """Request that goes on behind the first `used` tokens."""
+        sampling. Where only the experts are missing, an engine reads all tokens but the last one for them, as a model
+        has read them, and samples one that counts for nothing."""
         self.num_attempts += 1
         if self.num_attempts == 1:
             return self.request_id, self.prompt_ids, self.sampling
+        used = len(self.token_ids) if self._end() is None else len(self.token_ids) - 1
         ids: Sequence[int] = [*self.prompt_ids, *self.token_ids[:used]]
         if media := media_of(self.prompt_ids):
             ids = MediaTokens(ids, media)
         sampling = dataclasses.replace(
-            self.sampling, max_tokens=max_tokens, position=self.sampling.position + used
+            self.sampling,
+            max_tokens=self.sampling.max_tokens - used if self._end() is None else 1,
+            position=self.sampling.position + used,
         )
         return f"{self.request_id}~{self.num_attempts - 1}", ids, sampling
 

@@ -79,15 +79,18 @@ class _Membership:
 class RoutedClient:
     """Asks the engines of this worker, and those of others where a router says so."""
 
-    def __init__(self, local: GenerateClient, *, begins_again: bool = False) -> None:
+    def __init__(
+        self, local: GenerateClient, *, begins_again: bool = False, records_routing: bool = False
+    ) -> None:
         """Nothing is connected yet.
 
         Args:
             local: client of the engines of this worker.
             begins_again: a request that was lost begins from its first token, for engines whose bits depend on what was
                 computed together.
+            records_routing: engines record the experts of tokens (rollout.router_replay), and no output goes without.
         """
-        self._local, self._begins_again = local, begins_again
+        self._local, self._begins_again, self._records_routing = local, begins_again, records_routing
         self._membership: _Membership | None = None
         self._numbers = itertools.count()
         self._places: dict[int, asyncio.Future[int]] = {}
@@ -199,7 +202,9 @@ class RoutedClient:
         """
         if self._membership is None:
             return await self._local.generate(request_id, prompt_ids, sampling, on_token=on_token)
-        request = PartialRequest(request_id, prompt_ids, sampling, on_token)
+        request = PartialRequest(
+            request_id, prompt_ids, sampling, on_token, records_routing=self._records_routing
+        )
         excluded: set[int] = set()
         while True:
             number = next(self._numbers)
@@ -303,10 +308,7 @@ class RoutedClient:
                 replica = current.index
             self._tell({"refuse": replica, "why": str(error)})
             raise _Lost(replica, str(error)) from error
-        heard = len(request.token_ids) - before  # none of an engine that says only the whole
-        for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
-            request.hear(*token)
-        return request.output(output.stop_reason)
+        return request.answered(output, heard=len(request.token_ids) - before)
 
     async def _generate_at_peer(
         self,

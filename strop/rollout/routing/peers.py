@@ -3,6 +3,7 @@
     asks     {"call": n, "id": text, "prompt": [...], "sampling": {...}}
              {"cancel": n}
     serves   {"call": n, "token": [id, log-prob, version]}
+             {"call": n, "experts": [layers, chosen, base64]}, in parts, where engines record them
              {"call": n, "done": [number of tokens, stop reason]}
              {"call": n, "failed": [type, sentence]}
 
@@ -23,8 +24,9 @@ from functools import partial
 from typing import Any, get_args
 
 from strop.controller.auth_listener import AuthListener, connect_authenticated
+from strop.protocol.routed_experts import RoutedExperts
 from strop.rollout.client import GenerateClient, NoEngine, RolloutTimeout
-from strop.rollout.routing.wire import Garbage, Message, Wire, sampling_of, token_of
+from strop.rollout.routing.wire import Garbage, Message, Wire, expert_parts, sampling_of, token_of, with_part
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
 PURPOSE = "requests between rollout workers"
@@ -105,6 +107,8 @@ class PeerServer:
         answer: Message
         try:
             output = await self._client.generate(name, prompt, sampling_of(sampling), on_token=hear)
+            for part in () if output.routed_experts is None else expert_parts(output.routed_experts):
+                wire.send({"call": number, "experts": part})
             answer = {"call": number, "done": [len(output.token_ids), output.stop_reason]}
         except Exception as error:  # noqa: BLE001  (the caller gets it)
             answer = {"call": number, "failed": [type(error).__name__, str(error)]}
@@ -118,6 +122,7 @@ class _Call:
     def __init__(self, on_token: OnToken) -> None:
         self.on_token = on_token
         self.tokens: list[tuple[int, float, int]] = []
+        self.experts: RoutedExperts | None = None
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
 
@@ -182,6 +187,7 @@ class Peer:
                 return TokenOutput(
                     token_ids=token_ids, log_probs=log_probs, versions=versions,
                     stop_reason=reason,  # type: ignore[arg-type]  # one of them
+                    routed_experts=call.experts,
                 )  # fmt: skip
         error = Garbage(
             f"{len(call.tokens)} tokens came by on_token, which is told every one, and the answer is {str(done)[:80]}"
@@ -220,6 +226,8 @@ class Peer:
             case {"token": token}:
                 call.tokens.append(token_of(token))
                 call.on_token(*call.tokens[-1])
+            case {"experts": part}:
+                call.experts = with_part(call.experts, part)
             case {"done": list(done)}:
                 self._calls.pop(number)
                 call.done.set_result(done)

@@ -7,17 +7,22 @@ nothing, and check every field: what does not fit ends the connection.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import socket
+from collections.abc import Iterator
 from typing import Any
 
+from strop.protocol.routed_experts import RoutedExperts
 from strop.rollout.types import Sampling
 
 MAX_FRAME_BYTES = 16 << 20
 """A prompt of two million tokens."""
 MAX_UNREAD_BYTES = 64 << 20
 """Bytes that wait for a peer that does not read; with more it is cut off."""
+EXPERT_PART_BYTES = 4 << 20
+"""Bytes of experts in one frame, before they are text; a part holds one token at least."""
 _LENGTH_BYTES = 4
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A peer that is gone without a word is noticed after a minute, also where nothing is said."""
@@ -127,3 +132,28 @@ def token_of(value: Any) -> tuple[int, float, int]:
         ):
             return token, float(log_prob), version
     raise Garbage(f"{str(value)[:80]} is no token with its log-prob and version")
+
+
+def expert_parts(experts: RoutedExperts) -> Iterator[list[Any]]:
+    """Parts of the experts of a request, each of which fits into a frame."""
+    size = max(1, EXPERT_PART_BYTES // experts.token_bytes)
+    for start in range(0, len(experts), size):
+        part = b"".join(experts.tokens[start : start + size])
+        yield [experts.num_layers, experts.num_chosen, base64.b64encode(part).decode()]
+
+
+def with_part(experts: RoutedExperts | None, value: Any) -> RoutedExperts:
+    """Experts with those of one more part.
+
+    Raises:
+        Garbage: it is something else.
+    """
+    match value:
+        case [int(num_layers), int(num_chosen), str(text)] if num_layers > 0 and num_chosen > 0:
+            first = RoutedExperts(num_layers=num_layers, num_chosen=num_chosen, tokens=())
+            if experts is None or experts.first(0) == first:
+                try:
+                    return (experts or first).with_bytes(base64.b64decode(text, validate=True))
+                except ValueError as error:
+                    raise Garbage(f"{text[:40]!r} is no record of experts ({error})") from None
+    raise Garbage(f"{str(value)[:80]} is no record of experts, or not of the same routers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -14,8 +15,10 @@ from rollout.scripted_engine import ScriptedEngine, output
 from rollout_cases import run, tokens
 
 from strop.engines.causal_lm import CausalLM
+from strop.protocol.routed_experts import RoutedExperts
 from strop.rollout.client import EngineClient, NoEngine
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.routing import wire
 from strop.rollout.routing.client import RoutedClient
 from strop.rollout.routing.router import Router
 from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
@@ -35,12 +38,17 @@ class Worker:
 @asynccontextmanager
 async def workers(
     *engines: RolloutEngine, capacity: int = 64, patience_s: float = 0.1, can_continue: bool = True,
-    begins_again: bool = False,
+    begins_again: bool = False, records_routing: bool = False,
 ) -> AsyncIterator[tuple[Router, list[Worker]]]:  # fmt: skip
     """Workers that have joined a router."""
     router = Router("127.0.0.1", patience_s=patience_s)
     members = [
-        Worker(engine, RoutedClient(EngineClient(engine, timeout_s=20), begins_again=begins_again))
+        Worker(
+            engine,
+            RoutedClient(
+                EngineClient(engine, timeout_s=20), begins_again=begins_again, records_routing=records_routing
+            ),
+        )
         for engine in engines
     ]
     try:
@@ -62,6 +70,17 @@ async def paced(hear: OnToken, sampling: Sampling) -> TokenOutput:
         await asyncio.sleep(PACE_S)
         hear(token, -float(token), 0)
     return whole
+
+
+def recorded(whole: TokenOutput, num_read: int) -> TokenOutput:
+    """An output with a record of experts of so many tokens, of which token i went to expert i."""
+    tokens = tuple(expert.to_bytes(2, "little") for expert in range(num_read))
+    return dataclasses.replace(whole, routed_experts=RoutedExperts(num_layers=1, num_chosen=1, tokens=tokens))
+
+
+async def recording(hear: OnToken, sampling: Sampling) -> TokenOutput:
+    """As paced, with the experts of what it read: three tokens of a prompt, and all but the last of its answer."""
+    return recorded(await paced(hear, sampling), 3 + sampling.position + sampling.max_tokens - 1)
 
 
 async def generated(worker: Worker, names: list[str], sampling: Sampling = LONG) -> list[TokenOutput]:
@@ -110,6 +129,35 @@ def test_idle_engines_take_over_half_and_the_tokens_are_those_of_an_undisturbed_
             assert router.take_stats().num_taken_over >= 4
 
     run(body())
+
+
+def test_requests_of_other_workers_come_with_the_experts_of_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "EXPERT_PART_BYTES", 15)  # nine parts of seven tokens
+
+    async def body() -> None:
+        engines = [ScriptedEngine(recording) for _ in range(2)]
+        async with workers(*engines, records_routing=True) as (router, (a, b)):
+            done, _ = await step((a, generated(a, list("0123"))), (b, nothing()))
+            assert router.take_stats().num_taken_over >= 2
+            assert any(sampling.position for _, _, sampling in engines[1].asked)
+            assert done == [recorded(output(*range(60)), 3 + 59)] * 4
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 1], [1, 0, "AAA="], [2, 1, "AAAAAA=="], [1, 1, "AAAA"], [1, 1, "no base64"], "AAA=",
+    ],
+)  # fmt: skip
+def test_what_is_no_record_of_experts_of_the_same_routers_is_garbage(value: object) -> None:
+    before = wire.with_part(None, [1, 1, "AAE="])
+    assert before.tokens == (b"\0\1",)
+    with pytest.raises(wire.Garbage, match="record of experts"):
+        wire.with_part(before, value)
 
 
 def test_requests_above_the_capacity_go_to_whoever_has_room() -> None:
@@ -219,6 +267,24 @@ def test_nothing_is_asked_again_of_another_worker_when_only_the_end_was_lost(beg
             done, _ = await step((a, work), (b, nothing()))
             assert done == [output(0, 1, 2)]
             assert engines[1].asked == []
+
+    run(body())
+
+
+def test_another_worker_reads_a_request_that_lost_its_experts_alone() -> None:
+    async def ending(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        for token in range(3):
+            hear(token, -float(token), 0)
+        raise NoEngine("it died")
+
+    async def body() -> None:
+        engines = ScriptedEngine(ending), ScriptedEngine(recording)
+        async with workers(*engines, records_routing=True) as (_, (a, b)):
+            work = generated(a, ["0"], Sampling(key=0, max_tokens=3))
+            done, _ = await step((a, work), (b, nothing()))
+            assert done == [recorded(output(0, 1, 2), 3 + 2)]
+            ((_, ids, sampling),) = engines[1].asked
+            assert (ids, sampling.position, sampling.max_tokens) == ((1, 2, 3, 0, 1), 2, 1)
 
     run(body())
 
