@@ -102,6 +102,7 @@ def test_where_too_few_are_left_it_ends_in_time_and_says_so(project: Project, tm
 
 
 @pytest.mark.dist
+@pytest.mark.timeout(600)
 def test_a_run_has_fewer_ranks_while_a_machine_is_lost_and_more_again(
     project: Project, tmp_path: Path
 ) -> None:
