@@ -15,11 +15,82 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from strop.engines.checksum.host import copied
+from strop.engines.checksum import host
 from strop.engines.checksum.tensors import WORD_BYTES
 
 _ALIGNMENT = 64
 """A whole tensor is shared out in multiples of so many elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Places of some bytes among others: runs of one length at equal distances."""
+
+    first: int
+    """Byte where the first run starts."""
+    stride: int
+    """Bytes from the start of a run to that of the next one."""
+    count: int
+    length: int
+    """Bytes of a run."""
+
+    def to_json(self) -> list[int]:
+        """As plain JSON."""
+        return [self.first, self.stride, self.count, self.length]
+
+    @classmethod
+    def from_json(cls, value: object) -> Runs:
+        """The runs that `to_json` wrote; ValueError for another form."""
+        match value:
+            case [int(first), int(stride), int(count), int(length)] if min(
+                first, count - 1, length - 1
+            ) >= 0 and (count == 1 or stride >= length):
+                return cls(first=first, stride=stride, count=count, length=length)
+        raise ValueError(f"not runs of bytes: {str(value)[:200]}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all runs."""
+        return self.count * self.length
+
+    @property
+    def stop(self) -> int:
+        """Byte behind the last run."""
+        return self.first + (self.count - 1) * self.stride + self.length
+
+    def before(self, byte: int) -> int:
+        """Number of their bytes that lie before this one."""
+        if self.count <= 1:
+            return min(max(0, byte - self.first), self.num_bytes)
+        runs, rest = divmod(max(0, byte - self.first), self.stride)
+        return min(runs * self.length + min(rest, self.length), self.num_bytes)
+
+    def within(self, start: int, stop: int) -> list[Runs]:
+        """Those of their bytes that lie in [start, stop), counted from `start`: cut runs at the edges, whole ones
+        between."""
+        low, high = self.before(start), self.before(stop)
+        pieces: list[Runs] = []
+        while low < high:
+            run, skipped = divmod(low, self.length)
+            is_whole = skipped == 0 and high - low >= self.length
+            count = (high - low) // self.length if is_whole else 1
+            length = self.length if is_whole else min(self.length - skipped, high - low)
+            first = self.first + run * self.stride + skipped - start
+            pieces.append(
+                Runs(first=first, stride=self.stride if count > 1 else 0, count=count, length=length)
+            )
+            low += count * length
+        return pieces
+
+    def put(self, content: Tensor, window: Tensor) -> None:
+        """Copy bytes [num_bytes] uint8 to these places of a window [n] uint8."""
+        place = window[self.first :].as_strided((self.count, self.length), (self.stride or self.length, 1))
+        place.copy_(content.view(self.count, self.length))
+
+    def is_between_words(self, num_bytes: int) -> bool:
+        """Every run starts and ends between words of a tensor of so many bytes, or at its end."""
+        ends = self.length % WORD_BYTES == 0 or (self.count == 1 and self.stop == num_bytes)
+        return self.first % WORD_BYTES == 0 and ends and (self.count == 1 or self.stride % WORD_BYTES == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +104,37 @@ class Part:
     runs: Tensor
     """[count, bytes] uint8: the runs; memory of the weight itself where nothing is cast."""
 
+    @property
+    def places(self) -> Runs:
+        """Places of the runs in the whole tensor."""
+        count, length = self.runs.shape
+        return Runs(first=self.first, stride=self.stride, count=count, length=length)
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """[n] uint8: what lies in bytes [start, stop) of the whole tensor, run by run; a view."""
+        places = self.places
+        return self.runs.view(-1)[places.before(start) : places.before(stop)]
+
+    def word_sum(self, num_bytes: int) -> int:
+        """The word sum (strop.engines.checksum) of this part of a tensor of so many bytes. Where its runs do not lie
+        between words, of its own bytes alone, which adds up to nothing."""
+        if self.runs.shape[0] == 1 or not self.places.is_between_words(num_bytes):
+            is_part = self.places.is_between_words(num_bytes)
+            return int(host.word_sum(self.runs.view(-1), first_byte=self.first if is_part else 0))
+        return host.word_sum_of_runs(self.runs, first_byte=self.first, stride=self.stride)
+
     def fill(self, window: Tensor, start: int) -> int | None:
         """Put what lies in bytes [start, start + n) of the whole tensor into `window` [n] uint8.
 
         Returns:
-            The word sum (strop.engines.checksum) of what was put, where it is one run between whole words; else None.
+            The word sum of what was put, where it is one run between whole words; else None.
         """
-        count, length = self.runs.shape
-        stop = start + len(window)
-        if count == 1:
-            return self._fill_one(window, start, stop)
-        # Runs [low, high) lie inside; those before and after are cut by the edges of the window.
-        low = max(0, -(-(start - self.first) // self.stride))
-        high = min(count, max(low, (stop - self.first - length) // self.stride + 1))
-        for run in {low - 1, high} & set(range(count)):
-            at = self.first + run * self.stride
-            begin, end = max(at, start), min(at + length, stop)
-            if begin < end:
-                window[begin - start : end - start].copy_(self.runs[run, begin - at : end - at])
-        if high > low:
-            place = window[self.first + low * self.stride - start :]
-            place.as_strided((high - low, length), (self.stride, 1)).copy_(self.runs[low:high])
+        if self.runs.shape[0] == 1:
+            return self._fill_one(window, start, start + len(window))
+        content = self.between(start, start + len(window))
+        for places in self.places.within(start, start + len(window)):
+            places.put(content[: places.num_bytes], window)
+            content = content[places.num_bytes :]
         return None
 
     def _fill_one(self, window: Tensor, start: int, stop: int) -> int | None:
@@ -66,7 +147,7 @@ class Part:
         if begin % WORD_BYTES or source.device.type != "cpu":
             target.copy_(source)
             return None
-        return int(copied(source, target, first_byte=begin))
+        return int(host.copied(source, target, first_byte=begin))
 
 
 def adds_up(tensor: Tensor, dtype: torch.dtype) -> bool:

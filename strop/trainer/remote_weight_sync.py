@@ -42,8 +42,8 @@ class RemoteWeightSync(WeightSync):
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
     store: str
     """resources.weight_store."""
-    _report: SyncReport | None = None
-    """Of the actor's rank 0 on the last sync to other processes; None before, and in one process."""
+    _reports: list[SyncReport] = field(default_factory=list)
+    """Of the actor's ranks on the last sync to other processes; none before, and in one process."""
     workers: RolloutWorkers | None = None
     """Rollout workers apart, where some may be lost and replaced."""
     generates_meanwhile: bool = False
@@ -104,10 +104,10 @@ class RemoteWeightSync(WeightSync):
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last update."""
-        if self._report is None:
+        if not self._reports:
             return {}
-        sent_bytes, num_bytes = self._report.sent_bytes, self._report.num_bytes
-        return {SENT: sent_bytes / 2**30, SENT_SHARE: sent_bytes / num_bytes}
+        sent_bytes = sum(report.sent_bytes for report in self._reports)
+        return {SENT: sent_bytes / 2**30, SENT_SHARE: sent_bytes / self._reports[0].num_bytes}
 
     def _send_once(self) -> str:
         """One sync to the workers that live; why it was not completed, or nothing."""
@@ -117,12 +117,12 @@ class RemoteWeightSync(WeightSync):
                 self._connect()
         sent: object = self.actor.call.send_weights(self.version)
         received: object = self.rollout.call.receive_weights(self.version)
-        reports: list[SyncReport] = []
+        reports: list[list[SyncReport]] = []
         for started in (sent, received):
             assert isinstance(started, ResultFuture), "both are registered with blocking=False"
-            reports += as_list(started.get())
-        self._report = reports[0]
-        return next((report.failure for report in reports if report.failure), "")
+            reports.append(as_list(started.get()))
+        self._reports = reports[0]
+        return next((report.failure for side in reports for report in side if report.failure), "")
 
     def _connect(self) -> None:
         ranks = self.rollout.ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from rollout.sync_cases import Pair, bits, side_by_side
 from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
+from strop.engines.weight_parts import Runs, part_of
 from strop.engines.weights import TensorMetadata
 from strop.rollout.weight_sync import collective, comparison, sender, shared_memory
 from strop.rollout.weight_sync.delta import (
-    SentWeights,
+    ChangedPart,
+    Changes,
+    SentParts,
     bits_of,
     changes_between,
-    changes_num_bytes,
     read_changes,
     write_changes,
 )
@@ -52,17 +55,18 @@ def random_bits(numel: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 def through_a_bucket(old: Tensor, new: Tensor) -> tuple[Tensor, int] | None:
     """`old` after the changes to `new` went through a bucket, and their bytes; None where they are too many."""
-    weight = metadata(new)
-    changes = changes_between(bits_of(old), bits_of(new), weight)
+    changes = changes_between(bits_of(old), bits_of(new))
     if changes is None:
         return None
-    count = len(changes.positions)
-    num_bytes = changes_num_bytes(weight, count)
-    data = torch.full((64 + num_bytes,), 0xAA, dtype=torch.uint8)
-    write_changes(changes, weight, data, 64)
-    held = old.clone()
-    read_changes(data, weight, 64, count).apply(held)
-    return held, num_bytes
+    data = torch.full((64 + changes.num_bytes,), 0xAA, dtype=torch.uint8)
+    data[64:] = write_changes(changes)
+    held, count = old.clone(), len(changes.positions)
+    read_changes(data, metadata(new), ChangedPart(offset=64, count=count, places=all_of(new))).apply(held)
+    return held, changes.num_bytes
+
+
+def all_of(tensor: Tensor) -> Runs:
+    return Runs(first=0, stride=0, count=1, length=tensor.nbytes)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -144,14 +148,14 @@ def test_bits_are_compared_not_values() -> None:
 
 def test_a_tensor_of_one_element_or_of_none_travels_whole() -> None:
     for old, new in ((torch.tensor(1.0), torch.tensor(2.0)), (torch.empty(0, 3), torch.empty(0, 3))):
-        assert changes_between(bits_of(old), bits_of(new), metadata(new)) is None
+        assert changes_between(bits_of(old), bits_of(new)) is None
 
 
 def test_changes_are_written_into_a_weight_that_is_not_contiguous() -> None:
     new = torch.arange(60, dtype=torch.bfloat16).view(6, 10)
     old = new.clone()
     old[2, 3] = old[5, 9] = -1.0
-    changes = changes_between(bits_of(old), bits_of(new), metadata(new))
+    changes = changes_between(bits_of(old), bits_of(new))
     assert changes is not None
     held = old.t().contiguous().t()
     assert not held.is_contiguous()
@@ -163,7 +167,7 @@ def test_changes_are_written_into_a_weight_that_is_not_contiguous() -> None:
     ("gaps", "count", "message"),
     [
         ([3, 0], 2, "or one twice"),
-        ([8, 7], 2, r"elements up to 15 of \[3, 5\]"),
+        ([8, 7], 2, r"elements up to 15 of 15"),
         ([1, 1], 9, "9 changes of torch.bfloat16 from byte 0 on, in 8 bytes"),
         ([1, 1], -1, "-1 changes"),
     ],
@@ -171,43 +175,78 @@ def test_changes_are_written_into_a_weight_that_is_not_contiguous() -> None:
 def test_changes_that_fit_no_weight_are_refused(gaps: list[int], count: int, message: str) -> None:
     weight = TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16)
     data = torch.tensor([0, 0, *gaps], dtype=torch.int16).view(torch.uint8)
+    places = Runs(first=0, stride=0, count=1, length=30)
     with pytest.raises(ValueError, match=message):
-        read_changes(data, weight, 0, count)
+        read_changes(data, weight, ChangedPart(offset=0, count=count, places=places))
 
 
 def test_values_that_begin_in_the_middle_of_an_element_are_refused() -> None:
     weight = TensorMetadata(name="w", shape=(3,), dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="1 changes of torch.bfloat16 from byte 1 on"):
-        read_changes(torch.zeros(20, dtype=torch.uint8), weight, 1, 1)
+        read_changes(
+            torch.zeros(20, dtype=torch.uint8),
+            weight,
+            ChangedPart(offset=1, count=1, places=all_of(torch.zeros(3))),
+        )
 
 
-def bucket_of(tensor: Tensor, name: str = "w") -> Bucket:
-    return Bucket(entries=((metadata(tensor, name), 0),), data=tensor.view(-1).view(torch.uint8))
+@pytest.mark.parametrize(
+    "places", [Runs(first=1, stride=0, count=1, length=2), Runs(first=0, stride=8, count=3, length=16)]
+)
+def test_parts_that_a_weight_does_not_have_are_refused(places: Runs) -> None:
+    weight = TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="a part at Runs"):
+        read_changes(
+            torch.zeros(20, dtype=torch.uint8), weight, ChangedPart(offset=0, count=1, places=places)
+        )
+
+
+def test_changes_of_columns_are_changes_of_the_whole() -> None:
+    # Columns 2 to 4 of 5, of three rows: elements 2, 3, 4, 7, 8, 9, 12, 13, 14 of the whole.
+    weight = TensorMetadata(name="w", shape=(3, 5), dtype=torch.float32)
+    places = Runs(first=8, stride=20, count=3, length=12)
+    changes = Changes(torch.tensor([0, 4, 8]), torch.tensor([5, 6, 7], dtype=torch.int32))
+    held = torch.zeros(3, 5)
+    data = write_changes(changes)
+    read_changes(data, weight, ChangedPart(offset=0, count=3, places=places)).apply(held)
+    assert held.view(torch.int32).tolist() == [[0, 0, 5, 0, 0], [0, 0, 0, 6, 0], [0, 0, 0, 0, 7]]
+
+
+def changes_of(last: SentParts, tensor: Tensor, *, is_known: bool, name: str = "w") -> int | None:
+    """Number of the changes of a tensor that one rank holds; None where all of it has to travel."""
+    part = part_of(tensor, tensor.dtype, rank=0, num_ranks=1)
+    assert part is not None
+    changes = last.changes(metadata(tensor, name), part, part.word_sum(tensor.nbytes), is_known=is_known)
+    return None if changes is None else len(changes.positions)
 
 
 def test_weights_of_more_than_two_bytes_are_forgotten_once_most_of_them_changed() -> None:
     for dtype, is_kept in ((torch.float32, False), (torch.bfloat16, True)):
-        last, weight = SentWeights(), torch.zeros(1000, dtype=dtype)
-        last.reduced(bucket_of(weight), is_known=False)
+        last, weight = SentParts(), torch.zeros(1000, dtype=dtype)
+        changes_of(last, weight, is_known=False)
         assert last.num_bytes == weight.nbytes
-        assert last.reduced(bucket_of(weight + 1), is_known=True).counts == {}
+        assert changes_of(last, weight + 1, is_known=True) is None
         assert last.num_bytes == (weight.nbytes if is_kept else 0)
         few = weight + 1
         few[7] = 3
-        assert last.reduced(bucket_of(few), is_known=True).counts == ({"w": 1} if is_kept else {})
+        assert changes_of(last, few, is_known=True) == (1 if is_kept else None)
+        assert changes_of(last, few, is_known=True) == 0, "the sum shows it"
+        assert changes_of(last, few[None], is_known=True) == 0
+        assert changes_of(last, few[1:], is_known=True) is None, "another part"
 
 
 def test_weights_that_memory_has_no_room_for_travel_whole(caplog: pytest.LogCaptureFixture) -> None:
     """Of 10,000 bytes that are free, those that are kept take at most half."""
     free = 10_000
-    last = SentWeights(free_bytes=lambda: free - last.num_bytes)
+    last = SentParts(free_bytes=lambda: free - last.num_bytes)
     weights = {name: torch.zeros(1000, dtype=torch.bfloat16) for name in "abc"}
     for _ in range(2):
-        counts = {}
-        for name, weight in weights.items():
-            counts |= last.reduced(bucket_of(weight, name), is_known=True).counts
+        counts = {
+            name: changes_of(last, weight, is_known=True, name=name) for name, weight in weights.items()
+        }
+        for weight in weights.values():
             weight[3] += 1
-    assert counts == {"a": 1, "b": 1}
+    assert counts == {"a": 1, "b": 1, "c": None}
     assert last.num_bytes == 4000
     assert [record.message[:35] for record in caplog.records] == ["host memory has room for 0.0 GB of "]
 
@@ -384,7 +423,8 @@ def test_changes_that_cannot_be_read_are_refused_and_named(far: Any, monkeypatch
     announce = sender._Session._announce
 
     def too_many(session: sender._Session, bucket: Bucket) -> None:
-        announce(session, Bucket(entries=bucket.entries, data=bucket.data, counts={"up.weight": 700}))
+        (part,) = bucket.changes["up.weight"]
+        announce(session, replace(bucket, changes={"up.weight": (replace(part, count=700),)}))
 
     monkeypatch.setattr(sender._Session, "_announce", too_many)
     _, *results = far.sync(2)
@@ -413,5 +453,5 @@ def test_on_one_node_neither_side_keeps_weights(tmp_path: Path, monkeypatch: pyt
     for pair in pair_of(WholeTensors):
         for version in (1, 2):
             assert synced(pair, version) >= NUM_BYTES
-            assert pair.sender._session._last.num_bytes == 0
+            assert pair.sender._last.num_bytes == 0
             assert pair.receivers[0]._copy._values == {}

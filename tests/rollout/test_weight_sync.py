@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata, weights_metadata
-from strop.rollout.weight_sync import collective, outgoing, sender, shards, shared_memory, slots, stream
+from strop.rollout.weight_sync import collective, pieces, sender, shards, shared_memory, slots
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -436,16 +436,16 @@ def test_merged_weights_are_sent_in_place_of_the_models_own() -> None:
 def test_an_error_of_the_sender_reaches_every_receiver_and_is_no_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch = stream.next_weight
+    fetch = shards.next_weight
 
     def breaking(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
         if weight.name == THIRD:
-            for module in (stream, shards):
+            for module in (pieces, shards):
                 monkeypatch.setattr(module, "next_weight", fetch)
             raise RuntimeError("out of memory in the gather")
         return fetch(source, weight)
 
-    for module in (stream, shards):
+    for module in (pieces, shards):
         monkeypatch.setattr(module, "next_weight", breaking)
     first, *others = pair.sync(2)
     assert str(first) == "out of memory in the gather"
@@ -476,25 +476,6 @@ def test_an_error_of_a_receiver_is_named_by_the_sender_and_is_no_end(pair: Pair)
     assert str(results[2]) == "no device"
     assert pair.receivers[1].version is None
     assert_repaired_by(pair, 2)
-
-
-def test_after_a_failure_the_actors_ranks_stay_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the network rank 0 goes on gathering after a receiver has refused, because the other ranks do. (With shared
-    memory they are told: test_weight_sync_shards.py.)"""
-    use("collective", monkeypatch)
-    made, gathered = outgoing.parameter_stream, []
-
-    def counted(*args: Any, **options: Any) -> Iterator[Bucket]:
-        for bucket in made(*args, **options):
-            gathered.append(len(bucket.entries))
-            yield bucket
-
-    monkeypatch.setattr(outgoing, "parameter_stream", counted)
-    pairs = connected()
-    pair = next(pairs)
-    side_by_side([lambda: pair.sender.send(2), *(lambda r=r: r.refuse(2, "busy") for r in pair.receivers)])
-    pairs.close()
-    assert sum(gathered) == NUM_TENSORS
 
 
 def test_a_slow_receiver_is_not_overtaken(pair: Pair) -> None:
@@ -871,12 +852,12 @@ def test_parts_that_come_in_the_wrong_order_are_refused(monkeypatch: pytest.Monk
 
 
 def sent_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the weights that travel from now on."""
+    """Names of the weights that travel from now on, each once."""
     names: list[str] = []
     announce = sender._Session._announce
 
     def announced(session: sender._Session, bucket: Bucket) -> None:
-        names.extend(weight.name for weight, _ in bucket.entries)
+        names.extend(weight.name for weight, _ in bucket.entries if not bucket.start)
         announce(session, bucket)
 
     monkeypatch.setattr(sender._Session, "_announce", announced)

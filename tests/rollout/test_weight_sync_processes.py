@@ -125,9 +125,9 @@ def test_a_sender_killed_midway_leaves_an_incomplete_sync_and_no_memory(
         receiver.receive(1)
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    # Buckets 0 and 1, and perhaps 2, were loaded before the end was noticed.
+    # Bucket 0 with three tensors, and 1 and perhaps 2 with the fourth, were loaded before the end was noticed.
     assert str(caught.value).startswith(
-        ("sync 1 incomplete: 5 of 10 tensors", "sync 1 incomplete: 6 of 10 tensors")
+        ("sync 1 incomplete: 6 of 10 tensors", "sync 1 incomplete: 7 of 10 tensors")
     )
     assert receiver.version is None
     assert list(folder.iterdir()) == [], "a killed sender leaves nothing behind once its memory was mapped"
@@ -281,7 +281,7 @@ def test_two_ranks_with_shards_bring_every_bit_to_two_receivers(transport: str, 
     for sync in range(len(VERSIONS)):
         first, second, *received = (result[sync] for result in results)
         assert first[0] == transport
-        assert second[0] == "shards"
+        assert second[0] == ("shards" if transport == "shared_memory" else transport)
         assert received[0][0] == received[1][0] == transport
         for one in (second, *received):
             assert one[1:] == first[1:], "digest, number of tensors, bits"

@@ -18,13 +18,13 @@ from torch.distributed.tensor import DTensor
 
 from references.engine_steps import Setting, engine_of
 from references.rank_processes import Ranks, run_ranks
+from strop.engines.checksum import host
 from strop.engines.checksum.models import digest_weights
 from strop.engines.checksum.tensors import digest_tensor, finish
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import Parallel, alone
-from strop.engines.parallel.sent_bytes import sent_bytes
-from strop.engines.weight_parts import Part
+from strop.engines.weight_parts import Part, Runs
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import shards, shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
@@ -67,6 +67,56 @@ def test_the_sums_of_one_run_add_up_over_windows() -> None:
         assert None not in sums
         assert finish(sum(filter(None, sums)), len(whole)) == digest_tensor(whole)
         assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("window", [1, 8, 13, 24, 96])
+def test_what_lies_between_two_bytes_is_given_and_put_run_by_run(window: int) -> None:
+    content = torch.arange(1, 49).to(torch.uint8).view(3, 16)
+    part = Part(first=8, stride=24, runs=content)
+    expected, found = torch.zeros(96, dtype=torch.uint8), torch.zeros(96, dtype=torch.uint8)
+    for run in range(3):
+        expected[8 + run * 24 : 24 + run * 24] = content[run]
+    for start in range(0, 96, window):
+        given, place = part.between(start, start + window), found[start : start + window]
+        for places in part.places.within(start, start + window):
+            places.put(given[: places.num_bytes], place)
+            given = given[places.num_bytes :]
+        assert len(given) == 0
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_the_sums_of_columns_add_up(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(host, "digest_kernel", lambda: None)
+        monkeypatch.setattr(host, "_BLOCK_BYTES", 100)
+    whole = torch.randint(256, (500, 96), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for cuts in ([0, 96], [0, 32, 96], [0, 8, 88, 96]):
+        parts = [
+            Part(first=low, stride=96, runs=whole[:, low:high].contiguous())
+            for low, high in itertools.pairwise(cuts)
+        ]
+        assert all(part.places.is_between_words(whole.nbytes) for part in parts)
+        assert finish(sum(part.word_sum(whole.nbytes) for part in parts), whole.nbytes) == digest_tensor(
+            whole
+        )
+
+
+def test_parts_that_end_within_a_word_do_not_add_up() -> None:
+    for first, stride, count, length, is_between in (
+        (0, 0, 1, 80, True), (8, 0, 1, 77, True), (8, 0, 1, 76, False), (4, 0, 1, 81, False), (0, 16, 5, 8, True),
+        (0, 12, 5, 8, False), (0, 16, 5, 4, False), (4, 16, 5, 8, False),
+    ):  # fmt: skip
+        runs = Runs(first=first, stride=stride, count=count, length=length)
+        assert runs.is_between_words(85) == is_between, runs
+
+
+@pytest.mark.parametrize(
+    "value", [[0, 0, 1], [0, 0, 0, 4], [-8, 0, 1, 4], [0, 4, 2, 8], [0, 0, 1, "4"], "runs"]
+)
+def test_runs_of_another_form_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="not runs of bytes"):
+        Runs.from_json(value)
 
 
 def joined(ranks: Ranks, **sizes: int) -> Parallel:
@@ -220,61 +270,6 @@ def test_stages_and_matrices_give_their_parts_with_an_adapter(
     expected = {name: full_bits(tensor) for name, tensor in alone_engine.streamed_weights() or ()}
     assert expected
     assert {name: received[1][name] for name in expected} == expected
-
-
-def network_sync(
-    ranks: Ranks, directory: str, folder: str, tp_size: int
-) -> tuple[dict[str, float], str, dict[str, bytes]]:
-    """Bytes that a rank of the actor sends to the others in a sync over the network; digest and bits of a receiver."""
-    shared_memory.FOLDER = Path("/no/such/folder")
-    file = Path(directory) / "endpoint"
-    if ranks.rank == ranks.world_size - 1:
-        copy = load_model(ModelConfig(path=folder, dtype="float32")).module
-        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        received = receiver.receive(1).digest
-        assert receiver.receive(2).sent_bytes == 0, "nothing has changed"
-        receiver.close()
-        return {}, received, bits_of(copy)
-    parallel = joined(ranks, tensor_parallel=tp_size)
-    module = engine_of(parallel, Setting(folder=folder, tp_size=tp_size, dtype="float32")).model.module
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.5)
-    sender = WeightSender(module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    with sent_bytes() as sent:
-        report = sender.send(1)
-    assert report.transport == ("collective" if ranks.rank == 0 else "shards")
-    sender.send(2)
-    parts = [t.to_local() for t in module.parameters() if t.to_local().shape != t.shape]
-    own = sum(part.nbytes for part in parts)
-    parallel.barrier("the end")
-    sender.close()
-    return {**sent.of, "own": own}, report.digest, {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tp_size", [1, 2])
-def test_over_the_network_each_rank_sends_its_shards_to_rank_0_alone(
-    tiny_folder: Folder, tmp_path: Path, tp_size: int
-) -> None:
-    folder = str(tiny_folder("qwen3"))
-    first, second, received = run_ranks(network_sync, 3, str(tmp_path), folder, tp_size)
-    module = load_model(ModelConfig(path=folder, dtype="float32")).module
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.5)
-    assert received[2] == bits_of(module)
-    assert first[1] == received[1] == digest_weights(module)
-    assert "send" not in first[0]
-    assert second[0]["send"] == second[0]["own"] > 0, (
-        "norms are whole on both ranks of a tensor-parallel pair"
-    )
-    num_weights = len(weights_metadata(module))
-    for sent, *_ in (first, second):
-        assert sent["allgather_"] <= 32 * num_weights, "headers, and no weight"
 
 
 def with_faults(ranks: Ranks, directory: str) -> list[str]:

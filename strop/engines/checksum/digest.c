@@ -69,3 +69,13 @@ uint64_t word_sum(uint8_t *target, const uint8_t *source, int64_t num_bytes, int
     }
     return total;
 }
+
+/* The sum of runs [count] of words [length], which lie one behind the other here and `stride` words apart in their tensor. */
+uint64_t word_sum_of_runs(const uint64_t *source, int64_t count, int64_t length, int64_t first, int64_t stride,
+                          const uint64_t *rows, const uint64_t *columns)
+{
+    uint64_t total = 0;
+    for (int64_t run = 0; run < count; run++)
+        total += word_sum(NULL, (const uint8_t *)(source + run * length), 8 * length, first + run * stride, rows, columns, 1);
+    return total;
+}

@@ -18,6 +18,8 @@ from strop.engines.checksum.tensors import WORD_BYTES, finish
 from strop.utils.c_library import c_library
 
 SOURCE = Path(__file__).with_name("digest.c")
+_BLOCK_BYTES = 32 << 20
+"""Runs that torch sums up are spread over so much memory at a time."""
 FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC")
 
 
@@ -26,9 +28,13 @@ class DigestKernel:
 
     def __init__(self, library: Path) -> None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._word_sum = ctypes.CDLL(str(library)).word_sum
+        functions = ctypes.CDLL(str(library))
+        self._word_sum = functions.word_sum
         self._word_sum.argtypes = [pointer, pointer, number, number, pointer, pointer, ctypes.c_int]
         self._word_sum.restype = number
+        self._word_sum_of_runs = functions.word_sum_of_runs
+        self._word_sum_of_runs.argtypes = [pointer, number, number, number, number, pointer, pointer]
+        self._word_sum_of_runs.restype = number
 
     def word_sum(self, source: Tensor, target: Tensor | None, *, first_word: int) -> int:
         """Sum of bytes [n] uint8, contiguous, that start at this word of their tensor; copied to `target` [n] before,
@@ -38,6 +44,15 @@ class DigestKernel:
             None if target is None else target.data_ptr(), source.data_ptr(), len(source), first_word,
             rows.data_ptr(), columns.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
+        return total
+
+    def word_sum_of_runs(self, runs: Tensor, *, first_word: int, stride_words: int) -> int:
+        """Sum of runs [count, bytes] uint8, contiguous, that start so many words apart in their tensor."""
+        count, words = runs.shape[0], runs.shape[1] // WORD_BYTES
+        rows, columns = tensors.multipliers(first_word + count * stride_words + words, runs.device)
+        total: int = self._word_sum_of_runs(
+            runs.data_ptr(), count, words, first_word, stride_words, rows.data_ptr(), columns.data_ptr()
+        )
         return total
 
 
@@ -61,6 +76,26 @@ def word_sum(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
     kernel = digest_kernel()
     assert kernel is not None, "there are words for it"
     return torch.tensor(kernel.word_sum(content, None, first_word=first_byte // WORD_BYTES))
+
+
+def word_sum_of_runs(runs: Tensor, *, first_byte: int, stride: int) -> int:
+    """Sum over the words of runs of a tensor, for parts that are cut by columns.
+
+    Args:
+        runs: [count, bytes] uint8, contiguous, of whole words; on any device.
+        first_byte, stride: where the first run starts and how far apart they are, multiples of WORD_BYTES.
+    """
+    if _words(runs, first_byte) is not None and (kernel := digest_kernel()) is not None:
+        return kernel.word_sum_of_runs(
+            runs, first_word=first_byte // WORD_BYTES, stride_words=stride // WORD_BYTES
+        )
+    total, each = 0, max(1, _BLOCK_BYTES // stride)
+    for start in range(0, len(runs), each):
+        block = runs[start : start + each]
+        spread = block.new_zeros((len(block), stride))  # a word of zeros adds nothing
+        spread[:, : runs.shape[1]] = block
+        total += int(tensors.word_sum(spread, first_byte=first_byte + start * stride))
+    return total
 
 
 @torch.no_grad()

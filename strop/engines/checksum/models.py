@@ -62,24 +62,6 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     }
 
 
-def digest_of_shards(tensor: Tensor, dtype: torch.dtype) -> int:
-    """`digest_tensor` of the whole of one tensor in this dtype, as `weight_digests` finds it; the ranks of a shard all
-    call this."""
-    cast = tensor.detach().to(dtype)
-    shard = _row_shard(cast)
-    num_bytes = cast.numel() * dtype.itemsize
-    if shard is None:
-        return finish(int(word_sum(full_weight(cast, dtype))), num_bytes)
-    total = word_sum(shard.rows, first_byte=shard.first_byte).to(meeting_device(cast))
-    dist.all_reduce(total, group=shard.group)
-    return finish(int(total), num_bytes)
-
-
-def sums_add_up(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """`digest_of_shards` of this tensor in this dtype gathers nothing; the same on all of its ranks."""
-    return not isinstance(tensor, DTensor) or _rows_per_rank(tensor, dtype.itemsize) is not None
-
-
 def combine_digests(metadata: WeightsMetadata, digests: Mapping[str, int]) -> str:
     """One digest of a whole model: SHA-256 over names, shapes, dtypes and digests of its weights, as 64 hex digits.
 

@@ -18,7 +18,6 @@ ulysses.py           sequence parallelism: one packed row over several ranks
 context.py           context parallelism: one packed row over several ranks, which exchange keys and values
 traffic.py           bytes that a rank sends, by formulas
 sent_bytes.py        bytes that it does send, counted
-first_rank.py        weights that rank 0 alone needs
 balance.py           rows per rank, of near-equal load
 sharded_saving.py    the parts of a checkpoint that each rank writes and reads
 offload.py           parameters, optimizer state and activations on the host

@@ -13,12 +13,13 @@ channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast
 comparison.py       Positions of the elements that differ between two arrays
 cuda_ipc.py         Memory of a CUDA device that other processes of the node open
-delta.py            Changes of a weight since the last sync
+delta.py            Changes of weights since the last sync
 device_slots.py     Slots in the memory of the sender's device
 host_copy.py        Weights in host memory for engines that take whole tensors
 load_weights.py     Engines with weights of their own, which are given those of a model in this process
 model_target.py     The parameters of a model in this process, into which weights are received
 outgoing.py         The weights of one sync, as a rank of the actor gives them
+pieces.py           Weights leave their shards over the network or through a store
 probe.py            Probe of an engine's weights by what it computes, where they cannot be read back
 receiver.py         The side of a rollout worker
 sender.py           The side of the actor
@@ -27,7 +28,7 @@ shards.py           Weights leave their shards for memory that all ranks of the 
 shared_memory.py    Slots in shared memory of the node
 slots.py            Buckets through two slots of memory that the processes of a node share
 store_transport.py  Buckets through a store
-stream.py           Weights leave as a stream of buckets
+stream.py           Buckets of weights, and a model's weights as a stream of them
 target.py           Targets of weights
 transfer.py         Receiving side of weights for rollout workers in other processes
 transport.py        Transports

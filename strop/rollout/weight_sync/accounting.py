@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.rollout.weight_sync.delta import Changes, read_changes
+from strop.rollout.weight_sync.delta import ChangedPart, Changes, joined_changes
 from strop.rollout.weight_sync.stream import tensor_at
 from strop.rollout.weight_sync.types import REFUSAL, SyncCorrupted, SyncError, SyncIncomplete, SyncRefused
 
@@ -91,10 +91,10 @@ class TransferState:
         return [(name, start, data) for name in self._destinations[weight.name]]
 
     def take_changes(
-        self, number: int, weight: TensorMetadata, offset: int, count: int, data: Tensor
+        self, number: int, weight: TensorMetadata, parts: Sequence[ChangedPart], data: Tensor
     ) -> list[tuple[str, Changes]]:
-        """Enter so many changes of one weight, from byte `offset` of a bucket [n] uint8 on: the engine's names with the
-        changes, whose values are a view of `data`. Empty once something went wrong."""
+        """Enter the changes of parts of one weight, which lie in a bucket [n] uint8: the engine's names with the
+        changes, whose values may be a view of `data`. Empty once something went wrong."""
         if self._problem is not None:
             return []
         self._problem = self._problem_of(number, weight, 0, weight.num_bytes)
@@ -106,7 +106,7 @@ class TransferState:
         if self._problem is not None:
             return []
         try:
-            changes = read_changes(data, weight, offset, count)
+            changes = joined_changes(data, weight, parts)
         except ValueError as error:
             self._problem = SyncCorrupted(
                 f"sync {self._version} corrupted: the changes of {weight.name} in bucket {number} cannot be read "

@@ -1,10 +1,11 @@
 """Buckets by broadcast: over gloo or NCCL, for receivers on any node.
 
-The sender and its receivers form a process group of their own, made directly from a backend's object, because the
-default groups of the two sides are different ones.
+Each rank of the sender and all receivers form a process group, over which the rank sends its pieces of every bucket.
+The groups are made directly from a backend's object, because the default groups of the two sides are different ones.
 
-With gloo, a bucket is on its way while the sender gathers the next one. With NCCL the sender waits for each bucket,
-so that two communicators never compete for one device. The NCCL path has not run on a GPU yet.
+With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones. With NCCL
+they come one after the other, and each rank waits for its own, so that two communicators never compete for one device.
+The NCCL path has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -16,47 +17,62 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from strop.controller.store_server import Rendezvous, RendezvousServer, RendezvousStore
+from strop.engines.weight_parts import Runs
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
-from strop.rollout.weight_sync.transport import Plan
+from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
 from strop.utils.device import collective_backend
 from strop.utils.network_interfaces import keep_to_interface
 
+PLAN_NAME = "collective"
 SENDER = 0
-"""Rank of the sender in the group; receiver i is rank i + 1."""
+"""Rank of the sender in its group; receiver i is rank i + 1."""
 _POLL_S = 0.0005
 """Between two looks at a broadcast that runs on a device."""
 
 
 class CollectiveSender:
-    """The sender's side."""
+    """The side of one rank of the sender."""
 
-    def __init__(self, channel: SenderChannel, *, made_in: int, device: torch.device) -> None:
-        """`device`: where the group works: the weights' own, or the CPU, through which they then go."""
-        self._timeout_s = channel.timeout_s
-        # Who has joined the channel knows its secret, so the plan says the port alone.
-        self._place = RendezvousServer(channel.host, secret=channel.session)
-        self.plan = Plan(
-            name="collective",
-            made_in=made_in,
-            port=self._place.rendezvous.port,
-            size=channel.num_receivers + 1,
-            device=device.type,
-        )
-        self._device = device
+    def __init__(
+        self, plan: Plan, *, rank: int, host: str, secret: str, timeout_s: float,
+        server: RendezvousServer | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing is connected yet.
+
+        Args:
+            plan: as rank 0 has made it.
+            rank: of the sender.
+            host, secret: of the session.
+            timeout_s: limit of each wait, in seconds.
+            server: at which the processes meet, on rank 0.
+        """
+        self.plan = plan
+        self._rank, self._timeout_s, self._server = rank, timeout_s, server
+        self._rendezvous = Rendezvous(host=host, port=plan.port, secret=secret)
+        self._device = torch.device(plan.device)
+        self._store: RendezvousStore | None = None
         self._group: _Group | None = None
 
     def begin(self) -> None:
         """Form the group, once."""
         if self._group is None:
-            self._group = _Group(self._place.rendezvous, self.plan, rank=SENDER, timeout_s=self._timeout_s)
+            self._store = RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
+            self._group = _Group(
+                self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
+            )
+
+    def wait_for_room(self) -> None:
+        """Nothing to do: `send` waits for the piece before."""
 
     def send(self, data: Tensor) -> None:
         """Start a broadcast once the one before it is done."""
         self.finish()
         assert self._group is not None, "a sync has begun"
-        self._group.start(data.to(self._device))
+        if len(data):
+            self._group.start(data.to(self._device))
         if self._device.type != "cpu":
             self.finish()
 
@@ -69,8 +85,30 @@ class CollectiveSender:
         """Drop the group without the others."""
         if self._group is not None:
             self._group.drop()
-        self._group = None
-        self._place.close()
+            self._group = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if self._server is not None:
+            self._server.close()
+
+
+def collective_sender(
+    channel: SenderChannel, *, made_in: int, device: torch.device, num_senders: int
+) -> CollectiveSender:
+    """The side of rank 0, where the others meet the receivers.
+
+    `device`: where the groups work: the weights' own, or the CPU, through which they then go.
+    """
+    # Who has joined the channel knows its secret, so the plan says the port alone.
+    server = RendezvousServer(channel.host, secret=channel.session)
+    plan = Plan(
+        name=PLAN_NAME, made_in=made_in, port=server.rendezvous.port, size=channel.num_receivers + 1,
+        num_senders=num_senders, device=device.type,
+    )  # fmt: skip
+    return CollectiveSender(
+        plan, rank=0, host=channel.host, secret=channel.session, timeout_s=channel.timeout_s, server=server
+    )
 
 
 class CollectiveReceiver:
@@ -81,54 +119,82 @@ class CollectiveReceiver:
         self._channel = channel
         self._rank = index + 1
         self._device = torch.device(plan.device)
-        self._group: _Group | None = None
-        self._buffer = _nothing()
+        self._store: RendezvousStore | None = None
+        self._groups: list[_Group] = []
+        self._bucket, self._beside = _nothing(), _nothing()
 
     def begin(self) -> None:
-        """Form the group, once."""
-        if self._group is None:
-            channel, plan = self._channel, self.plan
-            rendezvous = Rendezvous(host=channel.host, port=plan.port, secret=channel.session)
-            self._group = _Group(rendezvous, plan, rank=self._rank, timeout_s=channel.timeout_s)
+        """Form the groups, once, in the order of the ranks that send."""
+        if self._store is not None:
+            return
+        channel, plan = self._channel, self.plan
+        rendezvous = Rendezvous(host=channel.host, port=plan.port, secret=channel.session)
+        self._store = RendezvousStore(rendezvous, timeout_s=channel.timeout_s)
+        for sender in range(plan.num_senders):
+            group = _Group(self._store, plan, sender=sender, rank=self._rank, timeout_s=channel.timeout_s)
+            self._groups.append(group)
 
-    def receive(self, num_bytes: int) -> Tensor:
-        """The next bucket, in a buffer that is used again."""
-        assert self._group is not None, "a sync has begun"
-        if len(self._buffer) < num_bytes:
-            self._buffer = _nothing()  # frees the old one first
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        data = self._buffer[:num_bytes]
-        self._group.start(data)
-        self._group.wait("a bucket from the sender")
-        return data
+    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
+        """The next bucket, in a buffer that is used again. A piece that is one run arrives in its place."""
+        assert self._groups, "a sync has begun"
+        if len(pieces) > len(self._groups):
+            raise ConnectionError(f"pieces of {len(pieces)} ranks, and {len(self._groups)} send")
+        self._bucket = _with_room(self._bucket, num_bytes, self._device)
+        bucket, whole = self._bucket[:num_bytes], [[Runs(first=0, stride=0, count=1, length=num_bytes)]]
+        places = list(pieces or (whole if num_bytes else []))
+        sizes = [sum(runs.num_bytes for runs in piece) for piece in places]
+        scattered = [
+            index for index, piece in enumerate(places) if len(piece) > 1 or any(r.count > 1 for r in piece)
+        ]
+        self._beside = _with_room(self._beside, sum(sizes[index] for index in scattered), self._device)
+        contents, at = {}, 0
+        for index in scattered:
+            contents[index] = self._beside[at : at + sizes[index]]
+            at += sizes[index]
+        for index, piece in enumerate(places):
+            if sizes[index]:
+                direct = bucket[piece[0].first : piece[0].first + sizes[index]]
+                self._groups[index].start(contents.get(index, direct))
+            if self._device.type != "cpu":
+                self._groups[index].wait("a piece of a bucket from the sender")
+        for group in self._groups:
+            group.wait("a piece of a bucket from the sender")
+        for index, content in contents.items():
+            put_piece(places[index], content, bucket)
+        return bucket
 
     def finish(self) -> None:
-        """Free the buffer: the memory is wanted for generation."""
-        self._buffer = _nothing()
+        """Free the buffers: the memory is wanted for generation."""
+        self._bucket = self._beside = _nothing()
 
     def close(self) -> None:
-        """Drop the group without the others."""
-        if self._group is not None:
-            self._group.drop()
-        self._group = None
+        """Drop the groups without the others."""
+        for group in self._groups:
+            group.drop()
+        self._groups = []
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         self.finish()
 
 
 class _Group:
     """One rank of the process group."""
 
-    def __init__(self, rendezvous: Rendezvous, plan: Plan, *, rank: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: RendezvousStore, plan: Plan, *, sender: int, rank: int, timeout_s: float
+    ) -> None:
+        """`sender`: rank of the actor that sends over it."""
         self._device = torch.device(plan.device)
         self._timeout_s = timeout_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._under_way: tuple[dist.Work, Tensor] | None = None
-        self._store = RendezvousStore(rendezvous, timeout_s=timeout_s)
         try:
-            self._backend = _backend(self._store, rank, plan.size, self._device, self._timeout)
+            self._backend = _backend(store, sender, rank, plan.size, self._device, self._timeout)
         except RuntimeError as error:
             raise ConnectionError(
-                f"the {plan.size} processes of the weight sync formed no group within {timeout_s:g} s: "
-                f"{_first_sentence(error)}"
+                f"rank {sender} of the actor and {plan.size - 1} receivers of the weight sync formed no group within "
+                f"{timeout_s:g} s: {_first_sentence(error)}"
             ) from error
 
     def start(self, data: Tensor) -> None:
@@ -165,7 +231,6 @@ class _Group:
         self._backend.abort()
         self._under_way = None
         self._backend = None
-        self._store.close()
 
 
 def common_device(devices: list[str]) -> torch.device:
@@ -182,22 +247,32 @@ def _has_backend(backend: str) -> bool:
 
 def _backend(
     store: RendezvousStore,
+    sender: int,
     rank: int,
     size: int,
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> Any:  # the type information of torch leaves the methods of these classes out
+    keys = PrefixStore(f"sender {sender}", store)  # of each group apart
     if collective_backend(device.type) == "nccl":
         keep_to_interface(store.own_host)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, options)
+        return dist.ProcessGroupNCCL(keys, rank, size, options)
     kind: Any = dist.ProcessGroupGloo
     gloo = kind._Options()
     gloo._timeout = timeout
     # Without a name gloo takes the interface that the host's own name resolves to, which may be a public one.
     gloo._devices = [kind.create_device(hostname=store.own_host)]
-    return kind(store, rank, size, gloo)
+    return kind(keys, rank, size, gloo)
+
+
+def _with_room(buffer: Tensor, num_bytes: int, device: torch.device) -> Tensor:
+    """A buffer of at least so many bytes: this one, or another in its place."""
+    if len(buffer) >= num_bytes:
+        return buffer
+    del buffer  # frees the old one first, where nobody else holds it
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _nothing() -> Tensor:

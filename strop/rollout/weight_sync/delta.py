@@ -1,27 +1,28 @@
-"""Changes of a weight since the last sync: positions and new values of the elements that differ, bit for bit.
+"""Changes of weights since the last sync: positions and new values of the elements that differ, bit for bit.
 
-A step at a small learning rate moves few values of half precision to the next number that they can hold. Of a bucket
-the changes of one weight are
+A step at a small learning rate moves few values of half precision to the next number that they can hold. Each rank of
+the sender compares its own part of a weight with what it sent last. Of a bucket its changes are
 
-    values   [n] of the weight's own size, in row-major order
+    values   [n] of the weight's own size, in the order of the part's bytes
     gaps     [n] uint16, from an even byte on: positions less the position before; the first less 0
 
-Where a gap has more than 16 bits, unchanged elements come between. With two bytes an element and 1 % of them changed
-that is 2 % of the weight's bytes; the position costs less than a bitmap as long as under 6 % of the elements change.
+Positions count the elements of the part. Where a gap has more than 16 bits, unchanged elements come between. With two
+bytes an element and 1 % of them changed that is 2 % of the weight's bytes; the position costs less than a bitmap as
+long as under 6 % of the elements change.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from strop.engines.weight_parts import Part, Runs
 from strop.engines.weights import TensorMetadata
 from strop.rollout.weight_sync.comparison import differing
-from strop.rollout.weight_sync.stream import ALIGNMENT, Bucket, tensor_at
 from strop.utils.machine_limits import host_free_bytes
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,17 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Changes:
-    """Elements of a weight that differ from the last sync."""
+    """Elements of a weight, or of a part of one, that differ from the last sync."""
 
     positions: Tensor
-    """[n] int64, ascending, among the elements in row-major order."""
+    """[n] int64 among the elements in row-major order; of a part in the order of its bytes."""
     values: Tensor
     """[n] integers of the weight's size: the bits of the new values."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of them in a bucket."""
+        return changes_num_bytes(self.values.element_size(), len(self.positions))
 
     def apply(self, weight: Tensor) -> None:
         """Write them into a weight in place."""
@@ -62,59 +68,117 @@ def bits_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(kind)
 
 
-def changes_num_bytes(weight: TensorMetadata, count: int) -> int:
-    """Bytes of so many changes of a weight in a bucket."""
-    return _gaps_start(weight, count) + _GAP_BYTES * count
+@dataclass(frozen=True, kw_only=True)
+class ChangedPart:
+    """Place in a bucket of the changes of one rank's part of a weight."""
+
+    offset: int
+    """Byte of the bucket where they start."""
+    count: int
+    """Elements, with those that come between large gaps."""
+    places: Runs
+    """The part in the weight."""
+
+    def to_json(self) -> list[int]:
+        """As plain JSON."""
+        return [self.offset, self.count, *self.places.to_json()]
+
+    @classmethod
+    def from_json(cls, value: object) -> ChangedPart:
+        """The part that `to_json` wrote; ValueError for another form."""
+        match value:
+            case [int(offset), int(count), *runs]:
+                return cls(offset=offset, count=count, places=Runs.from_json(runs))
+        raise ValueError(f"not the place of changes: {str(value)[:200]}")
 
 
-def changes_between(old: Tensor, new: Tensor, weight: TensorMetadata) -> Changes | None:
-    """Changes of a weight, from and to these bits [numel] in host memory; None where they have as many bytes as the
-    weight."""
-    limit = (weight.num_bytes - 1) // (_GAP_BYTES + weight.dtype.itemsize)
-    positions = differing(old.numpy(), new.numpy(), limit)
+def changes_num_bytes(itemsize: int, count: int) -> int:
+    """Bytes in a bucket of so many changes of elements of this size."""
+    return _gaps_start(itemsize, count) + _GAP_BYTES * count
+
+
+def changes_between(old: Tensor, new: Tensor) -> Changes | None:
+    """Changes from and to these bits [numel] in host memory; None where they have as many bytes as all elements."""
+    itemsize = new.element_size()
+    positions = differing(old.numpy(), new.numpy(), (new.nbytes - 1) // (_GAP_BYTES + itemsize))
     if positions is None:
         return None
     written = _with_stops(torch.from_numpy(positions))
-    if changes_num_bytes(weight, len(written)) >= weight.num_bytes:
+    if changes_num_bytes(itemsize, len(written)) >= new.nbytes:
         return None
     return Changes(written, new.index_select(0, written))
 
 
-def write_changes(changes: Changes, weight: TensorMetadata, data: Tensor, offset: int) -> None:
-    """Write changes of a weight into a bucket [num_bytes] uint8 from `offset` on, a multiple of ALIGNMENT."""
-    count, start = len(changes.positions), offset + _gaps_start(weight, len(changes.positions))
-    data[offset : offset + count * weight.dtype.itemsize].copy_(changes.values.view(torch.uint8))
+def write_changes(changes: Changes) -> Tensor:
+    """[num_bytes] uint8: changes as they travel."""
+    values, start = (
+        changes.values.view(torch.uint8),
+        _gaps_start(changes.values.element_size(), len(changes.values)),
+    )
+    data = torch.zeros(changes.num_bytes, dtype=torch.uint8)
+    data[: len(values)] = values
     gaps = changes.positions.diff(prepend=changes.positions.new_zeros(1))
     low = torch.stack([gaps & 0xFF, gaps >> 8], dim=1).to(torch.uint8)
-    data[start : start + _GAP_BYTES * count].copy_(low.view(-1))
+    data[start : start + _GAP_BYTES * len(gaps)] = low.view(-1)
+    return data
 
 
-def read_changes(data: Tensor, weight: TensorMetadata, offset: int, count: int) -> Changes:
-    """Changes of a weight as `write_changes` wrote them; the values are a view of `data`.
+def read_changes(data: Tensor, weight: TensorMetadata, part: ChangedPart) -> Changes:
+    """Changes of a part of a weight that lie in a bucket [n] uint8, as elements of the whole weight; the values are a
+    view of `data`.
 
     Raises:
-        ValueError: they do not lie within the bucket, or name elements that the weight does not have.
+        ValueError: they do not lie within the bucket, or name elements that the part does not have.
     """
-    kind = _INTEGERS.get(weight.dtype.itemsize)
-    is_odd = offset < 0 or bool(offset % weight.dtype.itemsize)
-    if kind is None or is_odd or count < 0 or offset + changes_num_bytes(weight, count) > len(data):
+    itemsize, count, offset = weight.dtype.itemsize, part.count, part.offset
+    kind, places = _INTEGERS.get(itemsize), part.places
+    num_elements = places.num_bytes // itemsize
+    is_odd = offset < 0 or bool(offset % itemsize)
+    if kind is None or is_odd or count < 0 or offset + changes_num_bytes(itemsize, count) > len(data):
         raise ValueError(f"{count} changes of {weight.dtype} from byte {offset} on, in {len(data)} bytes")
-    values = data[offset : offset + count * weight.dtype.itemsize].view(kind)
-    start = offset + _gaps_start(weight, count)
+    if any(number % itemsize for number in (places.first, places.stride, places.length)) or (
+        places.stop > weight.num_bytes
+    ):
+        raise ValueError(f"a part at {places} of {list(weight.shape)} {weight.dtype}")
+    values = data[offset : offset + count * itemsize].view(kind)
+    start = offset + _gaps_start(itemsize, count)
     gaps = data[start : start + _GAP_BYTES * count].view(torch.int16).to(torch.int64) & _MAX_GAP
     positions = gaps.cumsum(0)
-    if count and (bool((gaps[1:] == 0).any()) or int(positions[-1]) >= torch.Size(weight.shape).numel()):
-        raise ValueError(
-            f"changes of elements up to {int(positions[-1])} of {list(weight.shape)}, or one twice"
-        )
-    return Changes(positions, values)
+    if count and (bool((gaps[1:] == 0).any()) or int(positions[-1]) >= num_elements):
+        raise ValueError(f"changes of elements up to {int(positions[-1])} of {num_elements}, or one twice")
+    if places.count > 1:
+        run = positions // (places.length // itemsize)
+        positions += run * ((places.stride - places.length) // itemsize)
+    return Changes(positions + places.first // itemsize, values)
 
 
-class SentWeights:
-    """Bits of the weights of the last sync, in host memory, of which the next one sends the changes.
+def joined_changes(data: Tensor, weight: TensorMetadata, parts: Sequence[ChangedPart]) -> Changes:
+    """Changes of a weight from those of all its parts; raises as `read_changes`."""
+    changes = [read_changes(data, weight, part) for part in parts]
+    if len(changes) == 1:
+        return changes[0]
+    return Changes(
+        torch.cat([changed.positions for changed in changes]),
+        torch.cat([changed.values for changed in changes]),
+    )
 
-    Weights of more than two bytes an element, which hold every step of an optimizer, are forgotten once most of their
-    elements changed: they will again. Those that are kept never take more host memory than stays free; the others
+
+@dataclass
+class _SentPart:
+    """A rank's part of a weight as it was sent last."""
+
+    dtype: torch.dtype
+    places: Runs
+    word_sum: int
+    bits: Tensor | None = None
+
+
+class SentParts:
+    """A rank's parts of the weights of the last sync, of which the next one sends the changes: their bits in host
+    memory, or at least their sums, which show whether they have changed at all.
+
+    Bits of weights of more than two bytes an element, which hold every step of an optimizer, are forgotten once most of
+    their elements changed: they will again. Those that are kept never take more host memory than stays free; the others
     always travel whole.
     """
 
@@ -125,50 +189,61 @@ class SentWeights:
             free_bytes: gives the free host memory.
         """
         self._free_bytes = free_bytes
-        self._bits: dict[str, Tensor] = {}
+        self._parts: dict[str, _SentPart] = {}
         self._left_out: set[str] = set()
-        """Names of weights that are not kept."""
+        """Names of weights whose bits are not kept."""
         self._is_full = False
         self.num_bytes = 0
-        """Host memory of those that are."""
-
-    def reduced(self, bucket: Bucket, *, is_known: bool) -> Bucket:
-        """A bucket of whole weights with the changes of those that have fewer bytes so; remembers all of them.
-
-        Args:
-            bucket: as the weights are now.
-            is_known: every receiver holds the weights that were remembered last.
-        """
-        changes: dict[str, Changes] = {}
-        for weight, tensor in bucket.tensors():
-            found = self._remember(weight, tensor, is_known=is_known)
-            if found is not None:
-                changes[weight.name] = found
-        return _packed(bucket, changes) if changes else bucket
+        """Host memory of the bits."""
 
     @torch.no_grad()
-    def _remember(self, weight: TensorMetadata, tensor: Tensor, *, is_known: bool) -> Changes | None:
-        if weight.name in self._left_out or weight.dtype.itemsize not in _INTEGERS:
+    def changes(self, weight: TensorMetadata, part: Part, word_sum: int, *, is_known: bool) -> Changes | None:
+        """Changes of a part since the last sync; None where all of it has to travel. It is the last one from now on.
+
+        Args:
+            weight: of which it is a part.
+            part: as this rank has it now.
+            word_sum: of it.
+            is_known: every receiver holds the weights of the last sync.
+        """
+        name, kind = weight.name, _INTEGERS.get(weight.dtype.itemsize)
+        last = self._parts.get(name)
+        if last is not None and (last.dtype, last.places) != (weight.dtype, part.places):
+            self._forget_bits(last)
+            last = None
+        if last is None:
+            last = self._parts[name] = _SentPart(weight.dtype, part.places, word_sum)
+            is_known = False
+        is_same, last.word_sum = last.word_sum == word_sum, word_sum
+        if is_known and is_same:
+            return Changes(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=kind or torch.uint8))
+        if kind is None or name in self._left_out:
             return None
-        new, old = bits_of(tensor).cpu(), self._bits.get(weight.name)
-        if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
-            self._keep(weight.name, new)
+        new = part.runs.view(-1).view(kind).cpu()
+        if last.bits is None:
+            self._keep(name, last, new)
             return None
-        changes = changes_between(old, new, weight) if is_known else None
+        changes = changes_between(last.bits, new) if is_known else None
         if changes is not None:
-            old.scatter_(0, changes.positions, changes.values)
+            last.bits.scatter_(0, changes.positions, changes.values)
         elif is_known and weight.dtype.itemsize > 2:
-            self._left_out.add(weight.name)
-            self._forget(weight.name)
+            self._left_out.add(name)
+            self._forget_bits(last)
         else:
-            old.copy_(new)
+            last.bits.copy_(new)
         return changes
 
-    def _keep(self, name: str, bits: Tensor) -> None:
-        """Keep a weight, unless that would take more memory than is left then."""
-        self._forget(name)
+    def clear(self) -> None:
+        """Forget everything."""
+        for part in self._parts.values():
+            self._forget_bits(part)
+        self._parts.clear()
+        self._left_out.clear()
+
+    def _keep(self, name: str, part: _SentPart, bits: Tensor) -> None:
+        """Keep the bits of a part, unless that would take more memory than is left then."""
         if self.num_bytes + bits.nbytes <= self._free_bytes() - bits.nbytes:
-            self._bits[name] = bits.clone()
+            part.bits = bits.clone()
             self.num_bytes += bits.nbytes
             return
         self._left_out.add(name)
@@ -180,32 +255,14 @@ class SentWeights:
                 self.num_bytes / 1e9,
             )
 
-    def _forget(self, name: str) -> None:
-        forgotten = self._bits.pop(name, None)
-        self.num_bytes -= 0 if forgotten is None else forgotten.nbytes
+    def _forget_bits(self, part: _SentPart) -> None:
+        self.num_bytes -= 0 if part.bits is None else part.bits.nbytes
+        part.bits = None
 
 
-def _packed(bucket: Bucket, changes: Mapping[str, Changes]) -> Bucket:
-    """The bucket with these changes in place of the weights that they are of."""
-    entries, end = [], 0
-    counts = {name: len(found.positions) for name, found in changes.items()}
-    for weight, _ in bucket.entries:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        entries.append((weight, start))
-        count = counts.get(weight.name)
-        end = start + (weight.num_bytes if count is None else changes_num_bytes(weight, count))
-    data = torch.empty(end, dtype=torch.uint8, device=bucket.data.device)
-    for (weight, start), (_, tensor) in zip(entries, bucket.tensors(), strict=True):
-        if weight.name in changes:
-            write_changes(changes[weight.name], weight, data, start)
-        else:
-            tensor_at(data, weight, start).copy_(tensor)
-    return Bucket(entries=tuple(entries), data=data, counts=counts)
-
-
-def _gaps_start(weight: TensorMetadata, count: int) -> int:
+def _gaps_start(itemsize: int, count: int) -> int:
     """First byte of the gaps behind so many values."""
-    return -(-count * weight.dtype.itemsize // _GAP_BYTES) * _GAP_BYTES
+    return -(-count * itemsize // _GAP_BYTES) * _GAP_BYTES
 
 
 def _with_stops(positions: Tensor) -> Tensor:

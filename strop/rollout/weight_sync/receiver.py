@@ -8,22 +8,23 @@ has a deadline; the messages are listed in sender.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from strop.engines.checksum.models import combine_digests
+from strop.engines.weight_parts import Runs
 from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.rollout.weight_sync import device_slots, shared_memory
+from strop.rollout.weight_sync import device_slots, shared_memory, store_transport
 from strop.rollout.weight_sync.accounting import TransferState
 from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
 from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
-from strop.rollout.weight_sync.delta import Changes
+from strop.rollout.weight_sync.delta import ChangedPart, Changes
 from strop.rollout.weight_sync.device_slots import OpenedSlots
 from strop.rollout.weight_sync.host_copy import HostCopy
 from strop.rollout.weight_sync.sender import TIMEOUT_S
@@ -214,7 +215,7 @@ class _Connection:
             if plan.name == shared_memory.PLAN_NAME:
                 slots = opened_file_slots(plan, session=self._session)
                 self._transport = SlotReceiver(self.channel, slots, plan)
-            elif plan.name == "store":
+            elif plan.name == store_transport.PLAN_NAME:
                 self._transport = StoreReceiver(self.channel, plan)
             else:
                 self._transport = CollectiveReceiver(self.channel, plan, index=self._index)
@@ -311,12 +312,14 @@ class _IncomingSync:
                     "num_bytes": int(num_bytes),
                     "entries": list(entries),
                     "start": start,
-                    "counts": dict(counts),
+                    "changes": dict(changes),
+                    "pieces": list(pieces),
                 }:
                     with self._understood():
                         arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
-                        changed = {str(name): int(count) for name, count in counts.items()}
-                    data = transport.receive(num_bytes)
+                        changed = {str(name): _all(parts, ChangedPart) for name, parts in changes.items()}
+                        places = [_within(_all(piece, Runs), num_bytes) for piece in pieces]
+                    data = transport.receive(num_bytes, places)
                     self._num_bytes += num_bytes
                     if start is not None and len(arriving) == 1:
                         self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
@@ -333,16 +336,16 @@ class _IncomingSync:
 
     def _load_bucket(
         self, transfer: TransferState, target: WeightTarget, number: int,
-        entries: Sequence[tuple[TensorMetadata, int]], counts: Mapping[str, int], data: Tensor,
+        entries: Sequence[tuple[TensorMetadata, int]], changed: Mapping[str, Sequence[ChangedPart]], data: Tensor,
     ) -> None:  # fmt: skip
-        """Load whole weights, and the changes of those that have `counts`."""
-        whole = [(weight, offset) for weight, offset in entries if weight.name not in counts]
+        """Load whole weights, and the changes of those that are `changed`."""
+        whole = [(weight, offset) for weight, offset in entries if weight.name not in changed]
         if loads := transfer.take(number, whole, data):
             target.load(loads)
         changes: list[tuple[str, Changes]] = []
-        for weight, offset in entries:
-            if weight.name in counts:
-                changes += transfer.take_changes(number, weight, offset, counts[weight.name], data)
+        for weight, _ in entries:
+            if weight.name in changed:
+                changes += transfer.take_changes(number, weight, changed[weight.name], data)
         if changes:
             assert isinstance(target, ChangesTarget), "changes come to no other"
             target.load_changes(changes)
@@ -389,6 +392,21 @@ class _IncomingSync:
             raise SyncCorrupted(
                 f"sync {self._version} corrupted: the sender's message cannot be read ({error}); {REFUSAL}"
             ) from error
+
+
+T = TypeVar("T", Runs, ChangedPart)
+
+
+def _all(values: Iterable[object], kind: type[T]) -> list[T]:
+    return [kind.from_json(value) for value in values]
+
+
+def _within(piece: list[Runs], num_bytes: int) -> list[Runs]:
+    """A piece, every place of which must lie within its bucket."""
+    outside = next((runs for runs in piece if runs.stop > num_bytes), None)
+    if outside is not None:
+        raise ValueError(f"a piece at {outside} of a bucket of {num_bytes} bytes")
+    return piece
 
 
 def _live(weight: TensorMetadata, live: Mapping[str, int]) -> int:

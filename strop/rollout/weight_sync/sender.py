@@ -1,10 +1,10 @@
 """The side of the actor: weights leave its shards and go to all rollout workers at once.
 
-Concurrency: all ranks of the actor call `send` in the same order; rank 0 talks to the receivers. Where all of them and
-all receivers are on one node, each rank puts its own part of every weight into memory that they share (shards.py): of
-rank 0's device where all have one that opens it (device_slots.py), else of the node (shared_memory.py). Otherwise
-weights are gathered one by one, and rank 0 sends them over the network or through a store, only the changes where all
-receivers hold the last sync (delta.py). The receivers call `receive` at the same time.
+Concurrency: all ranks of the actor call `send` in the same order; rank 0 talks to the receivers. Nothing is gathered.
+Where all ranks and all receivers are on one node, each rank puts its own part of every weight into memory that they
+share (shards.py): of rank 0's device where all have one that opens it (device_slots.py), else of the node
+(shared_memory.py). Otherwise each rank sends its own pieces of every bucket over the network or through a store, only
+the changes where all receivers hold the last sync (pieces.py, delta.py). The receivers call `receive` at the same time.
 Whatever goes wrong on the way, rank 0 ends it for the other ranks before it raises, so the actor's ranks stay in step
 and a sync can be tried again.
 
@@ -14,9 +14,9 @@ and a sync can be tried again.
     begin       sender     version, metadata, transport
     ready       receiver   the metadata fit, the transport is there, and (1) it holds the weights of the last sync
     go          sender     every receiver is ready
-    bucket      sender     which weights, which part of one, or which changes of them, the next bytes are
-    piece       sender     of a store: which file holds the next part of the bucket, and its digest
-    read        receiver   of memory that is shared: a slot is free again; of a store: a piece was read
+    bucket      sender     which weights, which part of one, or which changes of them, the next bytes are, and which
+                           rank gives which of them
+    read        receiver   of memory that is shared: a slot is free again; of a store: a bucket was read
     commit      sender     the digest of every weight, and which are those of the last sync and were not sent
     verified    receiver   the live parameters have these digests
     failed      receiver   instead of any of its answers: why not
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,12 +38,12 @@ from strop.engines.checksum.models import combine_digests
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync.channel import ReceiverFailed, SenderChannel
 from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
-from strop.rollout.weight_sync.delta import SentWeights
-from strop.rollout.weight_sync.outgoing import Outgoing, Sent
+from strop.rollout.weight_sync.delta import SentParts
+from strop.rollout.weight_sync.outgoing import Helper, Outgoing
+from strop.rollout.weight_sync.pieces import PieceStream
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
-from strop.rollout.weight_sync.slots import SlotHelper, SlotSender
+from strop.rollout.weight_sync.slots import SlotSender
 from strop.rollout.weight_sync.stream import BUCKET_BYTES, Bucket, weight_as_json
-from strop.rollout.weight_sync.transport import SendingTransport
 from strop.rollout.weight_sync.transport_choice import TransportChoice
 from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncReport
 
@@ -87,7 +87,8 @@ class WeightSender:
         self._timeout_s = timeout_s
         self._device_of = device_of
         self._session: _Session | None = None
-        self._helper: SlotHelper | None = None
+        self._helper: Helper | None = None
+        self._last = SentParts()
 
     def open(self, *, num_receivers: int, host: str = "127.0.0.1") -> Endpoint | None:
         """Rank 0 listens for the receivers, on this address of its node only; other ranks have no endpoint.
@@ -121,14 +122,15 @@ class WeightSender:
         metadata = weights_metadata(self._module, dtypes=self._dtypes)
         outgoing = Outgoing(
             module=self._module, metadata=metadata, weights=weights, ranks=SenderRanks.of(self._rank),
-            bucket_bytes=self._bucket_bytes, dtypes=self._dtypes,
+            bucket_bytes=self._bucket_bytes, last=self._last,
         )  # fmt: skip
-        digest, transport, sent_bytes = "", "shards", 0
         device = self._device_of(_device_of_weights(self._module))
         if self._rank == 0:
             digest, transport, sent_bytes = self._opened(outgoing).send(version, outgoing, device)
         else:
-            self._helper = outgoing.help(self._helper, device)
+            helper, self._helper = self._helper, None
+            self._helper = outgoing.help(helper, device)
+            digest, transport, sent_bytes = "", outgoing.transport, outgoing.sent_bytes
         return SyncReport(
             version=version,
             transport=transport,
@@ -162,9 +164,8 @@ class _Session:
         self._channel = channel
         self._choice = choice
         self._attempt = 0
-        self._base: _Base | None = None
-        self._last = SentWeights()
-        """Weights of `_base`, where they went over the network or a store."""
+        self._base: str | None = None
+        """Digest of the weights that every receiver holds since the last sync."""
         self.endpoint = Endpoint(
             host=channel.host,
             port=channel.port,
@@ -188,20 +189,19 @@ class _Session:
             base, self._base = self._base, None
             self._channel.tell(
                 "begin", version=version, weights=inventory, plan=transport.plan.to_json(),
-                base=None if base is None else base.digest,
+                base=base,
             )  # fmt: skip
             self._channel.hear("ready", 0, f"to be ready for sync {version}", also=1)
             self._channel.tell("go")
-            transport.begin()
             if isinstance(transport, SlotSender):
                 sent = self._put(transport, outgoing)
             else:
                 is_known = base is not None and self._channel.say_so("ready", 1)
-                sent = self._stream(transport, outgoing, base.digests if base and is_known else None)
+                sent = self._send_pieces(outgoing.pieces(transport, is_known=is_known))
             digest = combine_digests(metadata, sent.digests)
             self._channel.tell("commit", digests=sent.digests, digest=digest, unchanged=sent.unchanged)
             self._channel.hear("verified", 0, f"to verify sync {version}")
-            self._base = _Base(digest, sent.digests)
+            self._base = digest
             return digest, transport.plan.name, sent.num_bytes
         except ReceiverFailed as error:
             self._give_up(f"it failed at {error}")
@@ -223,34 +223,34 @@ class _Session:
         self._choice.close()
         self._channel.close()
 
-    def _put(self, transport: SlotSender, outgoing: Outgoing) -> Sent:
+    def _put(self, transport: SlotSender, outgoing: Outgoing) -> _Sent:
         """Hand on the buckets that all ranks fill."""
-        self._last = SentWeights()
+        transport.begin()
         stream, num_bytes = outgoing.shards(transport), 0
         for bucket in stream:
             self._announce(bucket)  # it lies in its slot already
             transport.send(bucket.data)
             num_bytes += len(bucket.data)
         transport.finish()
-        return Sent(stream.digests, num_bytes=num_bytes)
+        return _Sent(stream.digests, (), num_bytes)
 
-    def _stream(
-        self, transport: SendingTransport, outgoing: Outgoing, base: Mapping[str, int] | None
-    ) -> Sent:
-        """Send what is not as in the last sync, whose digests are `base`; everything where a receiver lacks that."""
-        sent = Sent({})
-        for whole in outgoing.gathered(base, sent):
-            bucket = self._last.reduced(whole, is_known=base is not None)
+    def _send_pieces(self, stream: PieceStream) -> _Sent:
+        """Announce the buckets of which all ranks send their pieces."""
+        for bucket in stream:
             self._announce(bucket)
-            transport.send(bucket.data)
-            sent.num_bytes += len(bucket.data)
-        transport.finish()
-        return sent
+        return _Sent(stream.digests, stream.unchanged, stream.sent_bytes)
 
     def _announce(self, bucket: Bucket) -> None:
         entries = [[*weight_as_json(weight), offset] for weight, offset in bucket.entries]
+        changes = {name: [part.to_json() for part in parts] for name, parts in bucket.changes.items()}
+        pieces = [[runs.to_json() for runs in piece] for piece in bucket.pieces]
         self._channel.tell(
-            "bucket", num_bytes=len(bucket.data), entries=entries, start=bucket.start, counts=bucket.counts
+            "bucket",
+            num_bytes=bucket.num_bytes,
+            entries=entries,
+            start=bucket.start,
+            changes=changes,
+            pieces=pieces,
         )
 
     def _give_up(self, reason: str) -> None:
@@ -260,11 +260,15 @@ class _Session:
 
 
 @dataclass(frozen=True)
-class _Base:
-    """The weights that every receiver holds since the last sync: their common digest, and that of each."""
+class _Sent:
+    """Account of one sync on rank 0."""
 
-    digest: str
     digests: Mapping[str, int]
+    """Of all weights by name."""
+    unchanged: Sequence[str]
+    """Names of the weights that the receivers had already."""
+    num_bytes: int
+    """That this rank sent; of shared memory that all ranks put there."""
 
 
 def _device_of_weights(module: nn.Module) -> torch.device:

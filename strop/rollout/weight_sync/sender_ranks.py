@@ -53,14 +53,24 @@ class SenderRanks:
             return [0] if value else []
         flags = torch.zeros(self.size, dtype=torch.int64)
         flags[self.rank] = value
-        return self._summed(flags).nonzero()[:, 0].tolist()
+        return self.summed(flags).nonzero()[:, 0].tolist()
 
     def added(self, numbers: Sequence[int]) -> list[int]:
         """Sums over the ranks, modulo 2^64."""
         wrapped = [(number + (1 << 63)) % (1 << 64) - (1 << 63) for number in numbers]
-        return [int(total) for total in self._summed(torch.tensor(wrapped, dtype=torch.int64)).tolist()]
+        return [int(total) for total in self.summed(torch.tensor(wrapped, dtype=torch.int64)).tolist()]
 
-    def _summed(self, numbers: Tensor) -> Tensor:
+    def gathered(self, numbers: Sequence[int]) -> list[list[int]]:
+        """As many numbers of every rank, in the order of the ranks."""
+        own = torch.tensor(numbers, dtype=torch.int64)
+        if self.size == 1:
+            return [own.tolist()]
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(rows, own)
+        return [row.tolist() for row in rows]
+
+    def summed(self, numbers: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from strop.engines.checksum import host
 from strop.engines.checksum.tensors import WORD_BYTES, finish
 from strop.engines.parallel.pipeline import pipeline_of
-from strop.engines.weight_parts import adds_up, part_of
+from strop.engines.weight_parts import Part, adds_up, part_of
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
 from strop.rollout.weight_sync.stream import (
@@ -43,6 +43,27 @@ class Slots(Protocol):
         ...
 
 
+class OwnParts:
+    """Parts that this rank gives of the weights of a model; of each byte one rank gives it."""
+
+    def __init__(self, module: nn.Module, ranks: SenderRanks) -> None:
+        self._pipeline = pipeline_of(module)
+        num_stages = 1 if self._pipeline is None else self._pipeline.num_ranks
+        self._num_ranks = ranks.size // num_stages  # of a stage, which are neighbours
+        self._rank = ranks.rank % self._num_ranks
+
+    @property
+    def is_staged(self) -> bool:
+        """Ranks hold different layers, and do not know how others cut theirs."""
+        return self._pipeline is not None
+
+    def of(self, weight: TensorMetadata, tensor: Tensor) -> Part | None:
+        """This rank's part of a weight as it holds it; None where it gives nothing."""
+        if self._pipeline is not None and not self._pipeline.is_mine(weight.name):
+            return None
+        return part_of(tensor, weight.dtype, rank=self._rank, num_ranks=self._num_ranks)
+
+
 class ShardStream:
     """All weights of a model, in buckets that its ranks fill together; rank 0 gets them, the others nothing."""
 
@@ -64,7 +85,7 @@ class ShardStream:
         ranks: all that hold the model.
         weights: as of `stream.parameter_stream`; shards, or tensors that are whole on every rank.
         """
-        self._module, self._metadata, self._pipeline = module, metadata, pipeline_of(module)
+        self._module, self._metadata, self._parts = module, metadata, OwnParts(module, ranks)
         self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
         self._slots, self._ranks, self._weights = slots, ranks, weights
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
@@ -108,7 +129,10 @@ class ShardStream:
                 self._read_back(entries, tensors, window, start)
                 if self._ranks.rank == 0:
                     yield Bucket(
-                        entries=entries, data=window, start=start if size > self._bucket_bytes else None
+                        entries=entries,
+                        data=window,
+                        num_bytes=num_bytes,
+                        start=start if size > self._bucket_bytes else None,
                     )
             del tensors
         if not self._ranks.go_on(True):
@@ -140,12 +164,8 @@ class ShardStream:
         start: int,
     ) -> None:
         """Put this rank's parts into the bucket."""
-        num_stages = 1 if self._pipeline is None else self._pipeline.num_ranks
-        in_stage = self._ranks.size // num_stages  # neighbours
         for (weight, offset), tensor in zip(entries, tensors, strict=True):
-            if self._pipeline is not None and not self._pipeline.is_mine(weight.name):
-                continue
-            part = part_of(tensor, weight.dtype, rank=self._ranks.rank % in_stage, num_ranks=in_stage)
+            part = self._parts.of(weight, tensor)
             if part is None:
                 continue
             place, first = _place(weight, offset, window, start)
@@ -156,7 +176,7 @@ class ShardStream:
 
     def _adds_up(self, tensor: Tensor, weight: TensorMetadata) -> bool:
         """As `weight_parts.adds_up`; ranks of other stages do not know how a weight is cut."""
-        return self._pipeline is None and adds_up(tensor, weight.dtype)
+        return not self._parts.is_staged and adds_up(tensor, weight.dtype)
 
     def _read_back(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
-from strop.rollout.weight_sync.transport import Plan
+from strop.rollout.weight_sync.transport import Pieces, Plan
 
 NUM_SLOTS = 2
 
@@ -123,8 +123,8 @@ class SlotReceiver:
         """Start at the first slot."""
         self._piece, self._in_use = 0, None
 
-    def receive(self, num_bytes: int) -> Tensor:
-        """The slot itself."""
+    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
+        """The slot itself, in which all pieces lie."""
         self.finish()
         slot = self._memory.slots[self._piece % NUM_SLOTS]
         self._in_use = self._piece

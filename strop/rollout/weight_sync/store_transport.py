@@ -1,16 +1,17 @@
 """Buckets through a store: a shared folder or an object store that both sides reach, where no fast network joins them.
 
-A bucket is written as pieces. Of each the channel says the digest once it is there; a piece is removed when every
-receiver has said that it has read it, so that few lie in the store whatever the size of the model. Buckets may hold
-changes in place of weights, as over the network.
+Each rank of the sender writes its piece of a bucket as files. A receiver that has read a bucket says so on the channel,
+and each rank removes its files once all have; so two buckets at most lie in the store, whatever the size of the model.
+Buckets may hold changes in place of weights, as over the network.
 
-What a receiver reads is compared with a cryptographic digest that came over the channel: whoever else can write to the
-store cannot put weights of his own there. He can read those that pass through.
+Every file begins with a keyed digest of its name and content, by the secret of the session: whoever else can write to
+the store cannot put weights of his own there. He can read those that pass through.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import secrets
 import time
@@ -20,69 +21,95 @@ import torch
 from torch import Tensor
 
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel, SenderGaveUp
-from strop.rollout.weight_sync.transport import Plan
+from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
 from strop.utils.hub.byte_store import ByteStore
 
 PREFIX = "strop-weights-"
-PIECE_BYTES = 32 << 20
-"""Largest file: small enough that a slow link carries it within the deadline of a wait."""
-MAX_PIECES = 4
-"""Pieces in the store at a time: a receiver reads some while the sender writes the next."""
+PLAN_NAME = "store"
+FILE_BYTES = 32 << 20
+"""Largest content of a file: small enough that a slow link carries it within the deadline of a wait."""
+NUM_BUCKETS = 2
+"""Buckets in the store at a time: the receivers read one while the sender writes the next."""
+_DIGEST_BYTES = 32
 _AGAIN_S = 0.1
-"""Between two looks for a piece that a shared folder does not show yet."""
+"""Between two looks for a file that the store does not show yet."""
 
 logger = logging.getLogger(__name__)
 
 
-class StoreSender:
-    """The sender's side."""
+def store_plan(url: str, *, made_in: int) -> Plan:
+    """A folder of its own in this one; nothing is made yet."""
+    return Plan(name=PLAN_NAME, made_in=made_in, path=f"{url.rstrip('/')}/{PREFIX}{secrets.token_hex(8)}")
 
-    def __init__(self, channel: SenderChannel, url: str, *, made_in: int) -> None:
-        """Choose a folder of its own in this one; nothing is made yet."""
-        path = f"{url.rstrip('/')}/{PREFIX}{secrets.token_hex(8)}"
-        self.plan = Plan(name="store", made_in=made_in, path=path)
-        self._channel = channel
+
+class StoreSender:
+    """The side of one rank of the sender."""
+
+    def __init__(
+        self, plan: Plan, *, rank: int, secret: str, timeout_s: float, channel: SenderChannel | None = None
+    ) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            plan: as rank 0 has made it.
+            rank: of the sender.
+            secret: of the session.
+            timeout_s: limit of each call of the store, in seconds.
+            channel: to the receivers, on rank 0.
+        """
+        self.plan = plan
+        self._rank, self._secret, self._timeout_s, self._channel = rank, secret, timeout_s, channel
         self._store: ByteStore | None = None
-        self._number = 0
-        self._left: deque[int] = deque()
-        """Pieces in the store."""
+        self._bucket = self._begun = 0
+        """Number of the next bucket, and of the first one of this sync."""
+        self._files: deque[tuple[int, str]] = deque()
+        """Files in the store, each behind the number of its bucket."""
 
     def begin(self) -> None:
         """Open the store. All receivers have read what is left there of the sync before."""
         if self._store is None:
-            self._store = ByteStore(self.plan.path, timeout_s=self._channel.timeout_s)
-        self._remove_but(0)
+            self._store = ByteStore(self.plan.path, timeout_s=self._timeout_s)
+        self._begun = self._bucket
+        self._remove_before(self._begun)
+
+    def wait_for_room(self) -> None:
+        """On rank 0: wait until the receivers have read the bucket whose files the next one replaces."""
+        before = self._bucket - NUM_BUCKETS
+        if before >= self._begun:
+            assert self._channel is not None, "rank 0 has the channel"
+            self._channel.hear("read", before, f"to read bucket {before} of the store")
 
     def send(self, data: Tensor) -> None:
-        """Write a bucket piece by piece."""
+        """Write a piece file by file."""
         assert self._store is not None, "a sync has begun"
-        for part in torch.split(data.cpu(), PIECE_BYTES) if len(data) else ():
-            while len(self._left) >= MAX_PIECES:
-                self._channel.hear("read", self._left[0], f"to read piece {self._left[0]} of the store")
-                self._remove_but(MAX_PIECES - 1)
-            content = part.numpy().tobytes()
-            self._store.put(str(self._number), content)
-            self._left.append(self._number)
-            self._channel.tell("piece", number=self._number, num_bytes=len(content), digest=_digest(content))
-            self._number += 1
+        self._remove_before(self._bucket - NUM_BUCKETS + 1)
+        for number, part in enumerate(torch.split(data.cpu(), FILE_BYTES) if len(data) else ()):
+            name, content = _name(self._bucket, self._rank, number), part.numpy().tobytes()
+            self._files.append((self._bucket, name))
+            self._store.put(name, _digest(self.plan, name, content, self._secret) + content)
+        self._bucket += 1
 
     def finish(self) -> None:
-        """Nothing to do: the last pieces lie in the store until the next sync."""
+        """Nothing to do: the last files lie in the store until the next sync."""
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the files, and on rank 0 the folder."""
         if self._store is None:
             return
         try:
-            self._store.remove_all()
+            if self._channel is None:
+                self._remove_before(self._bucket + 1)
+            else:
+                self._store.remove_all()
         except (ConnectionError, TimeoutError) as error:
             logger.warning("%s stays, because it cannot be removed: %s", self.plan.path, error)
+        self._store = None
 
-    def _remove_but(self, count: int) -> None:
-        """Remove the oldest pieces until so many are left."""
+    def _remove_before(self, bucket: int) -> None:
+        """Remove the files of earlier buckets."""
         assert self._store is not None, "a sync has begun"
-        while len(self._left) > count:
-            self._store.remove(str(self._left.popleft()))
+        while self._files and self._files[0][0] < bucket:
+            self._store.remove(self._files.popleft()[1])
 
 
 class StoreReceiver:
@@ -93,27 +120,22 @@ class StoreReceiver:
         self.plan = plan
         self._channel = channel
         self._store = ByteStore(plan.path, timeout_s=channel.timeout_s)
+        self._bucket = 0
 
     def begin(self) -> None:
         """Nothing to do."""
 
-    def receive(self, num_bytes: int) -> Tensor:
-        """Read a bucket piece by piece, into memory that is nobody else's."""
+    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
+        """Read a bucket file by file, into memory that is nobody else's."""
         data = torch.empty(num_bytes, dtype=torch.uint8)
-        start = 0
-        while start < num_bytes:
-            message = self._channel.next("a piece of a bucket in the store")
-            match message:
-                case {"kind": "piece", "number": int(number), "num_bytes": int(size), "digest": str(digest)}:
-                    pass
-                case _:
-                    raise ConnectionError(f"the sender said {str(message)[:100]} in the middle of a bucket")
-            if not 0 < size <= num_bytes - start:
-                raise ConnectionError(f"piece {number} has {size} bytes, and {num_bytes - start} are missing")
-            content = self._read(number, size, digest)
-            data[start : start + size].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-            self._channel.tell("read", number=number)
-            start += size
+        if not pieces:
+            self._read_piece(0, data)
+        for rank, places in enumerate(pieces):
+            content = torch.empty(sum(runs.num_bytes for runs in places), dtype=torch.uint8)
+            self._read_piece(rank, content)
+            put_piece(places, content, data)
+        self._channel.tell("read", number=self._bucket)
+        self._bucket += 1
         return data
 
     def finish(self) -> None:
@@ -122,16 +144,23 @@ class StoreReceiver:
     def close(self) -> None:
         """Nothing to do: the folder is the sender's."""
 
-    def _read(self, number: int, size: int, digest: str) -> bytes:
-        """A piece, once the store shows all of it."""
+    def _read_piece(self, rank: int, data: Tensor) -> None:
+        """Read what a rank gives [n] uint8."""
+        for number, part in enumerate(torch.split(data, FILE_BYTES) if len(data) else ()):
+            content = self._read(_name(self._bucket, rank, number), len(part))
+            part.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def _read(self, name: str, size: int) -> bytes:
+        """Content of a file, once the store shows all of it."""
         deadline = time.monotonic() + self._channel.timeout_s
+        whole = _DIGEST_BYTES + size
         while True:
-            content = self._store.get(str(number), max_bytes=size + 1)
-            if content is not None and len(content) == size:
+            content = self._store.get(name, max_bytes=whole + 1)
+            if content is not None and len(content) == whole:
                 break
             there = "nothing" if content is None else "one of another size"
             place = (
-                f"piece {number} of {size} bytes in {self.plan.path}, where there is {there}; both sides must see the "
+                f"file {name} of {whole} bytes in {self.plan.path}, where there is {there}; both sides must see the "
                 f"same store"
             )
             if time.monotonic() > deadline:
@@ -141,10 +170,17 @@ class StoreReceiver:
             except SenderGaveUp as error:
                 raise SenderGaveUp(f"{error}, while this one waited for {place}") from error
             time.sleep(_AGAIN_S)
-        if _digest(content) != digest:
-            raise ConnectionError(f"piece {number} in {self.plan.path} is not what the sender wrote")
-        return content
+        expected = _digest(self.plan, name, content[_DIGEST_BYTES:], self._channel.session)
+        if not hmac.compare_digest(content[:_DIGEST_BYTES], expected):
+            raise ConnectionError(f"file {name} in {self.plan.path} is not what the sender wrote")
+        return content[_DIGEST_BYTES:]
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=32).hexdigest()
+def _name(bucket: int, rank: int, number: int) -> str:
+    return f"{bucket}-{rank}-{number}"
+
+
+def _digest(plan: Plan, name: str, content: bytes, secret: str) -> bytes:
+    """Of a file, by who knows the secret; another session, place or bucket has another one."""
+    key = hashlib.blake2b(f"{secret} {plan.path} {name}".encode()).digest()
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, key=key).digest()

@@ -1,6 +1,5 @@
-"""Weights leave as a stream of buckets: full tensors, gathered from their shards one after the other.
-
-Beside the shards there is never more than a bucket or two.
+"""Buckets of weights, and a model's weights as a stream of them: full tensors, gathered one after the other for an
+engine beside the model. To other processes weights leave from their shards (shards.py, pieces.py).
 
 Concurrency: `parameter_stream` of a sharded model is a collective over the ranks of its mesh, called by all of them in
 the same order. It reads the shards; parameters that were left gathered go back to their shards first, as `state_dict`
@@ -9,7 +8,7 @@ of torch does, so it is not called inside TrainEngine.full_parameters().
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from strop.engines.checksum.models import check_present, dtype_name
 from strop.engines.parallel.pipeline import whole_weight
+from strop.engines.weight_parts import Runs
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,
@@ -25,15 +25,12 @@ from strop.engines.weights import (
     named_weights,
     weights_metadata,
 )
+from strop.rollout.weight_sync.delta import ChangedPart
 
 BUCKET_BYTES = 256 << 20
 """Size of a bucket where nothing else is asked for: large enough for full bandwidth, small beside a model."""
 ALIGNMENT = 64
 """Tensors start at multiples of this many bytes in a bucket, so that every dtype can be viewed in place."""
-
-
-Gather = Callable[[nn.Module, str, Tensor, torch.dtype], Tensor | None]
-"""A weight of a module, of which this rank has a shard, as a full tensor in this dtype; None on ranks that get none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +40,16 @@ class Bucket:
     entries: tuple[tuple[TensorMetadata, int], ...]
     """Each weight with the byte of `data` where it starts."""
     data: Tensor
-    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers."""
+    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers. Of a bucket in `pieces`
+    that of this rank."""
+    num_bytes: int
+    """Size of the whole bucket."""
     start: int | None = None
     """First byte of the one weight of which this is a part; None: all weights are whole, or changes."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Elements that differ from the last sync, of the weights that are here as their changes alone (delta.py)."""
+    changes: Mapping[str, tuple[ChangedPart, ...]] = field(default_factory=dict)
+    """Of the weights that are here as the changes of their parts alone (delta.py)."""
+    pieces: tuple[tuple[Runs, ...], ...] = ()
+    """Places in the bucket that each rank of the sender gives, one behind the other; (): rank 0 gives all of it."""
 
     def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
         """The weights, which are whole, with their values: views of `data`."""
@@ -64,11 +66,8 @@ def parameter_stream(
     module: nn.Module,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-    gathers: Gather = whole_weight,
     dtypes: Mapping[str, torch.dtype] | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
-    skips: Callable[[TensorMetadata, Tensor], bool] | None = None,
-    drops: Callable[[TensorMetadata, Tensor], bool] | None = None,
 ) -> Iterator[Bucket]:
     """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
 
@@ -79,15 +78,10 @@ def parameter_stream(
     Args:
         module: plain, or sharded over ranks that all make this call and use up the iterator.
         bucket_bytes: limit of a bucket.
-        gathers: makes a shard whole: on all ranks, or where its result is not None (parallel.first_rank). A rank
-            without whole weights has an iterator that ends without yielding.
         dtypes: deliver floating-point weights of these names in other dtypes than they are held in; they are cast
             before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
             them: the names of the metadata in their order, made one at a time.
-        skips: asked on every rank about each weight as it is held, before it is gathered; True on all of them leaves
-            it out.
-        drops: asked where a weight is whole; True leaves it out there.
 
     Raises:
         ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
@@ -98,29 +92,20 @@ def parameter_stream(
     metadata = weights_metadata(module, dtypes=dtypes)
     source = iter(own_weights(module, metadata)) if weights is None else iter(weights)
     for group in groups(metadata, bucket_bytes):
-        room = placed(group)[1]
-        sent: list[TensorMetadata] = []
+        entries, size = placed(group)
         data: Tensor | None = None
-        for weight in group:
-            shard = next_weight(source, weight)
-            if skips is not None and skips(weight, shard):
-                continue
-            tensor = gathers(module, weight.name, shard, weight.dtype)
-            del shard
-            if tensor is None or (drops is not None and drops(weight, tensor)):
-                continue
-            sent.append(weight)
+        for weight, offset in entries:
+            tensor = whole_weight(module, weight.name, next_weight(source, weight), weight.dtype)
             if len(group) == 1:
                 data = tensor.contiguous().view(-1).view(torch.uint8)
                 break
             if data is None:
-                data = torch.empty(room, dtype=torch.uint8, device=tensor.device)
-            tensor_at(data, weight, placed(sent)[0][-1][1]).copy_(tensor)
+                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+            tensor_at(data, weight, offset).copy_(tensor)
             del tensor
-        if data is not None:
-            entries, size = placed(sent)
-            yield Bucket(entries=entries, data=data[:size])
-            del data
+        assert data is not None, "a group has weights"
+        yield Bucket(entries=entries, data=data, num_bytes=len(data))
+        del data
     if extra := next(source, None):
         raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
 

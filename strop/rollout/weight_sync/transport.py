@@ -1,4 +1,4 @@
-"""Transports: bytes of buckets from one sender to all receivers, in order.
+"""Transports: bytes of buckets from the ranks of the sender to all receivers, in order.
 
 What the bytes mean travels on the channel; both sides know the size of the next bucket before they call. A transport
 serves sync after sync until one fails or another receiver joins; then it is closed and another one is made. Every
@@ -7,11 +7,16 @@ wait has the channel's deadline and ends with a TimeoutError or ConnectionError 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from strop.engines.weight_parts import Runs
+
+Pieces = Sequence[Sequence[Runs]]
+"""Places in a bucket that each rank of the sender gives, one behind the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +34,13 @@ class Plan:
     slot_bytes: int = 0
     """Size of one slot of the shared memory."""
     port: int = 0
-    """Rendezvous of the process group, at the sender's address."""
+    """Rendezvous of the process groups, at the sender's address."""
     size: int = 0
-    """Processes of the group."""
+    """Processes of a group: a rank of the sender and all receivers."""
+    num_senders: int = 1
+    """Ranks of the sender, each of which sends its pieces of a bucket."""
     device: str = ""
-    """Device type the group works on."""
+    """Device type the groups work on."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -41,7 +48,7 @@ class Plan:
 
 
 class SendingTransport(Protocol):
-    """The sender's side."""
+    """The side of a rank of the sender."""
 
     plan: Plan
 
@@ -50,7 +57,8 @@ class SendingTransport(Protocol):
         ...
 
     def send(self, data: Tensor) -> None:
-        """Send bytes [n] uint8 to all receivers. They may still be read until the next call of any method."""
+        """Send this rank's piece [n] uint8 of the next bucket to all receivers. It may still be read until the call
+        after the next one."""
         ...
 
     def finish(self) -> None:
@@ -71,8 +79,14 @@ class ReceivingTransport(Protocol):
         """Get ready for a sync."""
         ...
 
-    def receive(self, num_bytes: int) -> Tensor:
-        """The next bucket [num_bytes] uint8, in memory that is valid until the next call of any method."""
+    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
+        """The next bucket [num_bytes] uint8, in memory that is valid until the next call of any method.
+
+        Args:
+            num_bytes: size of the bucket.
+            pieces: places in it of what each rank of the sender gives; () where rank 0 gives all of it, or where it
+                lies together already.
+        """
         ...
 
     def finish(self) -> None:
@@ -82,3 +96,10 @@ class ReceivingTransport(Protocol):
     def close(self) -> None:
         """Give everything back, whatever state the transfer is in."""
         ...
+
+
+def put_piece(places: Sequence[Runs], content: Tensor, bucket: Tensor) -> None:
+    """Copy a piece [n] uint8 to its places in a bucket."""
+    for runs in places:
+        runs.put(content[: runs.num_bytes], bucket)
+        content = content[runs.num_bytes :]

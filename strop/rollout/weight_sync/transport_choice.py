@@ -19,15 +19,15 @@ import logging
 from strop.engines.weights import WeightsMetadata
 from strop.rollout.weight_sync import device_slots, shared_memory
 from strop.rollout.weight_sync.channel import SenderChannel
-from strop.rollout.weight_sync.collective import CollectiveSender, common_device
+from strop.rollout.weight_sync.collective import CollectiveSender, collective_sender, common_device
 from strop.rollout.weight_sync.cuda_ipc import SharingDevice
 from strop.rollout.weight_sync.device_slots import OwnedSlots
 from strop.rollout.weight_sync.outgoing import Outgoing
 from strop.rollout.weight_sync.shared_memory import SharedFile, file_slots
 from strop.rollout.weight_sync.slots import SlotSender
-from strop.rollout.weight_sync.store_transport import StoreSender
+from strop.rollout.weight_sync.store_transport import StoreSender, store_plan
 from strop.rollout.weight_sync.stream import ALIGNMENT
-from strop.rollout.weight_sync.transport import Plan, SendingTransport
+from strop.rollout.weight_sync.transport import Plan
 from strop.utils.json_messages import Message
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class TransportChoice:
         """
         self._channel = channel
         self._bucket_bytes, self._device, self._store = bucket_bytes, device, store
-        self._transport: SendingTransport | None = None
+        self._transport: SlotSender | CollectiveSender | StoreSender | None = None
         self._num_joins = 0
         self._uses_device = True
         self._file = None if store else self._make_file()
@@ -57,7 +57,7 @@ class TransportChoice:
 
     def choose(
         self, version: int, attempt: int, outgoing: Outgoing, *, joined: list[Message], device: SharingDevice | None
-    ) -> SendingTransport:  # fmt: skip
+    ) -> SlotSender | CollectiveSender | StoreSender:  # fmt: skip
         """The transport of this attempt; the other ranks of the actor know of it.
 
         Args:
@@ -72,9 +72,7 @@ class TransportChoice:
         if self._num_joins != self._channel.num_joins:
             self.drop()
             self._num_joins = self._channel.num_joins
-        if self._transport is None and self._store:
-            self._transport = StoreSender(self._channel, self._store, made_in=attempt)
-        if self._transport is None and _all_say(joined, "shares_memory"):
+        if self._transport is None and not self._store and _all_say(joined, "shares_memory"):
             metadata = outgoing.metadata
             if self._uses_device and device is not None and _all_say(joined, "shares_device"):
                 self._transport = self._over_device(version, attempt, metadata, device)
@@ -83,10 +81,10 @@ class TransportChoice:
         self._remove_file()  # of no use to a transport that is not there now
         if isinstance(self._transport, SlotSender):
             self._agree(attempt, outgoing, self._transport)
-        else:
-            outgoing.begin_gathered()
         if self._transport is None:
-            self._transport = self._over_network(attempt, joined)
+            self._transport = self._in_pieces(attempt, outgoing, joined)
+        if not isinstance(self._transport, SlotSender):
+            outgoing.begin_pieces(self._transport.plan, self._channel)
         return self._transport
 
     def drop(self) -> None:
@@ -113,7 +111,6 @@ class TransportChoice:
                 self._transport = transport = self._over_memory(attempt, outgoing.metadata)
             else:
                 transport = None  # a rank is on another node
-        outgoing.begin_gathered()
 
     def _over_device(
         self, version: int, attempt: int, metadata: WeightsMetadata, device: SharingDevice
@@ -164,9 +161,18 @@ class TransportChoice:
             )
             return None
 
-    def _over_network(self, attempt: int, joined: list[Message]) -> SendingTransport:
+    def _in_pieces(
+        self, attempt: int, outgoing: Outgoing, joined: list[Message]
+    ) -> CollectiveSender | StoreSender:
+        """The store, or the network."""
+        channel = self._channel
+        if self._store:
+            return StoreSender(
+                store_plan(self._store, made_in=attempt), rank=0, secret=channel.session, timeout_s=channel.timeout_s,
+                channel=channel,
+            )  # fmt: skip
         device = common_device([self._device, *(str(answer.get("device")) for answer in joined)])
-        return CollectiveSender(self._channel, made_in=attempt, device=device)
+        return collective_sender(channel, made_in=attempt, device=device, num_senders=outgoing.ranks.size)
 
     def _make_file(self) -> SharedFile | None:
         try:

@@ -32,19 +32,20 @@ class SyncReport:
     version: int
     """Policy version of the weights."""
     transport: str
-    """`cuda_ipc`, `shared_memory`, `store` or `collective`; `shards` on ranks that gave theirs and talked to no
-    receiver."""
+    """`cuda_ipc`, `shared_memory`, `store` or `collective`; `shards` on ranks that put theirs into shared memory."""
     num_tensors: int
     """Tensors sent or loaded, tied ones counted once."""
     num_bytes: int
     """Bytes of these tensors."""
     sent_bytes: int
-    """Bytes of the buckets that went to each receiver, over the network often fewer than `num_bytes`: tensors that did
-    not change stay away, and of others the changed elements may be enough. 0 on ranks that talked to none."""
+    """Bytes that went to each receiver, over the network often fewer than `num_bytes`: tensors that did not change stay
+    away, and of others the changed elements may be enough. On a rank of the actor those that it sent itself; of shared
+    memory rank 0 says what all have put there."""
     seconds: float
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str
-    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on those."""
+    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on ranks of the actor but
+    0."""
     failure: str = ""
     """Reason for which the sync was not completed; "" where it was."""
 

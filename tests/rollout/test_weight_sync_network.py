@@ -1,0 +1,466 @@
+"""Syncs over the network and through a store, of which each rank of the actor sends its own pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rollout.test_weight_sync_processes import (
+    START_S,
+    kill_this_process,
+    read_endpoint,
+    start,
+    write_endpoint,
+)
+from rollout.test_weight_sync_shards import (
+    MODEL_BYTES,
+    PEAK_BUCKET_BYTES,
+    Peak,
+    bits_of,
+    enlarge_adapters,
+    joined,
+    outcome,
+)
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from references.engine_steps import Setting, engine_of
+from references.rank_processes import Ranks, run_ranks
+from strop.controller.store_server import Rendezvous, RendezvousServer
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.model import load_model
+from strop.engines.parallel import pipeline
+from strop.engines.parallel.process_group import join_ranks
+from strop.engines.parallel.ranks import alone
+from strop.engines.weights import weights_metadata
+from strop.rollout.weight_sync import collective, pieces, shared_memory
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import SyncIncomplete
+
+__all__ = ["start"]  # the fixture
+
+Folder = Callable[[str], Path]
+BUCKET_BYTES = 1536
+"""Rows of the largest matrices fill several of them, and end in the middle."""
+VERSIONS = (1, 2, 3, 4)
+"""All weights; after a change of few elements; of none; of all."""
+NOWHERE = Path("/no/such/folder")
+
+
+@torch.no_grad()
+def change(module: nn.Module, version: int) -> None:
+    """Change the weights before this version: the same way in a whole model and in its shards."""
+    for parameter in module.parameters():
+        if version == 2 and parameter.dim() > 1 and not parameter.is_meta:
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local[local.abs() % 0.01 < 0.0003] *= 2  # about 3 % of them
+        elif version == 4:
+            parameter.mul_(1.5)
+
+
+def synced(
+    ranks: Ranks,
+    directory: str,
+    setting: Setting,
+    dtype: str,
+    axes: dict[str, int],
+    store: str,
+    num_receivers: int,
+) -> list[tuple[str, int, dict[str, bytes]]]:
+    """Digest, sent bytes and bits of each sync, on a rank of the actor and in a receiver."""
+    shared_memory.FOLDER = NOWHERE
+    file, kind = Path(directory) / "endpoint", getattr(torch, dtype)
+    num_senders = ranks.world_size - num_receivers
+    if ranks.rank >= num_senders:
+        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module.to(kind)
+        with torch.no_grad():
+            for parameter in copy.parameters():
+                parameter.zero_()
+        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=ranks.rank - num_senders)
+        received = []
+        for version in VERSIONS:
+            report = receiver.receive(version)
+            received.append((report.digest, report.sent_bytes, bits_of(copy)))
+        receiver.close()
+        return received
+    parallel = replace(ranks, world_size=num_senders).join(**setting.axes, **axes)
+    module = engine_of(parallel, setting).model.module
+    sender = WeightSender(
+        module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0, store=store,
+        dtypes=dict.fromkeys(weights_metadata(module).dtypes, kind),
+    )  # fmt: skip
+    if (endpoint := sender.open(num_receivers=num_receivers)) is not None:
+        write_endpoint(endpoint, file)
+    results = []
+    for version in VERSIONS:
+        change(module, version)
+        with NothingGathered():
+            report = sender.send(version)
+        assert report.transport == ("store" if store else "collective")
+        results.append((report.digest, report.sent_bytes, {}))
+    parallel.barrier("the end")
+    sender.close()
+    return results
+
+
+class NothingGathered:
+    """Inside, a weight that is made whole from shards or stages is an error."""
+
+    def __enter__(self) -> None:
+        self._before = DTensor.full_tensor, pipeline.Pipeline.whole
+        DTensor.full_tensor = pipeline.Pipeline.whole = _gathered  # type: ignore[method-assign,assignment]
+
+    def __exit__(self, *error: object) -> None:
+        DTensor.full_tensor, pipeline.Pipeline.whole = self._before  # type: ignore[method-assign]
+
+
+def _gathered(*args: Any, **options: Any) -> Tensor:
+    raise AssertionError("a weight was gathered")
+
+
+def check(
+    results: list[list[tuple[str, int, dict[str, bytes]]]], folder: str, dtype: str, num_receivers: int
+) -> None:
+    """Every receiver has the bits of one process after each sync, and what the ranks sent is what it got."""
+    module = load_model(ModelConfig(path=folder, dtype="float64")).module
+    kind: torch.dtype = getattr(torch, dtype)
+    senders, receivers = results[:-num_receivers], results[-num_receivers:]
+    seen = []
+    for sync, version in enumerate(VERSIONS):
+        change(module, version)
+        expected = bits_of(module, kind)
+        seen.append(expected)
+        for received in receivers:
+            digest, got_bytes, bits = received[sync]
+            assert bits == expected
+            assert digest == senders[0][sync][0] != ""
+            sent_bytes = sum(rank[sync][1] for rank in senders)
+            assert sent_bytes <= got_bytes <= sent_bytes + 64 * 200, "and the space between the weights"
+    num_bytes = sum(p.numel() * kind.itemsize for p in module.parameters())
+    first, few, none, all_again = (sum(rank[sync][1] for rank in senders) for sync in range(len(VERSIONS)))
+    assert first == all_again == num_bytes
+    assert none == 0
+    assert 0 < few < num_bytes / 3, "changes alone"
+    assert seen[0] != seen[1] == seen[2] != seen[3], "the versions must be told apart"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "dtype", "num_senders", "sizes", "axes"),
+    [
+        ("qwen3", "bfloat16", 2, {}, {}),
+        ("qwen3", "float32", 2, {"tp_size": 2}, {}),  # 61 tokens, columns, a tied head
+        ("llama_biased", "bfloat16", 2, {"tp_size": 2}, {}),
+        ("qwen3", "bfloat16", 2, {"pp_size": 2}, {}),
+        ("qwen3_moe", "bfloat16", 2, {"ep_size": 2}, {}),
+        ("qwen3", "bfloat16", 4, {"tp_size": 2}, {}),
+        ("qwen3", "bfloat16", 4, {"tp_size": 2, "pp_size": 2}, {}),
+        ("qwen3", "float32", 4, {}, {"shard_size": 2}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ranks_of_any_mesh_send_their_pieces(
+    tiny_folder: Folder, tmp_path: Path, kind: str, dtype: str, num_senders: int, sizes: dict[str, int],
+    axes: dict[str, int],
+) -> None:  # fmt: skip
+    setting = Setting(folder=str(tiny_folder(kind)), **sizes)  # type: ignore[arg-type]
+    results = run_ranks(synced, num_senders + 1, str(tmp_path), setting, dtype, axes, "", 1)
+    check(results, setting.folder, dtype, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_store", [False, True])
+def test_two_ranks_send_to_two_receivers(tiny_folder: Folder, tmp_path: Path, is_store: bool) -> None:
+    setting, store = Setting(folder=str(tiny_folder("qwen3"))), str(tmp_path / "store") if is_store else ""
+    check(
+        run_ranks(synced, 4, str(tmp_path), setting, "bfloat16", {}, store, 2), setting.folder, "bfloat16", 2
+    )
+    assert not is_store or list((tmp_path / "store").iterdir()) == []
+
+
+def merged_and_received(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, dict[str, bytes]]:
+    """Digest and bits of a sync of weights with an adapter, on a rank of the actor and in a receiver."""
+    shared_memory.FOLDER = NOWHERE
+    file = Path(directory) / "endpoint"
+    if ranks.rank == ranks.world_size - 1:
+        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module
+        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        received = receiver.receive(1).digest, bits_of(copy)
+        receiver.close()
+        return received
+    parallel = joined(ranks, **setting.axes)
+    engine = engine_of(parallel, setting)
+    enlarge_adapters(engine.model.module)
+    sender = WeightSender(engine.model.module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+    if (endpoint := sender.open(num_receivers=1)) is not None:
+        write_endpoint(endpoint, file)
+    report = sender.send(1, engine.streamed_weights())
+    parallel.barrier("the end")
+    sender.close()
+    return report.digest, {}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("axes", [{"pp_size": 2}, {"tp_size": 2}], ids=str)
+def test_ranks_send_their_pieces_with_an_adapter(
+    tiny_folder: Folder, tmp_path: Path, axes: dict[str, int]
+) -> None:
+    setting = Setting(folder=str(tiny_folder("qwen3")), lora=LoraConfig(rank=3, alpha=6.0))
+    whole = engine_of(alone("cpu"), setting)
+    enlarge_adapters(whole.model.module)
+    first, *_, received = run_ranks(merged_and_received, 3, str(tmp_path), replace(setting, **axes))  # type: ignore[arg-type]
+    assert received[0] == first[0] != ""
+    expected = {name: tensor.numpy().tobytes() for name, tensor in whole.streamed_weights() or ()}
+    assert expected
+    assert {name: received[1][name] for name in expected} == expected
+
+
+ROWS, COLUMNS = 48, 64
+
+
+def bytes_on_the_way(ranks: Ranks, directory: str) -> tuple[int, int, int]:
+    """Bytes that a rank handed to its group, that it reports, and of the shards that it holds."""
+    shared_memory.FOLDER = NOWHERE
+    file = Path(directory) / "endpoint"
+    model = nn.Sequential(nn.Linear(COLUMNS, ROWS, bias=False), nn.Linear(ROWS, COLUMNS, bias=False))
+    if ranks.rank == ranks.world_size - 1:
+        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        num_bytes = receiver.receive(1).sent_bytes
+        receiver.close()
+        return num_bytes, num_bytes, num_bytes
+    parallel = joined(ranks)
+    fully_shard(model, mesh=parallel.mesh)
+    begin, counted = collective._Group.start, []
+
+    def counting(group: collective._Group, data: Tensor) -> None:
+        counted.append(data.nbytes)
+        begin(group, data)
+
+    collective._Group.start = counting  # type: ignore[method-assign]
+    try:
+        sender = WeightSender(model, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
+        if (endpoint := sender.open(num_receivers=1)) is not None:
+            write_endpoint(endpoint, file)
+        report = sender.send(1)
+        parallel.barrier("the end")
+        sender.close()
+    finally:
+        collective._Group.start = begin  # type: ignore[method-assign]
+    return sum(counted), report.sent_bytes, sum(p.to_local().nbytes for p in model.parameters())
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("num_senders", [2, 4])
+def test_each_rank_sends_its_share_and_no_more(tmp_path: Path, num_senders: int) -> None:
+    *senders, received = run_ranks(bytes_on_the_way, num_senders + 1, str(tmp_path))
+    num_bytes = 2 * 4 * ROWS * COLUMNS
+    assert senders == [(num_bytes // num_senders,) * 3] * num_senders
+    assert received == (num_bytes,) * 3
+
+
+def with_faults(ranks: Ranks, directory: str) -> list[str]:
+    """What each process says of a sync that is refused, of one in which a rank fails, of one in which it cannot send,
+    and of one that succeeds."""
+    shared_memory.FOLDER = NOWHERE
+    file = Path(directory) / "endpoint"
+    model = nn.Linear(64, 48)
+    if ranks.rank == 2:
+        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        calls: list[Callable[[], Any]] = [
+            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in (2, 3, 4))
+        ]  # fmt: skip
+        said = [outcome(call) for call in calls]
+        receiver.close()
+        return said
+    parallel = joined(ranks)
+    fully_shard(model, mesh=parallel.mesh)
+    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=1024, timeout_s=60.0)
+    if (endpoint := sender.open(num_receivers=1)) is not None:
+        write_endpoint(endpoint, file)
+    said = [outcome(lambda: sender.send(1))]
+    fetch, count = pieces.next_weight, itertools.count()
+
+    def failing(*args: Any) -> Tensor:
+        if ranks.rank == 1 and next(count) == 1:
+            raise ValueError("no memory for a cast")
+        return fetch(*args)
+
+    pieces.next_weight = failing
+    said.append(outcome(lambda: sender.send(2)))
+    pieces.next_weight = fetch
+    send, number = collective.CollectiveSender.send, itertools.count()
+
+    def cut_off(transport: collective.CollectiveSender, data: Tensor) -> None:
+        if ranks.rank == 1 and next(number) == 3:
+            raise ConnectionError("no route to the receivers")
+        send(transport, data)
+
+    collective.CollectiveSender.send = cut_off  # type: ignore[method-assign]
+    said.append(outcome(lambda: sender.send(3)))
+    collective.CollectiveSender.send = send  # type: ignore[method-assign]
+    said.append(outcome(lambda: sender.send(4)))
+    parallel.barrier("the end")
+    sender.close()
+    return said
+
+
+@pytest.mark.slow
+def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(tmp_path: Path) -> None:
+    started = time.monotonic()
+    first, second, received = run_ranks(with_faults, 3, str(tmp_path))
+    assert time.monotonic() - started < 50, "nobody waits for a deadline"
+    assert "sync 1 refused: busy" in first[0]
+    assert second[0] == "version 1", "it has done its part, and rank 0 says what came of it"
+    assert received[0] == "sync 1 refused: busy"
+    assert first[1] == "rank 1 of the actor could not give its part of the weights; its log says why"
+    assert second[1] == "no memory for a cast"
+    assert "the sender gave up: rank 1 of the actor could not give" in received[1]
+    assert first[2].startswith("sync 3 stopped: ")
+    assert second[2] == "version 3", "rank 0 says what came of it"
+    assert received[2].startswith("sync 3 incomplete: ")
+    assert [said[3] for said in (first, second, received)] == ["version 4"] * 3
+
+
+def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
+    """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver."""
+    shared_memory.FOLDER = NOWHERE
+    file = Path(directory) / "endpoint"
+    # A matrix of half the model, and small ones.
+    side = 1 << 10
+    model = nn.ModuleList(
+        [nn.Linear(side, 12 * side, bias=False), *(nn.Linear(side, side) for _ in range(12))]
+    )
+    assert sum(p.nbytes for p in model.parameters()) > MODEL_BYTES
+    if ranks.rank == 2:
+        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
+        receiver.join(read_endpoint(file), index=0)
+        with Peak() as used:
+            receiver.receive(1)
+        receiver.close()
+        return used[0]
+    parallel = joined(ranks)
+    for layer in model:
+        fully_shard(layer, mesh=parallel.mesh)
+    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=PEAK_BUCKET_BYTES, timeout_s=60.0)
+    sender._last._free_bytes = lambda: 0  # keeps no bits, which are no part of what a sync takes
+    if (endpoint := sender.open(num_receivers=1)) is not None:
+        write_endpoint(endpoint, file)
+    parallel.barrier("what the ranks need to talk at all")
+    with Peak() as used:
+        sender.send(1)
+    parallel.barrier("the end")
+    sender.close()
+    return used[0]
+
+
+@pytest.mark.slow
+def test_beside_the_shards_there_are_two_buckets_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
+    for used in run_ranks(memory_of_a_sync, 3, str(tmp_path)):
+        # The bucket and the pieces of it, and what was never touched before: the groups, and multipliers of digests.
+        assert used < 2 * PEAK_BUCKET_BYTES + (12 << 20), used
+        assert used < MODEL_BYTES / 4
+
+
+# Processes that die.
+
+
+def actor_rank(
+    rank: int, rendezvous: Rendezvous, directory: str, num_receivers: int, fatal_piece: int
+) -> None:
+    """Sends version 1, and writes what came of it; on rank 1 it dies when it is to send the piece of this number."""
+    torch.set_num_threads(1)
+    shared_memory.FOLDER = NOWHERE
+    parallel = join_ranks(rank=rank, world_size=2, rendezvous=rendezvous, device="cpu", timeout_s=30.0)
+    model = nn.Linear(64, 48)
+    fully_shard(model, mesh=parallel.mesh)
+    send, number = collective.CollectiveSender.send, itertools.count()
+
+    def dying(transport: collective.CollectiveSender, data: Tensor) -> None:
+        if rank == 1 and next(number) == fatal_piece:
+            kill_this_process()
+        send(transport, data)
+
+    collective.CollectiveSender.send = dying  # type: ignore[method-assign]
+    sender = WeightSender(model, rank=rank, bucket_bytes=1024, timeout_s=30.0)
+    if (endpoint := sender.open(num_receivers=num_receivers)) is not None:
+        write_endpoint(endpoint, Path(directory) / "endpoint")
+    said = outcome(lambda: sender.send(1))
+    (Path(directory) / f"said-{rank}.part").write_text(json.dumps(said))
+    (Path(directory) / f"said-{rank}.part").rename(Path(directory) / f"said-{rank}")
+    sender.close()
+
+
+def receiver_that_dies(directory: str, index: int) -> None:
+    """Joins, and dies when a part of the matrix is loaded."""
+    torch.set_num_threads(1)
+    target = ModuleTarget(nn.Linear(64, 48))
+    target.load_part = lambda *args: kill_this_process()  # type: ignore[method-assign]
+    receiver = WeightReceiver(target, timeout_s=30.0)
+    receiver.join(read_endpoint(Path(directory) / "endpoint"), index=index)
+    receiver.receive(1)
+
+
+def said_by(directory: Path, rank: int) -> str:
+    deadline = time.monotonic() + START_S
+    while not (directory / f"said-{rank}").exists():
+        assert time.monotonic() < deadline, f"rank {rank} hangs"
+        time.sleep(0.02)
+    said: str = json.loads((directory / f"said-{rank}").read_text())
+    return said
+
+
+@pytest.mark.slow
+def test_a_rank_of_the_actor_killed_midway_ends_the_sync_for_all(
+    tmp_path: Path, start: Callable[..., BaseProcess]
+) -> None:
+    place = RendezvousServer("127.0.0.1")
+    processes = [start(actor_rank, rank, place.rendezvous, str(tmp_path), 1, 4) for rank in range(2)]
+    receiver = WeightReceiver(ModuleTarget(nn.Linear(64, 48)), timeout_s=30.0)
+    receiver.join(read_endpoint(tmp_path / "endpoint"), index=0)
+    started = time.monotonic()
+    with pytest.raises(SyncIncomplete, match="^sync 1 incomplete: "):
+        receiver.receive(1)
+    assert "version" not in said_by(tmp_path, 0)
+    assert time.monotonic() - started < 30, "noticed when it happened, not at the deadline"
+    processes[1].join(START_S)
+    assert processes[1].exitcode == -signal.SIGKILL
+    assert receiver.version is None
+    receiver.close()
+    place.close()
+
+
+@pytest.mark.slow
+def test_a_receiver_killed_midway_ends_the_sync_for_all(
+    tmp_path: Path, start: Callable[..., BaseProcess]
+) -> None:
+    place = RendezvousServer("127.0.0.1")
+    for rank in range(2):
+        start(actor_rank, rank, place.rendezvous, str(tmp_path), 2, -1)
+    process = start(receiver_that_dies, str(tmp_path), 1)
+    receiver = WeightReceiver(ModuleTarget(nn.Linear(64, 48)), timeout_s=30.0)
+    receiver.join(read_endpoint(tmp_path / "endpoint"), index=0)
+    with pytest.raises(SyncIncomplete, match="^sync 1 incomplete: .*the sender gave up"):
+        receiver.receive(1)
+    process.join(START_S)
+    assert process.exitcode == -signal.SIGKILL
+    assert said_by(tmp_path, 0).startswith("sync 1 stopped: ")
+    assert said_by(tmp_path, 1) == "version 1", "rank 0 says what came of it"
+    assert receiver.version is None
+    receiver.close()
+    place.close()
