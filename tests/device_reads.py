@@ -72,6 +72,12 @@ class DeviceReads(TorchDispatchMode):
         if is_placed and (
             name is aten._local_scalar_dense
             or name in SHAPED_BY_NUMBERS
+            or (
+                name is aten.copy_
+                and not self.has(args[0])
+                and self.has(args[1])
+                and not _is_async(args, kwargs)
+            )
             or (name is aten.repeat_interleave and kwargs.get("output_size") is None)
             or (
                 name in INDEXED
@@ -85,6 +91,11 @@ class DeviceReads(TorchDispatchMode):
                 if isinstance(leaf, Tensor):
                     self.place(leaf)
         return results
+
+
+def _is_async(args: Any, kwargs: Any) -> bool:
+    """Of a copy into a tensor."""
+    return bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
 
 
 class _Transfers(TorchFunctionMode):

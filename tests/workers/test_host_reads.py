@@ -22,6 +22,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.engines import attention, varlen
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.parallel.offload import HostCopies
 from strop.protocol import DataProto, columns
 from strop.rollout.native import sampling
 from strop.rollout.native.batch import DecodeBatch
@@ -127,6 +128,18 @@ def test_log_probs_of_all_micro_batches_are_waited_for_once(tiny_model: Path) ->
     assert bool(columns.flat(found.tensors()["old_log_probs"]).isfinite().all())
 
 
+def test_weights_leave_for_host_memory_and_come_back_without_a_read() -> None:
+    weights = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (3, 70_000)]
+    before = [weight.clone() for weight in weights]
+    copies = HostCopies()
+    with device_reads(weights) as reads:
+        copies.put(weights)
+        assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
+        copies.restore()
+    assert reads.count == 0, reads.lines
+    assert all(torch.equal(*pair) for pair in zip(weights, before, strict=True))
+
+
 def one_call(
     query: Tensor,
     key: Tensor,
@@ -191,7 +204,11 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     )
     with torch.no_grad():
         _step(batch)
-        with device_reads([*(p for _, p in model.named_parameters()), batch._cache.table]) as reads:
+        placed = [*(p for _, p in model.named_parameters()), batch._cache.table]
+        if batch._steps is not None:
+            (shape,) = batch._steps._shapes.values()
+            placed += [shape._ids, shape._lengths, shape._positions]
+        with device_reads(placed) as reads:
             for _ in range(6):
                 _step(batch)
     assert reads.count == 6, reads.lines
