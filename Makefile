@@ -8,6 +8,7 @@
 #               make quickstart TORCH="torch==2.13.0 --index-url <an index of the builds you want>"
 #           The choice is kept in .venv and used from then on.
 #   PYTHON  the interpreter .venv is made from; the default is the first one found that is 3.11 or newer.
+#   DEVICE  of `make gpu`: cuda, or cpu for a rehearsal with toys.
 #   ARGS    is handed on: make quickstart ARGS="--seed 1 --out runs/one"; make test ARGS="-k ledger"
 
 # Tests start hundreds of processes, and each would compile strop again.
@@ -23,12 +24,13 @@ STAMPS := $(VENV)/.strop
 TORCH ?= $(or $(shell cat $(STAMPS)/torch 2>/dev/null),torch==2.13.0)
 ARGS ?=
 BENCH ?= grpo_vs_trl
+DEVICE ?= cuda
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser trackers harness \
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu gpu smollm2 vllm kills soak browser trackers harness \
 	stores mutation bench package docs extras versions lower-bounds clean FORCE
 
 help:
@@ -37,6 +39,7 @@ help:
 	@echo "make lint         ruff and mypy only (make format: ruff's formatter)"
 	@echo "make test-slow    the tests marked slow or dist"
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
+	@echo "make gpu          a first look at one GPU: what is right and how fast it is, in eight minutes (DEVICE=cpu: a rehearsal)"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
 	@echo "make kills        a run ahead of training, killed 200 times"
 	@echo "make soak         2,000 tiny steps under faults"
@@ -126,6 +129,10 @@ test-slow: $(STAMPS)/test
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# On a machine whose Python has everything already, GPU_PYTHON=python3 takes that in place of $(VENV).
+gpu: $(if $(GPU_PYTHON),,$(STAMPS)/test)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu --device $(DEVICE) $(ARGS)
 
 smollm2: $(STAMPS)/smollm2
 	$(BIN)/python -m pytest -m smollm2 $(ARGS)

@@ -98,7 +98,7 @@ def accumulate(engine: TrainEngine, case: Case, step: int, which: Sequence[int])
     loss = of_log_probs(lambda lp, h, index: policy_terms(lp, h, _weights(index)), temperature=1.0)
     if case.values:
         loss = of_values(lambda v, index: value_terms(v, _weights(index)))
-    return engine.accumulate(batch(step), loss, rows=which)
+    return float(engine.accumulate(batch(step), loss, rows=which))
 
 
 def run_case(ranks: Ranks, case: Case) -> Outcome:

@@ -312,7 +312,7 @@ class CausalLM:
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.compute_dtype in HALF and not self.is_sharded:
             context = torch.autocast(self.device.type, dtype=self.compute_dtype)
-        elif self._is_computed_here:
+        elif self.device.type == "cpu" and self._is_computed_here:  # elsewhere no parameter is looked at
             context = layer_products(self.module.parameters())
         with context:
             yield

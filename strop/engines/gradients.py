@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -66,7 +67,7 @@ def meeting_device(tensor: Tensor) -> torch.device | str:
 
 @torch.no_grad()
 def total_norm(gradients: Mapping[str, Tensor], stages: Stages | None = None) -> float:
-    """L2 norm of all gradients as one vector, over all shards and all stages.
+    """L2 norm of all gradients as one vector, over all shards and all stages; the device is waited for once.
 
     Squares are added in float64, so that the value hardly depends on how many ranks hold the gradients: float32
     sums on a CPU lose three digits on a large matrix.
@@ -75,15 +76,14 @@ def total_norm(gradients: Mapping[str, Tensor], stages: Stages | None = None) ->
     for name, gradient in gradients.items():
         if stages is None or name not in stages.counted_elsewhere:
             shards.setdefault(_sharding(gradient), []).append(local(gradient))
-    total = sum(
-        _reduced([sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
-        for sharding, tensors in shards.items()
+    squares = [_summed(sum_of_squares(tensors), sharding) for sharding, tensors in shards.items()]
+    total = reduce(
+        lambda some, more: some + more.to(some.device), squares or [torch.zeros((), dtype=torch.float64)]
     )
     if stages is not None:
-        sums = torch.tensor(total, dtype=torch.float64, device=stages.device)
-        dist.all_reduce(sums, group=stages.group)
-        total = float(sums)
-    return math.sqrt(total)
+        total = total.to(stages.device)
+        dist.all_reduce(total, group=stages.group)
+    return math.sqrt(float(total))
 
 
 @torch.no_grad()
@@ -118,8 +118,19 @@ def _sharding(tensor: Tensor) -> _Sharding | None:
     return tensor.device_mesh, tuple(i for i, p in enumerate(tensor.placements) if not p.is_replicate())
 
 
+def _summed(total: Tensor, sharding: _Sharding | None) -> Tensor:
+    """A scalar added up over the ranks that hold different shards; copies of one shard count once."""
+    if sharding is None:
+        return total
+    mesh, dims = sharding
+    total = total.to(mesh.device_type)  # shards may be kept in host memory
+    for dim in dims:
+        dist.all_reduce(total, group=mesh.get_group(dim))
+    return total
+
+
 def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp.RedOpType) -> list[float]:
-    """The sums or maxima over the ranks that hold different shards; copies of one shard count once."""
+    """Maxima or sums as of `_summed`."""
     if sharding is None:
         return values
     mesh, dims = sharding
@@ -130,10 +141,10 @@ def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp
     return result
 
 
-def sum_of_squares(tensors: Sequence[Tensor]) -> float:
-    """Sum of the squares of all numbers; an accelerator is waited for once."""
+def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Sum of the squares of all numbers, a scalar in float64 where they are; nothing is waited for."""
     on_device = [tensor for tensor in tensors if tensor.device.type != "cpu"]
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64)
     if on_device:  # devices add in a tree, which float32 is enough for
         norms = [
             norm.double()
@@ -144,17 +155,17 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> float:
                 dtype=torch.promote_types(dtype, torch.float32),
             )
         ]
-        total = float(torch.stack(norms).square().sum())
+        total = torch.stack(norms).square().sum()
     for tensor in tensors:
         if tensor.device.type == "cpu":
-            total += _sum_of_squares_in_chunks(tensor)
+            total = total + _sum_of_squares_in_chunks(tensor).to(total.device)
     return total
 
 
-def _sum_of_squares_in_chunks(tensor: Tensor) -> float:
+def _sum_of_squares_in_chunks(tensor: Tensor) -> Tensor:
     flat = tensor.reshape(-1)
     total = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(flat), _CHUNK):
         chunk = flat[start : start + _CHUNK].double()
         total += torch.dot(chunk, chunk)
-    return float(total)
+    return total

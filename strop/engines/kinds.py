@@ -62,8 +62,8 @@ class TrainableEngine(ModelEngine, Protocol):
         *,
         rows: Sequence[int] | None = None,
         router_loss: RouterLoss | None = None,
-    ) -> float:
-        """Add the gradient of a loss; its value."""
+    ) -> Tensor:
+        """Add the gradient of a loss; its value, a scalar on the device."""
 
     def expert_counts(self, data: DataProto) -> Tensor:
         """Tokens that go to each expert."""

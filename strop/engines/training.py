@@ -40,6 +40,7 @@ from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto
+from strop.utils.host_copy import HostCopy
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
@@ -97,14 +98,14 @@ class Engine:
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         ) or [[]]
         indices: list[Tensor] = []
-        outputs: list[Mapping[str, Tensor]] = []
+        outputs: list[HostCopy] = []
 
         def noted(tokens: Tokens) -> Mapping[str, Tensor]:
             indices.append(tokens.response_index)
             return function(tokens)
 
         def keep(results: Mapping[str, Tensor]) -> None:
-            outputs.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+            outputs.append(HostCopy(results))
 
         packed = self._packing(data, trains=False)
         if self.model.pipeline is not None:
@@ -116,10 +117,9 @@ class Engine:
                 keep(self.model.run(noted, packed(part)))
         if self.parallel.mesh is not None:
             reshard(self.model)
-        if self.model.device.type != "cpu":
-            torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(indices).argsort()
-        return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
+        columns = [copies.wait() for copies in outputs]
+        return {name: torch.cat([results[name] for results in columns])[order] for name in columns[0]}
 
     def _packing(
         self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
@@ -230,11 +230,12 @@ class TrainEngine(Engine):
         *,
         rows: Sequence[int] | None = None,
         router_loss: RouterLoss | None = None,
-    ) -> float:
-        """Add the gradient of a loss over rows of a batch; its value. `step` applies what was accumulated.
+    ) -> Tensor:
+        """Add the gradient of a loss over rows of a batch; its value, a scalar in float64. `step` applies what was
+        accumulated.
 
         With several ranks the gradients are added up over them, and the value is that of this rank's rows. The device
-        is waited for once, at the end. Arguments and errors are those of `map_tokens`; the gradient of a `router_loss`
+        is not waited for. Arguments and errors are those of `map_tokens`; the gradient of a `router_loss`
         is added, and its value noted in it.
         """
         self.load_to_device()
@@ -250,7 +251,7 @@ class TrainEngine(Engine):
                 self.model, parts, packed, loss, factor=factor, before_backward=self._sync_gradients
             )
             reshard(self.model)  # a stage without anything trained had no backward pass
-            return float(total)
+            return total
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self.parallel.mesh is not None:
@@ -263,7 +264,7 @@ class TrainEngine(Engine):
             scaled = whole if factor == 1.0 else whole * factor
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
-        return float(total)
+        return total
 
     def _sync_gradients(self, is_last: bool) -> None:
         """Set whether ranks add up their gradients in the next backward pass, which may be the last one."""

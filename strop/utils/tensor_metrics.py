@@ -1,7 +1,8 @@
 """Metrics of a loss: added up on the device, and read once per optimizer step.
 
 Every number that is read in between makes the host wait for the device, which then has nothing to do until the host has
-caught up; so nothing here is a Python number before `read`.
+caught up; so nothing here is a Python number before `read`, and with `fetch` before the optimizer step not even that
+waits: the norm of the gradient was waited for by then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from strop.utils.host_copy import HostCopy
 from strop.utils.metrics import Max, Mean, Min, Reduction
 
 
@@ -22,6 +24,7 @@ class TensorMetrics:
         self._counts: dict[str, Tensor | float] = {}
         self._smallest: dict[str, Tensor] = {}
         self._largest: dict[str, Tensor] = {}
+        self._fetched: HostCopy | None = None
 
     @torch.no_grad()
     def add_mean(self, name: str, total: Tensor, count: Tensor | float) -> None:
@@ -55,17 +58,28 @@ class TensorMetrics:
         self._smallest[smallest] = torch.minimum(self._smallest.get(smallest, low), low)
         self._largest[largest] = torch.maximum(self._largest.get(largest, high), high)
 
-    def read(self) -> dict[str, Reduction]:
-        """Everything, as it merges over ranks; waits for the device, once."""
-        totals, smallest, largest = list(self._totals), list(self._smallest), list(self._largest)
-        measured = [name for name in totals if isinstance(self._counts[name], Tensor)]
+    def fetch(self) -> None:
+        """Begin to bring everything to host memory; nothing is added before `read`."""
         recorded = [
-            *(self._totals[name] for name in totals),
-            *(torch.as_tensor(self._counts[name]).double() for name in measured),
-            *(self._smallest[name] for name in smallest),
-            *(self._largest[name] for name in largest),
+            *self._totals.values(),
+            *(torch.as_tensor(self._counts[name]).double() for name in self._measured()),
+            *self._smallest.values(),
+            *self._largest.values(),
         ]
-        numbers = iter(torch.stack(recorded).tolist() if recorded else [])
+        self._fetched = HostCopy({"numbers": torch.stack(recorded)} if recorded else {})
+
+    def _measured(self) -> list[str]:
+        """Names of the means whose weight is counted on the device."""
+        return [name for name in self._totals if isinstance(self._counts[name], Tensor)]
+
+    def read(self) -> dict[str, Reduction]:
+        """Everything, as it merges over ranks; waits for the device, once, where nothing else has since `fetch`."""
+        if self._fetched is None:
+            self.fetch()
+        assert self._fetched is not None, "just now"
+        totals, smallest, largest, measured = self._totals, self._smallest, self._largest, self._measured()
+        fetched, self._fetched = self._fetched.wait(), None
+        numbers = iter(fetched["numbers"].tolist() if fetched else [])
         sums = {name: next(numbers) for name in totals}
         counts: dict[str, Tensor | float] = self._counts | {name: next(numbers) for name in measured}
         metrics: dict[str, Reduction] = {name: Mean(sums[name], float(counts[name])) for name in totals}

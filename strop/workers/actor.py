@@ -34,14 +34,15 @@ from strop.rollout.weight_sync.probe import probe_of
 from strop.rollout.weight_sync.transfer import Sender, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncReport
 from strop.utils.device import sent
-from strop.utils.metrics import Mean, Metric
+from strop.utils.host_copy import HostCopy
+from strop.utils.metrics import Mean, Metric, merge_metrics
 from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.config import ActorConfig
 from strop.workers.correction_columns import correction_columns
 from strop.workers.estimates import compute_advantages
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.routers import ExpertLoads, loss_parts, router_loss
-from strop.workers.rows import Update, flat_mask, log_prob_column
+from strop.workers.rows import Update, flat_mask, log_prob_column, response_columns
 from strop.workers.summary import BatchSummary, summarize
 
 LOSS = Metric("actor/loss", "reward", "the whole loss, as it is reduced")
@@ -144,19 +145,18 @@ class ActorWorker(TrainedWorker):
             without = [row for row, has in enumerate(has_gradient) if not has]
             if self.engine.parallel.max(len(without)):  # on any rank
                 self.engine.map_tokens(data, loss.measure, rows=without)
+            loss.metrics.add_mean(LOSS, value, share)
+            loss.metrics.fetch()
+            of_pass = HostCopy(loss.columns)
             report = self.engine.step()
-        metrics = loss.metrics.read() | loss.loads.metrics("actor", self.engine.parallel, share)
         router_value, parts = loss_parts(of_routers, self._moe, self.engine)
+        metrics = merge_metrics([loss.metrics.read(), {LOSS: Mean(share * router_value, 0)}])
+        metrics |= loss.loads.metrics("actor", self.engine.parallel, share)
         metrics |= {metric.of("actor"): Mean(part * share, share) for metric, part in parts.items()}
-        metrics[LOSS] = Mean(value + share * router_value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
-        of_pass = {
-            name: columns.jagged_like(tensors["responses"], column.cpu())
-            for name, column in loss.columns.items()
-        }
         return BatchAndMetrics(
-            batch=DataProto.from_dict(of_pass), metrics=(Update.of("actor", report, metrics),)
+            batch=response_columns(data, of_pass.wait()), metrics=(Update.of("actor", report, metrics),)
         )
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ from strop.engines.multimodal.families import takes_media
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
-from strop.utils.metrics import Mean, Metric, Reduction
+from strop.utils.device import sent
+from strop.utils.metrics import Metric, Reduction
 from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.config import CriticConfig
 from strop.workers.models import TrainedWorker, TrainingInit
@@ -97,7 +98,7 @@ class CriticWorker(TrainedWorker):
         def loss(tokens: Tokens) -> Tensor:
             values = tokens.values()
             inputs = [
-                column[tokens.response_index].to(values, non_blocking=True)
+                sent(column[tokens.response_index], values.device).to(values)
                 for column in (old_values, returns, weights)
             ]
             trained = inputs[2] != 0
@@ -108,11 +109,12 @@ class CriticWorker(TrainedWorker):
 
         with self.updating():
             value = self.engine.accumulate(data, loss)
-        report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
+        for name in ("loss", "vf_loss"):
+            metrics.add_mean(LOSS.of(name), value, share)
+        metrics.fetch()
+        report = self.engine.step()
         all_metrics: dict[str, Reduction] = {
-            LOSS.of("loss"): Mean(value, share),
-            LOSS.of("vf_loss"): Mean(value, share),
             EXPLAINED_VARIANCE: explained_variance(old_values, returns, weights != 0),
             **metrics.read(),
         }

@@ -12,6 +12,7 @@ from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
+from strop.utils.device import sent
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask
 
@@ -64,7 +65,7 @@ class PreferenceWorker(TrainedWorker):
 
         def loss(tokens: Tokens) -> Tensor:
             numbers = self._numbers(tokens)
-            return weighted_sum(numbers, weights[tokens.response_index].to(numbers, non_blocking=True))
+            return weighted_sum(numbers, sent(weights[tokens.response_index], numbers.device).to(numbers))
 
         self.engine.accumulate(data, loss)
         return Update.of("train", self.engine.step(), {})

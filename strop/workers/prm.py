@@ -16,6 +16,8 @@ from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
+from strop.utils.device import sent
+from strop.utils.host_copy import HostCopy
 from strop.utils.metrics import Mean, Metric
 from strop.workers.config import PrmConfig
 from strop.workers.models import TrainedWorker, TrainingInit
@@ -103,28 +105,24 @@ class PrmWorker(TrainedWorker):
         def loss(tokens: Tokens) -> Tensor:
             now = tokens.log_probs(temperature=1.0)[0]
             rows, sequences = torch.unique(row_of[tokens.response_index], return_inverse=True)  # [S], [M]
-            inputs = [
-                column[tokens.response_index].to(now.device, non_blocking=True) for column in (before, mask)
-            ]
+            inputs = [sent(column[tokens.response_index], now.device) for column in (before, mask)]
             rewards = process_rewards(now, inputs[0].to(now), beta=self._prm.beta)
-            targets = outcomes[rows].to(now)
-            terms, scores = outcome_terms(rewards, inputs[1], sequences.to(now.device), targets)
-            weights = (counted[rows].to(terms.dtype) / totals.num_samples).to(terms.device)
+            targets = sent(outcomes[rows], now.device).to(now)
+            terms, scores = outcome_terms(rewards, inputs[1], sent(sequences, now.device), targets)
+            weights = sent(counted[rows].to(terms.dtype) / totals.num_samples, terms.device)
             is_right = (scores > 0) == (targets > 0)
-            statistics.append(
-                torch.stack([is_right.to(terms), scores.detach()])[:, counted[rows].to(scores.device)]
-            )
+            of_counted = sent(torch.nonzero(counted[rows])[:, 0], scores.device)
+            statistics.append(torch.stack([is_right.to(terms), scores.detach()])[:, of_counted].double())
             return (terms * weights).sum()
 
         value = self.engine.accumulate(data, loss)
+        empty = torch.zeros(2, 0, device=value.device, dtype=torch.float64)
+        copies = HostCopy({"loss": value, "numbers": torch.cat([empty, *statistics], dim=1)})
         report = self.engine.step()
+        fetched = copies.wait()
+        numbers = fetched["numbers"]
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
-        metrics: dict[str, Mean] = {PRM.of("loss"): Mean(value, share)}
-        numbers = (
-            torch.cat([part.double().cpu() for part in statistics], dim=1)
-            if statistics
-            else torch.zeros(2, 0)
-        )
+        metrics: dict[str, Mean] = {PRM.of("loss"): Mean(float(fetched["loss"]), share)}
         if count := numbers.shape[1]:
             acc, score = (numbers.sum(dim=1)).tolist()
             metrics |= {PRM.of("acc"): Mean(acc, count), PRM.of("score_mean"): Mean(score, count)}

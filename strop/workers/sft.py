@@ -13,7 +13,8 @@ from strop.engines.config import EngineConfig, ModelConfig, MoEConfig, Optimizer
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
-from strop.utils.metrics import Mean, Metric
+from strop.utils.device import sent
+from strop.utils.metrics import Mean, Metric, merge_metrics
 from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.routers import ExpertLoads, loss_parts, router_loss
@@ -73,15 +74,18 @@ class SupervisedWorker(TrainedWorker):
                 ids, log_probs = (column[tokens.response_index] for column in top)
                 return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
             log_probs, _ = tokens.log_probs(temperature=1.0)
-            token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
+            token_weights = sent(weights[tokens.response_index], log_probs.device).to(log_probs)
             return -weighted_sum(log_probs, token_weights)
 
         value = self.engine.accumulate(data, loss, router_loss=of_routers)
+        metrics.add_mean(LOSS, value, share)
+        metrics.fetch()
         router_value, parts = loss_parts(of_routers, self._moe, self.engine)
         report = self.engine.step()
-        numbers = metrics.read() | loads.metrics("train", self.engine.parallel, share)
+        numbers = merge_metrics([metrics.read(), {LOSS: Mean(share * router_value, 0)}])
+        numbers |= loads.metrics("train", self.engine.parallel, share)
         numbers |= {metric.of("train"): Mean(part * share, share) for metric, part in parts.items()}
-        return Update.of("train", report, {LOSS: Mean(value + share * router_value, share), **numbers})
+        return Update.of("train", report, numbers)
 
     def _distance(
         self,
@@ -96,8 +100,8 @@ class SupervisedWorker(TrainedWorker):
         """The part of the loss that these tokens have with a teacher; `weights` and `mask` [N] are of all tokens."""
         settings = self._distillation
         log_probs, _, at = tokens.log_probs_at(teacher_ids, temperature=1.0)
-        token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
-        trained = mask[tokens.response_index].to(log_probs.device)
+        token_weights = sent(weights[tokens.response_index], log_probs.device).to(log_probs)
+        trained = sent(mask[tokens.response_index], log_probs.device)
         taught = topk_forward_kl(
             at.log_probs,
             teacher_log_probs.to(at.log_probs),

@@ -103,7 +103,7 @@ def learned(engine: TrainableEngine, moe: MoEConfig, *, routed: bool) -> Learned
     before = engine.map_tokens(mine, log_probs)["log_probs"]
     counts = engine.expert_counts(mine)
     of_routers = router_loss(engine, moe, mine)
-    value = engine.accumulate(mine, loss, router_loss=of_routers)
+    value = float(engine.accumulate(mine, loss, router_loss=of_routers))
     router_value, parts = loss_parts(of_routers, moe, engine)
     metrics = loads.metrics("actor", parallel, 1.0)
     report = engine.step()

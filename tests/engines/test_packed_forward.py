@@ -70,7 +70,7 @@ def gradient(
     for _, parameter in model.named_parameters():
         parameter.grad = None
     engine, asked = engine_of(model, max_tokens), of_log_probs(loss, temperature=0.7)
-    value = sum(engine.accumulate(rows, asked, rows=part) for part in parts)
+    value = sum(float(engine.accumulate(rows, asked, rows=part)) for part in parts)
     return value, torch.cat([p.grad.flatten() for _, p in model.named_parameters() if p.grad is not None])
 
 

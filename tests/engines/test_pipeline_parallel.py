@@ -93,7 +93,7 @@ def step_without_rows(ranks: Ranks, folder: str) -> tuple[float, float]:
     """Value of a loss of no rows, and the norm of its gradient."""
     engine = engine_of(ranks.join(pipeline_parallel=2), Setting(folder=folder, pp_size=2))
     value = engine.accumulate(rows(), lambda tokens: tokens.log_probs(temperature=1.0)[0].sum(), rows=[])
-    return value, engine.step().grad_norm
+    return float(value), engine.step().grad_norm
 
 
 def test_a_step_of_which_no_row_has_a_gradient(tiny_folder: Folder) -> None:

@@ -149,7 +149,7 @@ def gradients(parallel: Parallel, setting: Setting, rows: DataProto) -> dict[str
         def loss(tokens: Tokens) -> Tensor:
             return tokens.log_probs(temperature=1.0)[0].sum()
 
-        value = engine.accumulate(mine, loss)
+        value = float(engine.accumulate(mine, loss))
         if engine.model.pipeline is not None:
             engine.model.pipeline.add_shared_gradients()
         return {

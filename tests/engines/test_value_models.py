@@ -106,7 +106,7 @@ def test_a_critic_learns_a_value_and_saves_an_ordinary_classifier(
 
     losses = []
     for _ in range(40):
-        losses.append(engine.accumulate(rows, of_values(loss)))
+        losses.append(float(engine.accumulate(rows, of_values(loss))))
         engine.step()
     assert losses[0] == pytest.approx(float(returns.square().mean()))
     assert losses[-1] < 0.2 * losses[0]

@@ -182,8 +182,8 @@ def _accumulate(engine: Any, values: bool, rows: Any, place: Tensor) -> float:
         return ((values - weight(token_index)) ** 2).sum()
 
     if values:
-        return engine.accumulate(rows, of_values(value_loss))
-    return engine.accumulate(rows, of_log_probs(policy_loss, temperature=0.7))
+        return float(engine.accumulate(rows, of_values(value_loss)))
+    return float(engine.accumulate(rows, of_log_probs(policy_loss, temperature=0.7)))
 
 
 def rank_step(ranks: Ranks, setting: Setting, pairs: Sequence[Pair]) -> Result:

@@ -255,7 +255,7 @@ class MegatronTrainEngine(MegatronEngine):
         *,
         rows: Sequence[int] | None = None,
         router_loss: RouterLoss | None = None,
-    ) -> float:
+    ) -> Tensor:
         """As `strop.engines.training.TrainEngine.accumulate`; the loss is that of the last pipeline stage, and is asked
         of no tokens on others."""
         self.load_to_device()
@@ -271,7 +271,7 @@ class MegatronTrainEngine(MegatronEngine):
         if not self._parts.has_head:
             loss(self._of_no_tokens(micro))
         self._count(micro, trains=True)
-        return float(passes.from_last_stage([{"loss": total.cpu()}])[0]["loss"])
+        return passes.from_last_stage([{"loss": total.cpu()}])[0]["loss"].to(self._parts.device)
 
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""

@@ -205,8 +205,7 @@ class MegatronAdamW:
         total = 0.0
         for part in self._inner.chained_optimizers:
             grads = part.get_main_grads_for_grad_norm()
-            squares = torch.tensor([gradients.sum_of_squares(grads)], dtype=torch.float64)
-            squares = squares.to(self._mapped[0].parameter.device)
+            squares = gradients.sum_of_squares(grads).to(self._mapped[0].parameter.device)
             dist.all_reduce(squares, group=part.get_grad_stats_parallel_group())
             total += float(squares)
         return math.sqrt(total)

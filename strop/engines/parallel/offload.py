@@ -14,7 +14,11 @@ from strop.engines.optimizer import Optimizer
 
 
 class HostCopies:
-    """Tensors whose memory is on the host for a while; the tensor objects stay the same and must not be used."""
+    """Tensors whose memory is on the host for a while; the tensor objects stay the same and must not be used.
+
+    Copies both ways are behind the work of the device and in front of what comes later, so the host waits for none:
+    memory is pinned, and torch keeps it until the copy is done, and then for the next time.
+    """
 
     def __init__(self) -> None:
         self._held: list[tuple[UntypedStorage, Tensor]] = []
@@ -32,7 +36,7 @@ class HostCopies:
             if is_here and storage.nbytes() > 0:  # else empty, or another tensor's memory too
                 pinned = storage.device.type != "cpu"
                 host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
-                host.copy_(_bytes_of(storage))
+                host.copy_(_bytes_of(storage), non_blocking=True)
                 self._held.append((storage, host))
                 storage.resize_(0)
 
@@ -40,7 +44,7 @@ class HostCopies:
         """Put everything back where it was."""
         for storage, host in self._held:
             storage.resize_(host.numel())
-            _bytes_of(storage).copy_(host)
+            _bytes_of(storage).copy_(host, non_blocking=True)
         self._held.clear()
 
 

@@ -323,11 +323,9 @@ class DecodeBatch:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
         rows = self._rows[slots.start : slots.stop]
         sampled, at = next_tokens(logits, rows, self._model.vocabulary)
-        if sampled.device.type == "cpu":
-            tokens, log_probs = sampled.tolist(), at.tolist()
-        else:  # the device is waited for once; ids are exact in float64
-            both = torch.stack([sampled.double(), at.double()]).cpu()
-            tokens, log_probs = both[0].long().tolist(), both[1].tolist()
+        # The device is waited for once; ids are exact in float64.
+        both = torch.stack([sampled.double(), at.double()]).cpu()
+        tokens, log_probs = both[0].long().tolist(), both[1].tolist()
         if any(value != value for value in log_probs):  # NaN; everything that runs has the same weights
             dtype = str(self._model.compute_dtype).removeprefix("torch.")
             raise ValueError(

@@ -76,7 +76,7 @@ def _over_ranks(logits: Tensor, rows: Rows, vocabulary: VocabularyShard) -> tupl
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     for chosen, pick in ((is_greedy, _likeliest), (is_cut, _drawn_of_cut), (~is_greedy & ~is_cut, _drawn)):
         if chosen.any():
-            at = torch.from_numpy(chosen).to(logits.device)
+            at = sent(torch.from_numpy(np.flatnonzero(chosen)), logits.device)
             tokens[at] = pick(logits[at], normalizer[at], rows[chosen], vocabulary)
     log_probs = vocabulary.at(logits, vocabulary.places(tokens)[:, None])[:, 0] - normalizer
     return tokens, log_probs
@@ -124,7 +124,7 @@ def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     else:
         tokens = _invert(_truncated_probs(logits, normalizer, rows), rows)
         if np.any(temperature == 0):
-            greedy = torch.from_numpy(temperature == 0).to(logits.device)
+            greedy = sent(torch.from_numpy(temperature == 0), logits.device)
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
     log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
     return tokens, log_probs
@@ -171,10 +171,10 @@ def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
         return probs
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=probs.device)[None]
-    limit = torch.from_numpy(np.where(top_k == 0, vocab, top_k)).to(probs.device)[:, None]
+    limit = sent(torch.from_numpy(np.where(top_k == 0, vocab, top_k)), probs.device)[:, None]
     ordered = torch.where(rank < limit, ordered, 0.0)
     # top-p is a share of what top-k left; the most likely token always stays.
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    share = torch.from_numpy(top_p).to(probs.device)[:, None] * ordered.sum(-1, True, dtype=torch.float64)
+    share = sent(torch.from_numpy(top_p), probs.device)[:, None] * ordered.sum(-1, True, dtype=torch.float64)
     ordered = torch.where((before < share) | (rank == 0), ordered, 0.0)
     return torch.zeros_like(probs).scatter_(-1, order, ordered)

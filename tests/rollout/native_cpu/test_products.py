@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strop.data.tiny_model import make_tiny_model
-from strop.engines import cpu_products
+from strop.engines import causal_lm, cpu_products
 from strop.engines.attention import PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.cpu_products import LayerProducts, has_large, linear
 from strop.engines.model import load_model
@@ -120,3 +123,16 @@ def test_it_is_a_matter_of_the_processor(
         assert not has_large([nn.Parameter(torch.zeros(255, 256)), nn.Parameter(torch.zeros(1 << 17))])
     finally:
         cpu_products.is_onednn_faster.cache_clear()
+
+
+def test_on_a_device_no_parameter_is_looked_at(
+    tiny: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model on a GPU has hundreds, in every decode step."""
+    model, seen = tiny("qwen3", dtype="float32"), []
+    monkeypatch.setattr(causal_lm, "layer_products", lambda parameters: seen.append(1) or nullcontext())
+    with model.precision():
+        assert seen == [1]
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    with model.precision():
+        assert seen == [1]

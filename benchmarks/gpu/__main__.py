@@ -1,0 +1,185 @@
+"""All steps, one JSON line each: `python -m benchmarks.gpu [--device cpu] [--only env,rollout] [--out FOLDER]`.
+
+The line of a step is printed when the step ends, and has all measurements of it, also where it failed or was stopped.
+Steps are in order of value; those of one group run side by side, since they wait for Python and not for the device:
+their times are not for quoting. The exit code is 1 where a step failed.
+
+The folder gets results.jsonl (these lines), summary.txt, a log and the measurements of each step (NAME.log,
+NAME.jsonl), and profile.json.gz (ten decode steps, for chrome://tracing).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from strop.utils.device import num_devices
+
+ROOT = Path(__file__).resolve().parents[2]
+END_S = 5.0
+"""Kept for the summary."""
+CPU_FACTOR = 4.0
+"""Limits of a rehearsal, over those of a card: toys, but slow imports."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A process of measurements."""
+
+    name: str
+    limit_s: float
+    group: int
+    about: str
+
+
+STEPS = (
+    Step("env", 45, 0, "card, versions, ceilings, costs of small calls; makes the model"),
+    Step("tests", 130, 1, "tests marked gpu"),
+    Step("quickstart", 130, 1, "strop quickstart: does it learn"),
+    Step("agreement", 100, 1, "log-probs of rollout and trainer, tokens of generate"),
+    Step("rollout", 80, 2, "tokens/s of generation beside transformers"),
+    Step("update", 75, 3, "tokens/s of an update beside a padded loop"),
+    Step("grpo", 75, 4, "whole steps: phases, waits, idle share"),
+    Step("memory", 35, 5, "memory handed over; what is said when there is none"),
+    Step("kernels", 35, 6, "attention, sampling and head alone"),
+)
+
+
+@dataclass
+class Running:
+    """A step that was started."""
+
+    step: Step
+    process: subprocess.Popen[bytes]
+    begin: float
+    deadline: float
+
+
+def main() -> None:
+    """Run the steps, and write what they measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", default="", help="names of steps, with commas")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="its content is replaced")
+    parser.add_argument("--total-s", type=float, default=480.0, help="for all steps; no limit on a CPU")
+    arguments = parser.parse_args()
+    steps = _chosen(arguments.only)
+    if num_devices(arguments.device) == 0:
+        sys.exit("torch finds no GPU on this machine; `make gpu DEVICE=cpu` rehearses the steps with toys")
+    out: Path = arguments.out.resolve()
+    for file in (*out.glob("*.jsonl"), *out.glob("*.log"), *out.glob("summary.txt")):
+        file.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    on_card = arguments.device != "cpu"
+    end = time.time() + arguments.total_s - END_S if on_card else float("inf")
+    # A rehearsal runs them one after another: on a small machine.
+    groups = groupby(steps, key=lambda step: step.group if on_card else step.name)
+    rows = []
+    try:
+        for _, group in groups:
+            rows += _run(list(group), out, end, arguments.device)
+    finally:
+        (out / "summary.txt").write_text(_summary(rows))
+        shutil.rmtree(out / "work", ignore_errors=True)
+    sys.exit(any(row["status"] != "ok" for row in rows))
+
+
+def _chosen(only: str) -> list[Step]:
+    names = [name for name in only.split(",") if name]
+    unknown = set(names) - {step.name for step in STEPS}
+    if unknown:
+        sys.exit(f"no step {', '.join(sorted(unknown))}; there are {', '.join(step.name for step in STEPS)}")
+    return [step for step in STEPS if not names or step.name in names]
+
+
+def _run(group: Sequence[Step], out: Path, end: float, device: str) -> list[dict[str, Any]]:
+    """The lines of steps that run side by side."""
+    running: list[Running | dict[str, Any]] = []
+    for step in group:
+        begin = time.time()
+        deadline = min(begin + step.limit_s * (CPU_FACTOR if device == "cpu" else 1), end)
+        if deadline - begin < 12:
+            running.append(_row(step, out, "skipped", 0.0, "no time was left"))
+            continue
+        with (out / f"{step.name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu.steps", step.name, device, str(out), str(deadline - 4)],
+                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+            )  # fmt: skip
+        running.append(Running(step, process, begin, deadline))
+    try:
+        return [one if isinstance(one, dict) else _end(one, out) for one in running]
+    except BaseException:  # an interrupt ends what was started too
+        for one in running:
+            if isinstance(one, Running):
+                _kill(one.process)
+        raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a step and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}  # fmt: skip
+
+
+def _end(running: Running, out: Path) -> dict[str, Any]:
+    """Wait for a step until its deadline, end it with whatever it has started, and print its line."""
+    step, process = running.step, running.process
+    try:
+        code = process.wait(timeout=max(0.1, running.deadline - time.time()))
+        status, why = ("ok", "") if code == 0 else ("failed", f"exit code {code}; see {step.name}.log")
+    except subprocess.TimeoutExpired:
+        status, why = "stopped", f"at its limit of {running.deadline - running.begin:.0f} s"
+    _kill(process)
+    return _row(step, out, status, time.time() - running.begin, why)
+
+
+def _row(step: Step, out: Path, status: str, seconds: float, why: str) -> dict[str, Any]:
+    file = out / f"{step.name}.jsonl"
+    measured = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    row: dict[str, Any] = {"step": step.name, "status": status, "seconds": round(seconds, 1)}
+    row |= {"why": why} if why else {}
+    row["measured"] = measured
+    with (out / "results.jsonl").open("a") as results:
+        results.write(json.dumps(row) + "\n")
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> str:
+    """A line per measurement."""
+    about = {step.name: step.about for step in STEPS}
+    lines = []
+    for row in rows:
+        name = row["step"]
+        lines.append(f"## {name} ({about[name]}): {row['status']}, {row['seconds']} s {row.get('why', '')}")
+        for measured in row["measured"]:
+            facts = json.dumps({key: value for key, value in measured.items() if key != "what"})
+            lines.append(f"  {measured['what']}: {facts}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Steps tests and quickstart: what is right on this card, and whether a run learns on it."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.gpu.look import ROOT, Facts, Look
+from strop.observability.trackers.setup import read_metrics
+
+STROP = (sys.executable, "-m", "strop")
+SHOWN = (
+    "training/rollout_log_probs_diff_max", "training/rollout_log_probs_diff_mean", "actor/grad_norm",
+    "response_length/mean",
+)  # fmt: skip
+"""Metrics of which the first two values and the last one are noted."""
+
+
+def gpu_tests(look: Look) -> None:
+    """The tests marked gpu; in a rehearsal they are collected, and skip themselves."""
+    look.measure("pytest -m gpu", lambda facts: _tests(look, facts))
+
+
+def _tests(look: Look, facts: Facts) -> None:
+    files = [
+        str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if re.search(r"mark\.gpu\b", path.read_text(errors="replace"))
+    ]  # fmt: skip
+    look.work.mkdir(parents=True, exist_ok=True)
+    report = look.work / "tests.xml"
+    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    done = subprocess.run(
+        [*words, f"--junitxml={report}", *files], cwd=ROOT, timeout=max(10, look.left_s), check=False
+    )
+    facts |= {"files": files, "exit": done.returncode}
+    counts, failures = _counts(report)
+    facts |= {**counts, "failures": failures}
+    if done.returncode:
+        raise RuntimeError(f"{counts['failed']} of the tests marked gpu failed")
+
+
+def _counts(report: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Tests by outcome, and the messages of those that failed."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    failures = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        bad = next((part for part in case if part.tag in ("failure", "error")), None)
+        if bad is not None:
+            counts["failed"] += 1
+            failures[str(case.get("name"))] = (bad.get("message") or "")[:400]
+        else:
+            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
+    return counts, failures
+
+
+def quickstart(look: Look) -> None:
+    """`strop quickstart` on the device."""
+    look.measure("strop quickstart", lambda facts: _quickstart(look, facts))
+
+
+def _quickstart(look: Look, facts: Facts) -> None:
+    folder = look.work / "quickstart"
+    words = [*STROP, "quickstart", "--json", "--out", str(folder), f"resources.device={look.device}"]
+    if look.is_rehearsal:
+        words += ["trainer.max_steps=2", "sft.max_steps=3", "trainer.preflight=false"]
+    done = run_strop(look, words, facts)
+    facts |= json.loads(done.stdout.strip().splitlines()[-1])
+    note_metrics(folder / "train" / "metrics.jsonl", facts)
+
+
+def run_strop(look: Look, words: list[str], facts: Facts) -> subprocess.CompletedProcess[str]:
+    """A command that must succeed in the time that is left."""
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=max(10, look.left_s), check=False
+    )
+    print(done.stdout[-4000:], done.stderr[-4000:])
+    facts["exit"] = done.returncode
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words[2:5])} ended with {done.returncode}: {done.stderr[-400:]}")
+    return done
+
+
+def note_metrics(file: Path, facts: Facts) -> None:
+    """Medians of the stages' times over the steps behind the first, and what says that rollout and trainer agree."""
+    steps = [row for row in read_metrics(file) if "timing_s/step" in row]
+    late = steps[1:] or steps
+    names = sorted({name for row in late for name in row if re.fullmatch(r"timing_s/\w+", name)})
+    facts["steps"] = len(steps)
+    facts["median_s"] = {
+        name.removeprefix("timing_s/"): round(statistics.median(row[name] for row in late if name in row), 3)
+        for name in names
+    }
+    for name in SHOWN:
+        values = [row[name] for row in steps if name in row]
+        if values:
+            facts[name] = [round(value, 8) for value in values[:2] + values[-1:]]
+    facts["perf"] = {name: round(value, 4) for name, value in late[-1].items() if name.startswith("perf/")}

@@ -1,0 +1,135 @@
+"""Step kernels: attention of packed rows and of a decode step, sampling, and the log-prob head, each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.look import Facts, Look
+from benchmarks.gpu.timing import micros, seconds
+from benchmarks.gpu.workload import shape
+from strop.engines import head as head_module
+from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.sampling import SEQUENCE, next_tokens
+
+
+def kernels(look: Look) -> None:
+    """Measure each alone."""
+    look.measure("attention of packed rows, microseconds", lambda facts: _packed(look, facts))
+    look.measure("attention of a decode step, microseconds", lambda facts: _decode(look, facts))
+    look.measure("sampling, microseconds", lambda facts: _sampling(look, facts))
+    look.measure("log-prob head, milliseconds", lambda facts: _head(look, facts))
+
+
+def _packed(look: Look, facts: Facts) -> None:
+    """Forward and backward pass of 8 responses of 512 tokens behind one prompt of 512, with strop's plan, and as one
+    padded call of each backend."""
+    sizes, count, length = shape(look), look.size(8, 2), look.size(512, 16)
+    heads, kv_heads, dim = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
+    segments = [Segment(start=0, length=length)] + [
+        Segment(start=length * (n + 1), length=length, prefix_start=0, prefix_length=length)
+        for n in range(count)
+    ]
+    num_tokens = length * (count + 1)
+
+    def states(*form: int) -> Tensor:
+        return torch.randn(*form, dim, device=look.device, dtype=torch.bfloat16, requires_grad=True)
+
+    query, key, value = (states(num_tokens, n) for n in (heads, kv_heads, kv_heads))
+    plan, form = PackedAttention(segments, device=torch.device(look.device)), AttentionForm(scaling=dim**-0.5)
+    weight = torch.randn(num_tokens, heads, dim, device=look.device, dtype=torch.bfloat16)
+
+    def both(call: Callable[[], Tensor], gradient: Tensor) -> Callable[[], None]:
+        return lambda: torch.autograd.backward([call()], [gradient])
+
+    facts["strop"] = micros(look, both(lambda: plan.attend(0, query, key, value, form), weight), count=10)
+    queries, keys, values = (
+        states(count, n, m) for n, m in ((heads, length), (heads, 2 * length), (heads, 2 * length))
+    )
+    mask = torch.ones(length, 2 * length, dtype=torch.bool, device=look.device).tril(length)
+    mask = mask.expand(count, 1, length, 2 * length)
+    padded = torch.randn_like(queries)
+    for backend in _backends():
+        with sdpa_kernel([backend]):
+            work = both(lambda: F.scaled_dot_product_attention(queries, keys, values, mask), padded)
+            facts[f"one call with a mask, {backend.name}"] = look.attempt(
+                lambda work=work: micros(look, work, count=10)
+            )
+
+
+def _backends() -> Iterator[SDPBackend]:
+    yield from (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
+
+
+def _decode(look: Look, facts: Facts) -> None:
+    """One token of each sequence over its keys: 640 used ones in a table of 1,024."""
+    sizes = shape(look)
+    heads, kv_heads, dim = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
+    table, used, form = look.size(1024, 64), look.size(640, 40), AttentionForm(scaling=dim**-0.5)
+    for b in (look.size(64, 4), look.size(256, 8)):
+        cache = SlotCache(b)
+        cache.form_like(torch.zeros(2, 1, kv_heads, 1, dim, device=look.device, dtype=torch.bfloat16))
+        if not cache.reserve(table, num_slots=b):
+            raise MemoryError(f"no memory for a table of {b} x {table} tokens of one layer")
+        attention = DecodeAttention(cache, torch.full((b,), used - 1, device=look.device), num_tokens=table)
+        query, key, value = (
+            torch.randn(b, n, dim, device=look.device, dtype=torch.bfloat16)
+            for n in (heads, kv_heads, kv_heads)
+        )
+        with torch.inference_mode():
+            facts[f"{b} sequences, strop"] = micros(
+                look, lambda a=attention, q=query, k=key, v=value: a.attend(0, q, k, v, form)
+            )
+            keys, values = cache.layer(0, b, table)
+            mask = (torch.arange(table, device=look.device) < used)[None, None, None].expand(b, 1, 1, table)
+            facts[f"{b} sequences, sdpa with a mask"] = micros(
+                look,
+                lambda q=query, k=keys, v=values, m=mask: F.scaled_dot_product_attention(
+                    q[:, :, None], k, v, attn_mask=m, enable_gqa=True
+                ),
+            )
+        read = 2 * b * used * kv_heads * dim * 2
+        facts[f"{b} sequences, bound"] = round(1e6 * read / (1e12 * look.ceilings()["copy_tb_per_s"]), 1)
+
+
+def _sampling(look: Look, facts: Facts) -> None:
+    for b in (look.size(64, 4), look.size(256, 8)):
+        logits = torch.randn(b, shape(look)["vocab_size"], device=look.device)
+        rows = np.zeros(b, dtype=SEQUENCE)
+        rows["temperature"], rows["top_p"], rows["key"] = 1.0, 1.0, np.arange(b)
+        for name, top_p, top_k in (("whole", 1.0, 0), ("top_p 0.9", 0.9, 0), ("top_k 50", 1.0, 50)):
+            rows["top_p"], rows["top_k"] = top_p, top_k
+            facts[f"{b} rows, {name}"] = micros(
+                look, lambda x=logits, r=rows: next_tokens(x, r)[0].tolist(), count=10
+            )
+
+
+def _head(look: Look, facts: Facts) -> None:
+    """Log-probs of 4,096 tokens, forward and backward, by precision and size of chunks."""
+    count, sizes = look.size(4096, 64), shape(look)
+    vocab, hidden_size = sizes["vocab_size"], sizes["hidden_size"]
+    weight = torch.randn(vocab, hidden_size, device=look.device).mul_(0.02).requires_grad_()
+    targets = torch.randint(0, vocab, (count,), device=look.device)
+    hidden = torch.randn(count, hidden_size, device=look.device, requires_grad=True)
+    usual = head_module.DEVICE_CHUNK_ELEMENTS
+    try:
+        for dtype in (torch.bfloat16, None):
+            for elements in (usual >> 3, usual, usual << 1):
+                head_module.DEVICE_CHUNK_ELEMENTS = elements
+                head = head_module.Head(weight, product_dtype=dtype)
+
+                def both(head: head_module.Head = head) -> None:
+                    head.log_probs(hidden, targets, temperature=1.0)[0].sum().backward()
+
+                name = f"{'float32' if dtype is None else 'bfloat16'}, chunks of {elements >> 20} Mi logits"
+                facts[name] = round(1e3 * seconds(look, both, repeats=2), 2)
+    finally:
+        head_module.DEVICE_CHUNK_ELEMENTS = usual
+    operations = 8 * count * hidden_size * vocab  # forward, again, and two products of the backward pass
+    facts["bound"] = round(1e3 * operations / (1e12 * look.ceilings()["bf16_tflops"]), 2)

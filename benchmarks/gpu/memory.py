@@ -1,0 +1,93 @@
+"""Step memory: memory that roles hand over, and the sentence a person reads when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+
+import torch
+
+from benchmarks.gpu.look import Facts, Look
+from benchmarks.gpu.timing import GIB, seconds
+from benchmarks.gpu.workload import (
+    asks,
+    generate,
+    loaded,
+    make_actor,
+    num_parameters,
+    training_words,
+    update_batch,
+)
+from strop.cli.main import main
+from strop.rollout.native.engine import NativeEngine
+
+
+def memory(look: Look) -> None:
+    """Offload and restore, the engine's sleep, and the end of memory."""
+    look.measure("offload of the policy and back", lambda facts: _offload(look, facts))
+    look.measure("sleep of the engine", lambda facts: _sleep(look, facts))
+    if look.is_rehearsal:
+        look.skip("out of memory", "only on a card")
+        return
+    for what, gib in (("update", 12), ("loading", 2)):
+        look.measure(
+            f"out of memory in {what}",
+            lambda facts, n=what, g=gib: _out_of_memory(look, n, g, facts),
+            needs_s=12,
+        )
+
+
+def _held(look: Look) -> dict[str, float]:
+    """GiB of the device that this process holds."""
+    if look.device != "cuda":
+        return {}
+    look.sync()
+    return {
+        "allocated": round(torch.cuda.memory_allocated() / GIB, 3),
+        "reserved": round(torch.cuda.memory_reserved() / GIB, 3),
+    }
+
+
+def _offload(look: Look, facts: Facts) -> None:
+    actor = make_actor(look)
+    batch, totals = update_batch(look, 2, 2, look.size(64, 8), look.size(64, 8))
+    facts["weights_gib"] = round(4 * num_parameters(look) / GIB, 3)
+    actor.update_policy(batch, totals)
+    facts["after_update"] = _held(look)
+    for turn in ("first", "second"):
+        facts[f"offload_s_{turn}"] = round(seconds(look, actor.offload, warm=0), 3)
+        facts[f"offloaded_{turn}"] = _held(look)
+        facts[f"restore_s_{turn}"] = round(seconds(look, actor.engine.load_to_device, warm=0), 3)
+        facts[f"restore_optimizer_s_{turn}"] = round(seconds(look, lambda: actor.engine.optimizer, warm=0), 3)
+    facts["back"] = _held(look)
+    actor.update_policy(batch, totals)
+
+
+def _sleep(look: Look, facts: Facts) -> None:
+    engine = NativeEngine(loaded(look, "bfloat16"), max_running=look.size(64, 4))
+    facts["before"] = _held(look)
+    generate(engine, asks(8, look.size(8, 1), prompt=look.size(128, 8), tokens=look.size(100, 12)))
+    facts |= {"awake": _held(look), "cache_gib": round(engine._batch.cache_bytes / GIB, 3)}
+    asyncio.run(engine.sleep())
+    facts["asleep"] = _held(look)
+    look.clean()
+    facts["asleep_and_emptied"] = _held(look)
+
+
+def _out_of_memory(look: Look, what: str, gib: int, facts: Facts) -> None:
+    """A run that may use so many GiB."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    words = training_words(look, look.work / "memory", steps=1, name=what, max_tokens=256)
+    said = io.StringIO()
+    torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
+    try:
+        with contextlib.redirect_stderr(said):
+            facts["exit"] = main(words)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        print(said.getvalue()[-6000:])
+    lines = said.getvalue().strip().splitlines()
+    facts |= {"lines": len(lines), "last": lines[-3:]}
+    if any("Traceback" in line for line in lines):
+        raise RuntimeError("a person reads a traceback where memory ends")

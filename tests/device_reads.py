@@ -1,0 +1,158 @@
+"""Reads of a device by the host, counted on a CPU: tensors that would lie on a device are followed.
+
+A tensor is on the device if it is a weight, was sent there (`strop.utils.device.sent`), or comes from such a tensor. A
+read is whatever makes the host wait for it: its numbers in Python or numpy, its copy in host memory, and operations
+whose shape depends on numbers. A copy that is begun and not waited for (`non_blocking`) is none, and waiting for it
+(`HostCopy.wait`) is one where nothing was read since it was begun.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from strop.utils import device as device_module
+from strop.utils.host_copy import HostCopy
+
+aten = torch.ops.aten
+SHAPED_BY_NUMBERS = {
+    aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.equal,
+    aten.bincount,
+}  # fmt: skip
+INDEXED = {aten.index, aten.index_put, aten.index_put_}
+TO_HOST = {Tensor.cpu, Tensor.tolist, Tensor.numpy, Tensor.to}
+
+
+class DeviceReads(TorchDispatchMode):
+    """Counts reads by line of strop."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._storages: dict[int, Any] = {}  # kept, so that no address comes twice
+        self.lines: Counter[str] = Counter()
+        for weight in weights:
+            self.place(weight)
+
+    @property
+    def count(self) -> int:
+        return self.lines.total()
+
+    def place(self, tensor: Tensor) -> None:
+        """The tensor lies on the device."""
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = storage
+
+    def has(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._storages
+
+    def note(self) -> None:
+        """A read, at the innermost line of strop."""
+        frames = [
+            f for f in traceback.extract_stack() if "/strop/" in f.filename and "/tests/" not in f.filename
+        ]
+        frame = frames[-1] if frames else traceback.extract_stack()[0]
+        self.lines[f"{frame.filename.rpartition('/strop/')[2]}:{frame.lineno} {frame.line}"] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_placed = any(map(self.has, given))
+        if is_placed and (
+            name is aten._local_scalar_dense
+            or name in SHAPED_BY_NUMBERS
+            or (
+                name is aten.copy_
+                and not self.has(args[0])
+                and self.has(args[1])
+                and not _is_async(args, kwargs)
+            )
+            or (name is aten.repeat_interleave and kwargs.get("output_size") is None)
+            or (
+                name in INDEXED
+                and any(leaf.dtype == torch.bool for leaf in tree_leaves(args[1]) if leaf is not None)
+            )
+        ):
+            self.note()
+        results = func(*args, **kwargs)
+        if is_placed and name is not aten._local_scalar_dense:
+            for leaf in tree_leaves(results):
+                if isinstance(leaf, Tensor):
+                    self.place(leaf)
+        return results
+
+
+def _is_async(args: Any, kwargs: Any) -> bool:
+    """Of a copy into a tensor."""
+    return bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+
+
+class _Transfers(TorchFunctionMode):
+    """Copies between the host and the device, which on a CPU are the tensors themselves."""
+
+    def __init__(self, reads: DeviceReads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in TO_HOST or not self._reads.has(args[0]):
+            return func(*args, **kwargs)
+        if func is Tensor.to:
+            if "cpu" not in (args[1:] + tuple(kwargs.values())):
+                return func(*args, **kwargs)
+            if not kwargs.get("non_blocking"):
+                self._reads.note()
+            return _copied(args[0])
+        self._reads.note()
+        return _copied(args[0]) if func is Tensor.cpu else func(*args, **kwargs)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """As it would lie in host memory."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach().clone()
+
+
+@contextmanager
+def device_reads(weights: Iterable[Tensor]) -> Iterator[DeviceReads]:
+    """Count the reads of what is computed with these weights."""
+    reads = DeviceReads(weights)
+
+    def sent(tensor: Tensor, device: torch.device) -> Tensor:
+        copy = _copied(tensor)
+        reads.place(copy)
+        return copy
+
+    begun: dict[int, tuple[HostCopy, int]] = {}
+    begin, wait = HostCopy.__init__, HostCopy.wait
+
+    def noted_begin(copies: HostCopy, tensors: Any) -> None:
+        begun[id(copies)] = copies, reads.count if any(map(reads.has, tensors.values())) else -1
+        begin(copies, tensors)
+
+    def noted_wait(copies: HostCopy) -> dict[str, Tensor]:
+        if begun[id(copies)][1] == reads.count:
+            reads.note()
+        return wait(copies)
+
+    plain = device_module.sent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostCopy, "__init__", noted_begin)
+        patch.setattr(HostCopy, "wait", noted_wait)
+        for module in list(sys.modules.values()):
+            if vars(module).get("sent") is plain:
+                patch.setattr(module, "sent", sent)
+        with _Transfers(reads), reads:
+            yield reads

@@ -1,0 +1,249 @@
+"""The host reads the device once per optimizer step and once per decoded token, packing included.
+
+On a CPU nothing waits, so tensors that would lie on a device are followed (device_reads.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from actor_batches import make_actor, random_batch, totals_of
+from critic_batches import make_critic, value_batch
+from device_reads import DeviceReads, device_reads
+from prm_batches import make_prm, outcome_batch, prm_ref
+from torch import Tensor
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.engines import attention, varlen
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model import load_model
+from strop.engines.parallel.offload import HostCopies
+from strop.protocol import DataProto, columns
+from strop.rollout.native import sampling
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cpu import kernel
+from strop.rollout.native.cuda_graph import StaticStep
+from strop.rollout.native.request import Request
+from strop.rollout.types import Sampling
+from strop.utils.host_copy import HostCopy
+from strop.workers.models import TrainedWorker, TrainingInit
+from strop.workers.sft import SupervisedWorker
+
+MANY, FEW = 15, 1000
+"""Tokens of a micro-batch: for several of them, and for one."""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        float, bool, Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.nonzero, Tensor.unique,
+        lambda x: x.to("cpu"), lambda x: x[x > 0], lambda x: torch.equal(x, x), lambda x: x.masked_select(x > 0),
+        lambda x: torch.zeros(1).repeat_interleave(x.long()), lambda x: x.clone().index_put_((x > 0,), x),
+    ],
+)  # fmt: skip
+def test_each_kind_of_read_is_noticed(read: Callable[[Tensor], object]) -> None:
+    weight = torch.ones(1)
+    with device_reads([weight]) as reads:
+        hidden = 2 * weight.view(1, 1) + torch.ones(1)
+        read(hidden[0])
+        assert reads.count == 1
+        read(torch.ones(1))  # in host memory
+    assert reads.count == 1
+
+
+def test_what_is_not_waited_for_is_no_read_and_a_copy_lies_in_host_memory() -> None:
+    weight = torch.ones(3)
+    with device_reads([weight]) as reads:
+        copy = (2 * weight).to("cpu", non_blocking=True)
+        assert copy.tolist() == [2.0, 2.0, 2.0]
+        weight[torch.tensor([0, 2])].sum().to(torch.float64)
+        early = HostCopy({"twice": 2 * weight})
+        assert reads.count == 0
+        weight.sum().item()
+        assert early.wait()["twice"].tolist() == [2.0, 2.0, 2.0]
+        assert reads.count == 1
+        assert HostCopy({"twice": 2 * weight}).wait()["twice"].tolist() == [2.0, 2.0, 2.0]
+    assert reads.count == 2
+
+
+def reads_of(worker: TrainedWorker, update: Callable[[], object]) -> DeviceReads:
+    """Reads of the second update, when the optimizer has its state."""
+    update()
+    with device_reads(p for _, p in worker.engine.model.named_parameters()) as reads:
+        update()
+    return reads
+
+
+@pytest.mark.parametrize("max_tokens", [FEW, MANY])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"use_kl_loss": True, "entropy_coeff": 0.02}],
+    ids=["some rows are only measured", "kl-entropy"],
+)
+def test_a_policy_update_reads_once(tiny_model: Path, settings: dict[str, Any], max_tokens: int) -> None:
+    batch = random_batch()
+    actor = make_actor(tiny_model, AlgorithmConfig(**settings), max_tokens=max_tokens)
+    reads = reads_of(actor, lambda: actor.update_policy(batch, totals_of(batch)))
+    assert reads.count == 1, reads.lines
+
+
+def test_an_update_of_values_reads_once(tiny_model: Path) -> None:
+    batch = value_batch()
+    critic = make_critic(tiny_model, AlgorithmConfig(), max_tokens=MANY)
+    reads = reads_of(critic, lambda: critic.update_critic(batch, totals_of(batch)))
+    assert reads.count == 1, reads.lines
+
+
+def test_a_step_of_fine_tuning_reads_once(tiny_model: Path) -> None:
+    batch = random_batch()
+    batch = batch.union(DataProto.from_dict({"loss_mask": batch.tensors()["response_mask"]}))
+    worker = SupervisedWorker(
+        ModelConfig(path=str(tiny_model), dtype="float64"),
+        EngineConfig(max_tokens_per_device=MANY),
+        OptimizerConfig(lr=1e-3),
+        TrainingInit(device="cpu", num_updates=10),
+    )
+    reads = reads_of(worker, lambda: worker.update(batch, totals_of(batch)))
+    assert reads.count == 1, reads.lines
+
+
+def test_an_update_of_a_process_reward_model_reads_once(tiny_model: Path) -> None:
+    batch = outcome_batch()
+    batch = batch.union(prm_ref(batch, tiny_model)) if "prm_ref_log_prob" not in batch.tensors() else batch
+    prm = make_prm(tiny_model, max_tokens=MANY)
+    reads = reads_of(prm, lambda: prm._update(batch, totals_of(batch)))
+    assert reads.count == 1, reads.lines
+
+
+def test_log_probs_of_all_micro_batches_are_waited_for_once(tiny_model: Path) -> None:
+    batch, actor = random_batch(), make_actor(tiny_model, AlgorithmConfig(), max_tokens=MANY)
+    with device_reads(p for _, p in actor.engine.model.named_parameters()) as reads:
+        found = actor.compute_log_prob(batch)
+    assert reads.count == 1, reads.lines
+    assert bool(columns.flat(found.tensors()["old_log_probs"]).isfinite().all())
+
+
+def test_weights_leave_for_host_memory_and_come_back_without_a_read() -> None:
+    weights = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (3, 70_000)]
+    before = [weight.clone() for weight in weights]
+    copies = HostCopies()
+    with device_reads(weights) as reads:
+        copies.put(weights)
+        assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
+        copies.restore()
+    assert reads.count == 0, reads.lines
+    assert all(torch.equal(*pair) for pair in zip(weights, before, strict=True))
+
+
+def one_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    max_queries: int,
+    max_keys: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """varlen_attn from a mask that is computed on the device."""
+    at_query, at_key = torch.arange(len(query)), torch.arange(len(key))
+    of_query = torch.searchsorted(query_ends, at_query, right=True)  # segment, counted from 1
+    of_key = torch.searchsorted(key_ends, at_key, right=True)
+    before_end = (query_ends[of_query] - at_query)[:, None] <= (key_ends[of_key] - at_key)[None]
+    hidden = (of_query[:, None] != of_key[None]) | ~before_end
+    shared = query.shape[1] // key.shape[1]
+    keys, values = (part.repeat_interleave(shared, dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query * scale, keys).masked_fill(hidden, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values)
+
+
+def test_packing_for_flash_attention_reads_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: half precision, and one call for all segments."""
+    calls = []
+    monkeypatch.setattr(varlen, "runs_on", lambda device: True)
+    monkeypatch.setattr(attention, "runs_on", lambda device: True)
+    monkeypatch.setattr(varlen, "flash_attention", lambda: calls.append(1) or one_call)
+    batch = random_batch(torch.float32)
+    actor = make_actor(tiny_model, AlgorithmConfig(), max_tokens=MANY, dtype="bfloat16")
+    reads = reads_of(actor, lambda: actor.update_policy(batch, totals_of(batch)))
+    assert reads.count == 1, reads.lines
+    assert calls, "the kernel's stand-in was asked"
+
+
+WAYS = {
+    "sampled": {},
+    "greedy beside sampled": {"temperature": 0.0},
+    "cut by top-p": {"top_p": 0.5},
+    "cut by top-k": {"top_k": 5},
+    "warmer": {"temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["own pass", "fixed shapes"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_decoded_token_of_all_sequences_is_read_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_static: bool
+) -> None:
+    """As on a GPU, without what is written in C."""
+    for name in ("attend", "sample"):
+        monkeypatch.setattr(kernel, name, lambda *_: None)
+    model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
+    batch = DecodeBatch(model, max_running=5)
+    batch._steps = StaticStep(model, None) if is_static else None
+    ways = [WAYS[way], {}, WAYS[way]]
+    batch.waiting.extend(
+        Request(f"r{n}", tuple(range(10, 15 + n)), Sampling(key=n, max_tokens=40, **how))
+        for n, how in enumerate(ways)
+    )
+    with torch.no_grad():
+        _step(batch)
+        placed = [*(p for _, p in model.named_parameters()), batch._cache.table]
+        if batch._steps is not None:
+            (shape,) = batch._steps._shapes.values()
+            placed += [shape._ids, shape._lengths, shape._positions]
+        with device_reads(placed) as reads:
+            for _ in range(6):
+                _step(batch)
+    assert reads.count == 6, reads.lines
+    assert {len(request.token_ids) for request in batch.running} == {8}
+
+
+def _step(batch: DecodeBatch) -> None:
+    """A step that a dispatch mode sees, which inference mode hides from it."""
+    DecodeBatch.step.__wrapped__(batch, 0)  # type: ignore[attr-defined]
+
+
+def test_a_vocabulary_over_ranks_picks_rows_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    picked = []
+    rows = np.zeros(3, dtype=sampling.SEQUENCE)
+    rows["temperature"], rows["top_p"], rows["top_k"] = (0.0, 1.0, 1.0), 1.0, (0, 3, 0)
+
+    def pick(logits: Tensor, normalizer: Tensor, some: sampling.Rows, vocabulary: object) -> Tensor:
+        picked.append(len(some))
+        return logits.argmax(-1)
+
+    class Vocabulary:
+        def logsumexp(self, logits: Tensor) -> Tensor:
+            return torch.logsumexp(logits, -1)
+
+        def places(self, tokens: Tensor) -> Tensor:
+            return tokens
+
+        def at(self, logits: Tensor, places: Tensor) -> Tensor:
+            return logits.gather(-1, places)
+
+    for name in ("_likeliest", "_drawn_of_cut", "_drawn"):
+        monkeypatch.setattr(sampling, name, pick)
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    with device_reads([logits]) as reads:
+        tokens, _ = sampling._over_ranks(logits, rows, Vocabulary())  # type: ignore[arg-type]
+    assert reads.count == 0, reads.lines
+    assert picked == [1, 1, 1]
+    assert torch.equal(tokens, logits.argmax(-1))
