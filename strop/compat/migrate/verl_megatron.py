@@ -33,8 +33,8 @@ def sizes_in_shared_groups(facts: Facts, section: str) -> Iterator[tuple[str, An
         facts: of the script.
         section: of the role, such as critic.
 
-    Source: verl/trainer/config/engine/megatron.yaml and verl/workers/megatron_workers.py, where a role makes groups
-    unless there are some.
+    Source: verl/trainer/config/engine/megatron.yaml, and verl's workers for megatron-core, which make groups unless
+    there are some.
     """
     strategies = (facts.get(f"{_ACTOR}.strategy"), facts.get(f"{section}.strategy"))
     if all_on_megatron(facts) or strategies == ("megatron", "megatron"):
