@@ -17,6 +17,7 @@ from strop.compat.migrate import (
     verl_early,
     verl_megatron,
     verl_prime,
+    verl_profiler,
 )
 from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, number, refuse, skip
 from strop.compat.migrate.rules import (
@@ -34,7 +35,7 @@ from strop.engines.config import EngineConfig
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 _PARTS = (
     *(engines, verl_agent, verl_algorithm, verl_async, verl_batches),
-    *(variables, verl_correction, verl_early, verl_megatron, verl_prime),
+    *(variables, verl_correction, verl_early, verl_megatron, verl_prime, verl_profiler),
 )
 
 _KNOWN_CONFIGS = (
