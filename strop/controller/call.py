@@ -83,7 +83,7 @@ class WorkerCall:
                 return arg
             return arg.get() if self.materialize else arg.select()
 
-        with timeline.on_track(worker.track):
+        with timeline.on_track(worker.timeline_track):
             return self._run(worker, own)
 
     def _run(self, worker: Worker, own: Callable[[object], Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from strop.controller import WorkerGroup, WorkerLost
 from strop.controller.call import Pending, WorkerCall
-from strop.run.profile.parts import Clock, clock_of, join_parts, step_folder, write_part
+from strop.run.profile.parts import Clock, clock_of, join_parts, missing_parts, step_folder, write_part
 from strop.trainer.callbacks import Reporter
 from strop.trainer.sections import TrainerConfig
 from strop.utils import process_profiler, timeline
@@ -59,7 +59,7 @@ class StepProfiler:
         folder.mkdir(parents=True)
         clocks = _clocks(groups)
         timeline.start()
-        _ask_all(groups, "start_profile", memory=self._memory)
+        labels = {label for label in _ask_all(groups, "start_profile", memory=self._memory) if label}
         try:
             with timeline.span(f"step {step}", "step"):
                 yield
@@ -70,6 +70,11 @@ class StepProfiler:
         (whole,) = [span for span in spans if span.category == "step"]
         _ask_all(groups, "stop_profile", folder)
         write_part(folder, CONTROLLER.role, spans)
+        if missing := missing_parts(folder, labels):
+            self._say(
+                f"WARNING: the timeline of step {step} lacks {', '.join(missing)}: their processes write to a {folder} "
+                f"of their own machine, or are lost. Put the run folder where all machines see it"
+            )
         join_parts(folder, step=step, start_s=whole.start_s, end_s=whole.end_s, clocks=clocks)
         self._say(f"step {step}: profile in {folder}")
 

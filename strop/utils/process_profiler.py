@@ -39,8 +39,8 @@ class _Running:
 _running: _Running | None = None
 
 
-def start(label: str, *, memory: bool) -> None:
-    """Start the profilers, unless another worker of this process has.
+def start(label: str, *, memory: bool) -> bool:
+    """Start the profilers, unless another worker of this process has; True where they began its timeline.
 
     Args:
         label: names the files: role and rank.
@@ -48,7 +48,7 @@ def start(label: str, *, memory: bool) -> None:
     """
     global _running
     if _running is not None:
-        return
+        return False
     import torch  # heavy: asked for only in steps that are profiled
 
     owns_timeline = timeline.start()
@@ -61,6 +61,7 @@ def start(label: str, *, memory: bool) -> None:
     marks = (torch.profiler.record_function,) if shown is None else (torch.profiler.record_function, shown)
     timeline.mark_in(marks)
     _running = _Running(label=label, trace=trace, records_memory=memory, owns_timeline=owns_timeline)
+    return owns_timeline
 
 
 def stop(folder: Path, write_part: WritePart) -> None:

@@ -161,7 +161,7 @@ class RolloutWorker(Worker):
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=settings.seed, recording=recorded,
             reward_keys=settings.reward_keys, scores_text_alone=settings.keeps_text,
-            observers=(TimelineObserver(self.track),),
+            observers=(TimelineObserver(self.timeline_track),),
         )  # fmt: skip
 
     def _make_engines(self, model: ModelConfig) -> Reader | None:

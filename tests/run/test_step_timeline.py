@@ -9,7 +9,7 @@ import pytest
 
 from strop.run import RunError
 from strop.run.profile.chrome_trace import StepTimeline, lanes, read_trace, trace_of
-from strop.run.profile.parts import Clock, clock_of, join_parts, write_part
+from strop.run.profile.parts import Clock, clock_of, join_parts, missing_parts, write_part
 from strop.run.profile.waits import waits_between
 from strop.utils.timeline import CONTROLLER, Category, TimelineSpan, Track
 
@@ -40,6 +40,12 @@ def test_gaps_are_waits_for_whoever_works() -> None:
         (PEER, "waits for rank 0", 7, 10.0),
         (ROLLOUT, "waits for actor", 6, 10.0),
     ]
+
+
+def test_of_two_that_work_as_long_it_waits_for_its_own_role() -> None:
+    spans = [span("run", 0, 5, ROLLOUT), span("update", 0, 5, PEER), span("update", 5, 9)]
+    (wait,) = [wait for wait in waits_between(spans, start_s=0.0, end_s=9.0) if wait.track == ACTOR]
+    assert (wait.name, wait.start_s, wait.end_s) == ("waits for rank 1", 0.0, 5)
 
 
 def test_an_engine_that_answers_between_calls_does_not_wait() -> None:
@@ -99,6 +105,11 @@ def test_parts_are_joined_on_the_controllers_clock(tmp_path: Path) -> None:
         ("waits for controller", ACTOR, 7, 10),
     }
     assert len(joined.spans) == len(timeline.spans)
+
+
+def test_parts_of_other_folders_are_missed(tmp_path: Path) -> None:
+    write_part(tmp_path, "actor-0", [])
+    assert missing_parts(tmp_path, {"actor-1", "actor-0", "rollout-0"}) == ["actor-1", "rollout-0"]
 
 
 def test_what_is_written_is_what_perfetto_reads() -> None:

@@ -153,7 +153,10 @@ class WorkerProcess:
 
         def run() -> Any:
             worker = self._workers[role]
-            with timeline.on_track(worker.track), timeline.span("waits for shared arguments", "wait"):
+            with (
+                timeline.on_track(worker.timeline_track),
+                timeline.span("waits for shared arguments", "wait"),
+            ):
                 kwargs = {name: local(arg) for name, arg in order.kwargs.items()}
                 args = [local(arg) for arg in order.args]
             return replace(order, args=args, kwargs=kwargs).run(worker)

@@ -146,32 +146,38 @@ def _more_workers(phases: Phases, count: int) -> Avoidable:
 
 
 def _of_intervals(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoidable]:
-    """Work that is done once in so many steps or samples: half of it with twice as many."""
-    rarer = "with twice the steps between them, there are half as many"
-    for name, phase, key, reason in (
-        (
-            "weight sync",
-            "update_weights",
-            "data.prompts_per_step",
-            "with twice the prompts, there are half as many",
-        ),
-        ("validation", TESTING, "eval.every", rarer),
-        (
-            "checkpoints",
-            CHECKPOINT,
-            "run.save_every",
-            f"{rarer}; run.async_save=true writes them in the background",
-        ),
+    """Work that is done once per step, or once in so many steps: with twice as many samples or steps between."""
+    prompts = settings.get("data.prompts_per_step")
+    if isinstance(prompts, int):
+        yield Avoidable(
+            name="weight sync",
+            seconds=phases.of("update_weights") / 2,
+            key="data.prompts_per_step",
+            setting=f"data.prompts_per_step={2 * prompts}",
+            reason=f"it took {phases.of('update_weights'):.1f} s; with twice the prompts, a sample needs half of it",
+        )
+    last_step = max(phases.steps, default=0)
+    for name, phase, key, note in (
+        ("validation", TESTING, "eval.every", ""),
+        ("checkpoints", CHECKPOINT, "run.save_every", "; run.async_save=true writes them in the background"),
     ):
-        value = settings.get(key)
-        if isinstance(value, int) and value > 0:
-            yield Avoidable(
-                name=name,
-                seconds=phases.of(phase) / 2,
-                key=key,
-                setting=f"{key}={2 * value}",
-                reason=f"they took {phases.of(phase):.1f} s; {reason}",
-            )
+        every = settings.get(key)
+        if not isinstance(every, int) or every < 1 or not last_step:
+            continue
+        count, rarer = _num_times(last_step, every), _num_times(last_step, 2 * every)
+        yield Avoidable(
+            name=name,
+            seconds=phases.of(phase) * (1 - rarer / count),
+            key=key,
+            setting=f"{key}={2 * every}",
+            reason=f"they took {phases.of(phase):.1f} s; with twice the steps between them, {rarer} are left of "
+            f"{count}{note}",
+        )
+
+
+def _num_times(last_step: int, every: int) -> int:
+    """How often something is done every so many steps and after the last one."""
+    return -(-last_step // every)
 
 
 def _of_profiled(

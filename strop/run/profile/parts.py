@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -61,6 +61,11 @@ def write_part(folder: Path, label: str, spans: Sequence[TimelineSpan]) -> None:
     replace_text(folder / _PART.format(label), json.dumps([asdict(span) for span in spans]))
 
 
+def missing_parts(folder: Path, labels: Collection[str]) -> list[str]:
+    """Labels of these processes whose spans are not in the folder."""
+    return sorted(label for label in labels if not (folder / _PART.format(label)).is_file())
+
+
 def join_parts(
     folder: Path, *, step: int, start_s: float, end_s: float, clocks: Mapping[str, Clock]
 ) -> StepTimeline:
@@ -80,9 +85,7 @@ def join_parts(
         for record in json.loads(part.read_text(encoding="utf-8")):
             span = TimelineSpan(**{**record, "track": Track(*record["track"])})
             span = replace(span, start_s=span.start_s - begin_s, end_s=span.end_s - begin_s)
-            if (
-                span.end_s > 0 and span.start_s < end_s - start_s
-            ):  # not the start and the end of the profilers
+            if span.end_s > 0 and span.start_s < end_s - start_s:  # not the profilers' own work
                 spans.append(span)
     spans += waits_between(spans, start_s=0.0, end_s=end_s - start_s)
     timeline = StepTimeline(

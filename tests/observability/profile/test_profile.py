@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +151,21 @@ def test_an_estimator_that_needs_the_same_policy_does_not_run_ahead() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("phase", "key", "name"),
-    [
-        ("update_weights", "data.prompts_per_step", "weight sync"),
-        ("testing", "eval.every", "validation"),
-        ("save_checkpoint", "run.save_every", "checkpoints"),
-    ],
-)
-def test_what_is_done_half_as_often_takes_half_the_time(phase: str, key: str, name: str) -> None:
-    part = parts(phases(**{phase: 9.0}), {key: 20})[name]
-    assert (part.seconds, part.setting) == (4.5, f"{key}=40")
-    assert not parts(phases(**{phase: 9.0}), {key: 0}), "it is done at the end alone"
+def test_half_as_many_syncs() -> None:
+    part = parts(phases(update_weights=9.0), {"data.prompts_per_step": 20})["weight sync"]
+    assert (part.seconds, part.setting) == (4.5, "data.prompts_per_step=40")
+
+
+@pytest.mark.parametrize(("phase", "key", "name"), [
+    ("testing", "eval.every", "validation"), ("save_checkpoint", "run.save_every", "checkpoints"),
+])  # fmt: skip
+def test_work_of_every_few_steps_is_done_more_rarely(phase: str, key: str, name: str) -> None:
+    done = replace(phases(**{phase: 9.0}), steps=tuple(range(1, 6)))
+    # Five steps, every second one: after 2, 4 and the last one, 5. Every fourth one: after 4 and 5.
+    part = parts(done, {key: 2})[name]
+    assert (part.seconds, part.setting) == (pytest.approx(3.0), f"{key}=4")
+    assert not parts(done, {key: 0}), "it is done at the end alone"
+    assert not parts(done, {key: 5})
 
 
 def span(
