@@ -102,7 +102,7 @@ def _of_generation(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoi
                 reason="generation has processes of its own, which wait while the others train, and the others for "
                 "them; with generation ahead both work at the same time",
             )
-    has_service = bool(settings.get("reward.judge.base_url") or settings.get("reward.server.base_url"))
+    has_service = bool(settings.get("reward.judge.base_url") or settings.get("reward.server.url"))
     if not has_service:
         num_workers = settings.get("reward.num_workers")
         count = 2 * num_workers if isinstance(num_workers, int) else 4
@@ -176,7 +176,7 @@ def _of_intervals(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoid
 
 
 def _num_times(last_step: int, every: int) -> int:
-    """How often something is done every so many steps and after the last one."""
+    """Number of times that something is done every so many steps, and after the last one."""
     return -(-last_step // every)
 
 

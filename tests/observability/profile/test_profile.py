@@ -140,8 +140,9 @@ def test_rewards_of_processes_and_of_services() -> None:
     waited = phases({"rewards": 8.0}, gen=20.0)
     own = parts(waited, {"reward.num_workers": 3})["wait for rewards"]
     assert (own.seconds, own.setting) == (4.0, "reward.num_workers=6")
-    judged = parts(waited, {"reward.judge.base_url": "http://judge"})["wait for rewards"]
-    assert (judged.seconds, judged.setting) == (8.0, "rollout.max_staleness=1")
+    for address in ("reward.judge.base_url", "reward.server.url"):
+        asked = parts(waited, {address: "http://judge", "reward.num_workers": 3})["wait for rewards"]
+        assert (asked.seconds, asked.setting) == (8.0, "rollout.max_staleness=1")
 
 
 def test_an_estimator_that_needs_the_same_policy_does_not_run_ahead() -> None:
