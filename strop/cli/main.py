@@ -79,6 +79,7 @@ COMMANDS = {
     "sweep": Command(module="strop.cli.commands.sweep"),
     "track": Command(module="strop.cli.commands.track"),
     "view": Command(module="strop.cli.commands.view"),
+    "profile": Command(module="strop.cli.commands.profile"),
     "runs": Command(module="strop.cli.commands.runs"),
     "plot": Command(module="strop.cli.commands.plot"),
     "samples": Command(module="strop.cli.commands.samples"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from strop.controller.worker import Worker
 from strop.protocol import DataProto
+from strop.utils import timeline
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -82,7 +83,14 @@ class WorkerCall:
                 return arg
             return arg.get() if self.materialize else arg.select()
 
-        args, kwargs = [own(arg) for arg in self.args], {name: own(arg) for name, arg in self.kwargs.items()}
+        with timeline.on_track(worker.timeline_track):
+            return self._run(worker, own)
+
+    def _run(self, worker: Worker, own: Callable[[object], Any]) -> Any:
+        """As `run`, on the worker's track of the timeline; `own` gives the worker's own form of an argument."""
+        with timeline.span("waits for its arguments", "wait"):
+            args = [own(arg) for arg in self.args]
+            kwargs = {name: own(arg) for name, arg in self.kwargs.items()}
         tensors: list[tuple[Tensor, str]] = []
         for arg in [*args, *kwargs.values()]:
             if isinstance(arg, Tensor):
@@ -93,7 +101,8 @@ class WorkerCall:
                 ]
         # torch counts the writes into each, but for those of inference mode
         watched = [(tensor, label, tensor._version) for tensor, label in tensors if not tensor.is_inference()]
-        value = getattr(worker, self.method)(*args, **kwargs)
+        with timeline.span(self.method, "call"):
+            value = getattr(worker, self.method)(*args, **kwargs)
         for tensor, label, version in watched:
             if tensor._version != version:
                 raise RuntimeError(

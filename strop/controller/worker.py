@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from strop.controller.mesh import Mesh
 from strop.controller.rendezvous import Rendezvous
+from strop.run.profile.parts import write_part
+from strop.utils import process_profiler
+from strop.utils.timeline import Track
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -110,6 +115,29 @@ class Worker:
 
         The base class holds nothing.
         """
+
+    @property
+    def timeline_track(self) -> Track:
+        """Its place in the timeline of a step."""
+        return Track(self.placement.role or type(self).__name__, self.rank)
+
+    @property
+    def profile_label(self) -> str:
+        """Name of its process in the files of a profiled step, where it is the first worker of the process."""
+        return f"{self.timeline_track.role}-{self.rank}"
+
+    def profile_clock(self) -> tuple[str, float]:
+        """Its profile_label, and the time by the clock of its spans (strop.utils.timeline)."""
+        return self.profile_label, time.perf_counter()
+
+    def start_profile(self, *, memory: bool) -> str:
+        """Start the profilers of this process (strop.utils.process_profiler); the label of the spans that it will
+        write, empty where another worker or the controller does."""
+        return self.profile_label if process_profiler.start(self.profile_label, memory=memory) else ""
+
+    def stop_profile(self, folder: Path) -> None:
+        """Stop the profilers of this process, and write their files into the folder of the step."""
+        process_profiler.stop(folder, write_part)
 
     @property
     def rank(self) -> int:

@@ -40,6 +40,7 @@ from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto
+from strop.utils import timeline
 from strop.utils.host_copy import HostCopy
 
 Loss = Callable[[Tokens], Tensor]
@@ -114,7 +115,8 @@ class Engine:
                 keep(part_results)
         else:
             for part in parts:
-                keep(self.model.run(noted, packed(part)))
+                with timeline.span("forward", "compute", rows=len(part)):
+                    keep(self.model.run(noted, packed(part)))
         if self.parallel.mesh is not None:
             reshard(self.model)
         order = torch.cat(indices).argsort()
@@ -257,12 +259,13 @@ class TrainEngine(Engine):
             if self.parallel.mesh is not None:
                 self._sync_gradients(number == len(parts) - 1)
             tokens = packed(part)
-            stays = not self._config.offload_activations
-            with contextlib.nullcontext() if stays else activations_on_host(self.model):
-                value, of_routers = self.model.run(tokens.losses, loss)
-            whole = value if of_routers is None else value + of_routers
-            scaled = whole if factor == 1.0 else whole * factor
-            scaled.backward()  # type: ignore[no-untyped-call]
+            with timeline.span("forward and backward", "compute", rows=len(part), tokens=tokens.num_tokens):
+                stays = not self._config.offload_activations
+                with contextlib.nullcontext() if stays else activations_on_host(self.model):
+                    value, of_routers = self.model.run(tokens.losses, loss)
+                whole = value if of_routers is None else value + of_routers
+                scaled = whole if factor == 1.0 else whole * factor
+                scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return total
 
@@ -279,7 +282,8 @@ class TrainEngine(Engine):
         """One optimizer step on the accumulated gradient, which is cleared."""
         if self.model.pipeline is not None:
             self.model.pipeline.add_shared_gradients()
-        report = self.optimizer.step()
+        with timeline.span("optimizer step", "compute"):
+            report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
             self._offloaded_state.append(offload_optimizer(self._optimizer))

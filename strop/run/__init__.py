@@ -13,6 +13,7 @@
     inputs.py         digests of everything that a run reads from outside; input_files.py, paths.py: its files
     replay_schedule.py     order and versions of generation ahead of training, for a repetition
     first_difference.py    where two runs begin to differ
+    profile/          profiled steps: timelines of all processes
     heartbeat.py      what a process does, written every second, for the diagnosis of a run that died or hangs
 
 Nothing here imports torch.

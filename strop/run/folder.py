@@ -35,6 +35,7 @@ from strop.run.fingerprints import FingerprintChain
 from strop.run.inputs import INPUTS_FILE
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
+from strop.run.profile.parts import PROFILE
 from strop.run.samples.store import SampleStore
 from strop.utils.atomic_io import replace_text
 from strop.utils.safe_read import read_json
@@ -59,9 +60,12 @@ _OURS = {
     f".{RUN_FILE}.tmp",
 }
 _WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
-            "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
+            "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE, PROFILE}  # fmt: skip
+ROLES_STARTED = "roles_started"
+"""Kind of the event that all roles have loaded their models, of each start."""
 _BEFORE_START = (
     "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",
+    ROLES_STARTED,
 )  # fmt: skip
 """Events of a run that has done nothing yet."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

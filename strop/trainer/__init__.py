@@ -20,6 +20,7 @@ model_locations.py     The models that a configuration names, in folders of this
 models.py              Settings that name models, read and replaced by their full keys
 named_files.py         Files that settings name, checked before anything slow is begun
 policy_sync.py         Weight sync where generation shares the actor's weights
+profiling.py           Profiled steps
 ray_runtime.py         The Ray runtime as `resources` asks for it
 records.py             Record of a step
 remote_model.py        A server with OpenAI's API in place of a model folder (a strop.trainer.standalone.ModelBackend)

@@ -24,6 +24,7 @@ from strop.observability.health import HealthMonitor
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
+from strop.run.folder import ROLES_STARTED
 from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
@@ -39,6 +40,7 @@ from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
 from strop.trainer.preflight.of_run import preflight_before_training
+from strop.trainer.profiling import StepProfiler
 from strop.trainer.records import StepRecord
 from strop.trainer.replayed_run import read_recorded
 from strop.trainer.reward_certificate import note_certificate
@@ -83,6 +85,7 @@ class Trainer:
         self._force = force
         self._stop = stop or SignalRequest()
         self._callbacks = callbacks or Callbacks()
+        self._profiler = StepProfiler(config.trainer, run.path, say=say)
         self._stop.start(config.run)
         self.is_started = False
         """All roles are there."""
@@ -124,6 +127,7 @@ class Trainer:
                 self._start_roles(stack)
             stack.enter_context(settled())
             self.is_started = True
+            self._run.events.append(ROLES_STARTED, self._start_step)
             self._undecided = UndecidedSources(self.config.reward, self._run.events)
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
@@ -145,11 +149,13 @@ class Trainer:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
+            self._profiler.note_last(last_step)
             self._early_stopping = EarlyStopping(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._early_stopping.reason:
                 step += 1
                 with self._stop.step(), activity(f"step {step}"):
-                    self._run_step(step, trackers)
+                    with self._profiler.step(step, list(self.roles.groups.values())):
+                        self._run_step(step, trackers)
                     if not self._early_stopping.reason:  # the last step needs no other one
                         self._stop.check_time(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
@@ -300,7 +306,9 @@ class Trainer:
         for finding in self._health.observe(metrics):
             self._run.events.append("health", step, name=finding.name, message=finding.message)
             self._say(f"step {step}: {finding.message}")
-        self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
+        self._run.events.append(
+            "step", step, seconds=stages.total(), phases=stages.seconds, waits=dict(record.waits)
+        )
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         self._has_saved = is_last or is_new_best or is_due(step, self.config.run.save_every)
         if self._has_saved:

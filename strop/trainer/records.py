@@ -47,6 +47,8 @@ class StepRecord:
     """Uids of the groups that were left out because they cannot teach, with the reason."""
     collection_metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the collection of the samples."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of generation in vain (`generation_waits`), where all samples of a call are begun at once."""
     learned: LearnerResult | None = None
     """None before the update, and when no sample was left to train on."""
 

@@ -45,6 +45,8 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         "trainer.project_name",
         "trainer.experiment_name",
         "trainer.preflight",
+        "trainer.profile_steps",
+        "trainer.profile_memory",
     ),
     "how work is cut into pieces": (
         *(f"{role}.engine." for role in _ENGINES.split()),

@@ -54,6 +54,11 @@ class TrainerConfig:
     """Project or experiment that the trackers of other people keep the run in."""
     experiment_name: str = ""
     """The run's name there; empty: that of its folder."""
+    profile_steps: tuple[PositiveInt, ...] = ()
+    """Steps to profile: each writes a timeline of all roles and ranks, and the trace of torch's profiler of every
+    process, to the folder profile/ of the run (docs/profile.md). They are slower and change no result."""
+    profile_memory: bool = False
+    """In these steps, also write the history of CUDA's allocations in every process, for pytorch.org/memory_viz."""
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""
@@ -64,6 +69,13 @@ class TrainerConfig:
     patience: PositiveInt | None = None
     """End when so many validations in a row were no better than the best one before them, by the pass rate or, where
     there is none, the mean reward."""
+
+    def __post_init__(self) -> None:
+        if self.profile_memory and not self.profile_steps:
+            raise ValueError(
+                "trainer.profile_memory is true, but trainer.profile_steps names no step to profile; set "
+                "trainer.profile_steps=[3], or leave profile_memory out"
+            )
 
 
 @section("eval")

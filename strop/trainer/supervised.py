@@ -26,6 +26,7 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
+from strop.run.folder import ROLES_STARTED
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.devices import check_devices
@@ -33,6 +34,7 @@ from strop.trainer.checks.parallel import check_parallel_settings, check_shares_
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
+from strop.trainer.profiling import StepProfiler
 from strop.trainer.role_specs import role_mesh
 from strop.trainer.sft.result import SftResult, sft_result
 from strop.trainer.start import optimizer_of
@@ -183,12 +185,15 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         with ExitStack() as stack:
             self._start_worker(stack)
             stack.enter_context(settled())
+            self._run.events.append(ROLES_STARTED, self._start_step)
             self._begin()
+            profiler = StepProfiler(self._config.trainer, self._run.path, say=self._say)
+            profiler.note_last(self._num_steps)
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
-                with self._stop.step():
+                with self._stop.step(), profiler.step(step, [self._worker]):
                     self._run_step(step, trackers)
             self._checkpointer.finish()
         seconds = time.perf_counter() - start

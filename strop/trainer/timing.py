@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from strop.trainer.sections import RoleName
 from strop.trainer.worker_groups import WorkerGroups
+from strop.utils import timeline
 from strop.utils.activity import activity
 
 
@@ -29,7 +30,7 @@ class Stages:
         is used."""
         start, outer, beside = time.perf_counter(), self.current, self._inside
         self.current, self._inside = name, 0.0
-        with activity(name):
+        with activity(name), timeline.span(name, "phase"):
             if role is not None and self._roles is not None:
                 with self._roles.on_device(role):
                     yield

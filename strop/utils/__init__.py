@@ -24,6 +24,7 @@ machine_limits.py      Cores and memory that this process may still use, within 
 metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one
 ports.py               Free ports, for programs that are told which one to listen on
+process_profiler.py    Profilers of this process during one step
 quiet_libraries.py     Quiet libraries, and the log of warnings on the terminal
 registry.py            Registries
 remote_path.py         Names of what does not lie on this machine
@@ -34,6 +35,7 @@ shell_words.py         Words of command lines that a person can copy
 standard_error.py      Standard error that cannot end a run
 tensor_metrics.py      Metrics of a loss
 terminal.py            Terminal output
+timeline.py            Timeline of this process
 token_bucket.py        Calls per second, as a bucket of tokens
 triton.py              Triton, where this build of torch brings it
 trust.py               Trust in settings

@@ -5,7 +5,11 @@ No other module names a vendor. torch is imported only when a question about thi
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -110,3 +114,64 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def can_record_memory(device: str) -> bool:
+    """True of a device whose allocator torch can keep a history of."""
+    return _kind(device).name == "cuda"
+
+
+_MEMORY_EVENTS = 1_000_000
+"""Allocations in the history of a step; the newest stay."""
+
+
+def record_memory() -> None:
+    """Begin a history of the allocations on the device, with the stack of each."""
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
+
+
+def save_memory(path: Path) -> None:
+    """Write the history since `record_memory`, for pytorch.org/memory_viz, and end it."""
+    import torch
+
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def start_capture() -> None:
+    """Begin the range that `nsys profile --capture-range=cudaProfilerApi` captures; nothing without CUDA."""
+    import torch
+
+    if _num_devices("cuda"):
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+
+
+def stop_capture() -> None:
+    """End the range of `start_capture`."""
+    import torch
+
+    if _num_devices("cuda"):
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def trace_range() -> Callable[[str], AbstractContextManager[object]] | None:
+    """Maker of named ranges that the vendor's profiler shows (NVTX for Nsight Systems, MSTX for MindStudio); None on a
+    CPU."""
+    if _num_devices("cuda"):
+        import torch
+
+        return torch.cuda.nvtx.range
+    return _mstx_range if _num_devices("npu") else None
+
+
+@contextlib.contextmanager
+def _mstx_range(name: str) -> Iterator[None]:
+    from torch_npu.npu import mstx  # only there on an NPU
+
+    number = mstx.range_start(message=name)
+    try:
+        yield
+    finally:
+        mstx.range_end(number)

@@ -7,6 +7,7 @@ critic.py              The critic
 episodes.py            Episodes
 estimates.py           Advantages of all rows of a step, from their columns
 estimator_columns.py   Columns that some estimators take
+generation_waits.py    Seconds of a call of generation that it would not have needed
 metrics.py             The numbers of a step under the names that people already chart
 models.py              Base classes of the roles with a model
 off_policy_metrics.py  Metrics of the rows of a step

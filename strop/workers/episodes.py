@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,18 @@ from strop.rewards.outcome import Outcome
 
 class EpisodeFailed(RuntimeError):
     """An episode failed in another process; the text says with which exception."""
+
+
+class EpisodeTimes(NamedTuple):
+    """Ends of an episode's parts, in seconds from its begin; 0 where nobody timed it."""
+
+    played_s: float = 0.0
+    """When the agent had ended, with the last token."""
+    scored_s: float = 0.0
+    """When it had been scored."""
+
+
+UNTIMED = EpisodeTimes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +47,7 @@ class Episode:
     """None when there was nothing to score."""
     failure: str = ""
     """Reason for a missing trajectory."""
+    times: EpisodeTimes = UNTIMED
 
     @property
     def id(self) -> str:

@@ -43,7 +43,7 @@ from strop.workers.tracing.observer import episode_observers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 from strop.workers.agent_pool.pool import AgentWorkers
-from strop.workers.episodes import Episode, EpisodeFailed
+from strop.workers.episodes import Episode, EpisodeFailed, EpisodeTimes
 from strop.workers.replayed_samples import Recording
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _EpisodeTiming:
-    """Start and end of an episode, in seconds since the epoch, and its spans; None without observers."""
+    """Start and end of an episode, in seconds since the epoch, and its spans; None of one that was not
+    played."""
 
     spans: list[Span] | None = None
     start_s: float = 0.0
@@ -64,6 +65,11 @@ RunEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]
 
 class EpisodeObserver(Protocol):
     """Callbacks for every episode, with its spans; they raise nothing and wait for nothing."""
+
+    @property
+    def listens(self) -> bool:
+        """An episode that begins now is asked for its spans."""
+        ...
 
     def start(self) -> None:
         """Called before the first episode; a further call does nothing new."""
@@ -228,9 +234,12 @@ class EpisodeRunner:
         episodes = tuple(task.result()[0] for task in samples)
         if scorers is None or not compares:
             return episodes
-        start = time.perf_counter()
+        start, end = time.perf_counter(), max(episode.times.scored_s for episode in episodes)
         episodes = await self._compare(scorers, prompt, episodes)
         seconds = time.perf_counter() - start
+        episodes = tuple(
+            replace(episode, times=episode.times._replace(scored_s=end + seconds)) for episode in episodes
+        )
         for episode, (_, times) in zip(episodes, (task.result() for task in samples), strict=True):
             if (outcome := episode.outcome) is not None:
                 facts = {"outcome": outcome.kind, "score": outcome.score}
@@ -295,8 +304,9 @@ class EpisodeRunner:
                 recorded = replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
             return recorded, _EpisodeTiming()
         spans, start, failure = list[Span](), time.time(), None
+        begin, played = time.perf_counter(), 0.0
         sequences: tuple[Trajectory, ...] = ()
-        token = SPANS.set(spans if self._observers else None)
+        token = SPANS.set(spans if any(observer.listens for observer in self._observers) else None)
         try:
             with waiting_on(f"{prompt.uid}/{sample_index}") as set_stage:
                 try:
@@ -308,6 +318,7 @@ class EpisodeRunner:
                         raise
                     logger.exception("episode %s/%d failed", prompt.uid, sample_index)
                     failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
+                played = time.perf_counter() - begin
                 if sequences:
                     set_stage("scored")
                     episode = await self._score_episode(prompt, sequences, in_group=in_group)
@@ -323,6 +334,7 @@ class EpisodeRunner:
                     )
         finally:
             SPANS.reset(token)
+        episode = replace(episode, times=EpisodeTimes(played, time.perf_counter() - begin))
         return episode, _EpisodeTiming(spans=spans, start_s=start, end_s=time.time())
 
     async def _score_episode(
@@ -417,6 +429,7 @@ def make_episode_runner(
     recording: Recording | None = None,
     reward_keys: Sequence[str] = (),
     scores_text_alone: bool = False,
+    observers: Sequence[EpisodeObserver] = (),
 ) -> EpisodeRunner:
     """The episode runner of engines of this process.
 
@@ -429,6 +442,7 @@ def make_episode_runner(
         rollout: its trace settings.
         seed: of the run.
         recording, reward_keys, scores_text_alone: as for EpisodeRunner.
+        observers: beside those that rollout.trace asks for.
 
     Raises:
         ValueError: something that agents or observers need cannot be had here.
@@ -440,7 +454,7 @@ def make_episode_runner(
         scorers,
         seed=seed,
         setup=setup,
-        observers=episode_observers(rollout, setup.tokenizer),
+        observers=(*observers, *episode_observers(rollout, setup.tokenizer)),
         recording=recording,
         reward_keys=reward_keys,
         scores_text_alone=scores_text_alone,

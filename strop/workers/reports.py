@@ -10,7 +10,7 @@ from strop.rewards.outcome import Outcome
 from strop.rewards.passing import passes
 from strop.rollout.client import NoEngine
 from strop.utils.sanitize import finite
-from strop.workers.episodes import Episode, row_id
+from strop.workers.episodes import UNTIMED, Episode, EpisodeTimes, row_id
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
@@ -70,6 +70,7 @@ class EpisodeReport:
     """Seconds per activity of the agent."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the agent counted."""
+    times: EpisodeTimes = UNTIMED
     sequences: tuple[SequenceSize, ...] = ()
     """Its training sequences, where there are several."""
     row: str = ""
@@ -163,6 +164,7 @@ def episode_report(episode: Episode) -> EpisodeReport:
             data_source=prompt.data_source,
             num_prompt_tokens=len(prompt.token_ids),
             failure=episode.failure or "the agent failed",
+            times=episode.times,
         )
     every = (*episode.earlier, trajectory)
     versions = [
@@ -188,6 +190,7 @@ def episode_report(episode: Episode) -> EpisodeReport:
         outcome=episode.outcome,
         timings=trajectory.timings,
         numbers=trajectory.numbers,
+        times=episode.times,
         sequences=sequences if len(sequences) > 1 else (),
     )
 

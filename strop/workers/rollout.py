@@ -51,6 +51,7 @@ from strop.workers.progress import Tally
 from strop.workers.replayed_samples import open_recording
 from strop.workers.reports import episode_report
 from strop.workers.sample_rows import saved_rows
+from strop.workers.tracing.timeline import TimelineObserver
 
 T = TypeVar("T")
 
@@ -164,6 +165,7 @@ class RolloutWorker(Worker):
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=settings.seed, recording=recorded,
             reward_keys=settings.reward_keys, scores_text_alone=settings.keeps_text,
+            observers=(TimelineObserver(self.timeline_track),),
         )  # fmt: skip
 
     def _make_engines(self, model: ModelConfig) -> Reader | None:

@@ -28,12 +28,11 @@ RUN = "cli/test_cli_migration_reasons.py"
 ABOUT_THEM = re.compile(
     r"read (with|by|where)|belongs to|names a class of verl|does nothing in verl|the defaults of verl|a detail of verl"
     r"|says what batches of verl|what multi_turn names is played, as in verl|TRL's PPO does not read"
-    r"|torchrun's own count|its own rows say|settings go after the command"
+    r"|nsys takes its options on its own|torchrun's own count|its own rows say|settings go after the command"
 )
 """What the other library does with the key, or where else the migration reads it."""
 
 NOT_HERE = {
-    "profiling is set up outside strop",
     "multi-token prediction is neither trained nor used",
     "a reference keeps its own routing",
     "a reference is not trained",
@@ -72,6 +71,8 @@ RESUMED = (
 BALANCED = "algorithms/test_balance_parts.py::test_a_real_batch_is_balanced_with_almost_every_prompt_whole"
 EVERY_STEP = f"{RUN}::test_every_step_has_its_numbers"
 
+PROFILED = "trainer/test_profiled_runs.py::test_two_processes_and_generation_apart"
+
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a reward model learns nothing here, and is read from its Hugging Face folder": (
         "trainer/test_megatron_runs.py::test_critic_and_reward_model_are_divided_as_well",
@@ -82,6 +83,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "checkpoints are strop's own, and move between engines and meshes": (
         "engines/test_megatron_weights.py::test_checkpoints_move_between_the_engines",
     ),
+    "every role and rank is profiled": (PROFILED,),
+    "a profile has one form": (PROFILED,),
+    "each profiled step has a folder of its own": (PROFILED,),
+    "profiles are in the run folder": (PROFILED,),
     "every step is logged": (EVERY_STEP,),
     "log-probs of the starting model are computed once, before the first step": (
         "trainer/preference/test_preference_runs.py::test_what_the_starting_model_said_is_kept_and_missed",

@@ -896,3 +896,46 @@ def test_a_critic_without_sizes_of_its_own_loads_beside_the_actor(
     config = load_config(Config, overrides=[f"{key}={json.dumps(value)}" for key, value in found.items()])
     assert "critic" in config.roles
     parallel.check(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["global_profiler.tool=torch", "global_profiler.steps=[5,2]"], {"trainer.profile_steps": [2, 5]}),
+        (
+            [
+                "global_profiler.tool=torch_memory",
+                "global_profiler.steps=[3]",
+                f"{A}.profiler.all_ranks=true",
+            ],
+            {"trainer.profile_steps": [3], "trainer.profile_memory": True},
+        ),
+        (["global_profiler.tool=nsys", "global_profiler.steps=[1]"], {"trainer.profile_steps": [1]}),
+        (["global_profiler.steps=[1]"], {}),  # no tool is started there
+        (["global_profiler.tool=torch_memory"], {}),
+        (
+            ["trainer.profile_steps=[4]", "trainer.npu_profile.options.level=level1"],
+            {"trainer.profile_steps": [4]},
+        ),
+        (["trainer.profile_steps=null", "global_profiler.tool=null", "global_profiler.steps=null"], {}),
+    ],
+)
+def test_profiled_steps(tmp_path: Path, settings: list[str], expected: dict[str, Any]) -> None:
+    migration = migrate(tmp_path, *settings)
+    assert {key: value for key, value in ours(migration).items() if "profile" in key} == expected
+    assert all(row.outcome.status != "not there" for row in migration.rows if "profile" in row.key)
+
+
+def test_ranges_of_other_profilers_are_named(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, "global_profiler.tool=nsys", "global_profiler.steps=[1]")
+    assert "NVTX ranges" in status(migration, "global_profiler.tool")[1]
+    migration = migrate(tmp_path, "global_profiler.tool=rocprof", "global_profiler.steps=[1]")
+    assert status(migration, "global_profiler.tool")[0] == "not there"
+
+
+@pytest.mark.parametrize(("interval", "expected"), [("[2,4]", [2, 3, 4]), ("[-1,-1]", None)])
+def test_the_interval_of_fine_tuning(tmp_path: Path, interval: str, expected: list[int] | None) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"torchrun -m verl.trainer.fsdp_sft_trainer trainer.profile_interval={interval}\n")
+    migration = migrate_verl_sft(read_verl([script], {}).found)
+    assert ours(migration).get("trainer.profile_steps") == expected

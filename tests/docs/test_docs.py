@@ -114,6 +114,7 @@ def test_own_task_leaves_what_it_says(own_task: Session) -> None:
         "docs/run-folder.md",
         "docs/moving-in.md",
         "docs/view.md",
+        "docs/profile.md",
         "docs/evaluation.md",
     ],
 )

@@ -136,7 +136,7 @@ def test_a_run_with_a_preflight_is_the_run_without(on_policy: Done, tried: Done)
 def test_it_is_recorded_and_shown_before_the_first_validation(tried: Done) -> None:
     with RunFolder.open(tried.folder, read_only=True) as run:
         kinds = [event["kind"] for event in run.events.read()]
-    assert kinds[:3] == ["created", "preflight", "validation"]
+    assert kinds[:4] == ["created", "roles_started", "preflight", "validation"]
     (event,) = events(tried.folder, "preflight")
     # 48 samples are 12 prompts with 4 samples each, and the first round already has a signal.
     assert (event["verdict"], event["num_prompts"], event["num_samples"]) == ("ready", 12, 48)
@@ -149,7 +149,7 @@ def test_a_run_that_cannot_learn_does_not_start(flat: Config, tmp_path: Path) ->
         trainer = Trainer(flat, run, checkpoint=None, say=lambda line: None)
         with pytest.raises(RunRefused, match="every advantage would be 0.*--force") as refusal:
             trainer.fit()
-        assert [event["kind"] for event in run.events.read()] == ["created", "preflight"]
+        assert [event["kind"] for event in run.events.read()] == ["created", "roles_started", "preflight"]
         (event,) = run.events.read("preflight")
         # All 24 rows were tried: four rounds of 12 prompts would be more than there are.
         assert (event["verdict"], event["num_prompts"]) == ("refused", 24)

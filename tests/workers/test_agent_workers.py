@@ -218,6 +218,8 @@ def test_what_happened_is_heard(shared: Shared) -> None:
     heard: list[tuple[Episode, list[Span]]] = []
 
     class Observer:
+        listens = True
+
         def start(self) -> None: ...
 
         def on_episode_end(

@@ -19,6 +19,7 @@ incident.py      `strop incident`
 migrate.py       `strop migrate`
 plot.py          `strop plot`
 prefer.py        `strop prefer`
+profile.py       `strop profile`
 push.py          `strop push`
 quickstart.py    `strop quickstart`
 replay.py        `strop replay`

@@ -17,6 +17,7 @@ from strop.compat.migrate import (
     verl_early,
     verl_megatron,
     verl_prime,
+    verl_profiler,
     verl_scoring,
     verl_validation,
 )
@@ -36,7 +37,16 @@ from strop.engines.config import EngineConfig
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 _PARTS = (
     *(engines, verl_agent, verl_algorithm, verl_async, verl_batches),
-    *(variables, verl_correction, verl_early, verl_megatron, verl_prime, verl_scoring, verl_validation),
+    *(
+        variables,
+        verl_correction,
+        verl_early,
+        verl_megatron,
+        verl_prime,
+        verl_profiler,
+        verl_scoring,
+        verl_validation,
+    ),
 )
 
 _KNOWN_CONFIGS = (

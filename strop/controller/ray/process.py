@@ -37,6 +37,7 @@ from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.controller.worker import Follower, FollowerAddress, Placement, Worker, close_all
 from strop.protocol import DataProto
 from strop.run.heartbeat import heartbeat
+from strop.utils import timeline
 from strop.utils.activity import activity
 from strop.utils.ports import free_port
 from strop.utils.sanitize import remember_named
@@ -151,10 +152,14 @@ class WorkerProcess:
             return value
 
         def run() -> Any:
-            kwargs = {name: local(arg) for name, arg in order.kwargs.items()}
-            return replace(order, args=[local(arg) for arg in order.args], kwargs=kwargs).run(
-                self._workers[role]
-            )
+            worker = self._workers[role]
+            with (
+                timeline.on_track(worker.timeline_track),
+                timeline.span("waits for shared arguments", "wait"),
+            ):
+                kwargs = {name: local(arg) for name, arg in order.kwargs.items()}
+                args = [local(arg) for arg in order.args]
+            return replace(order, args=args, kwargs=kwargs).run(worker)
 
         with activity(f"{role}.{order.method}"):
             return _respond(run, refs_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -18,10 +19,16 @@ from strop.controller.rendezvous import Rendezvous
 from strop.engines.config import EngineConfig
 from strop.engines.parallel.axes import check_axes
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.utils import timeline
 from strop.utils.device import collective_backend, device_name, num_devices
 
 _STORES: list[Any] = []
 """Of this process's group, if it has one."""
+
+
+def _waiting() -> AbstractContextManager[None]:
+    """Context of a collective over all ranks: its time is that until the last of them has come."""
+    return timeline.span("waits for other ranks", "wait")
 
 
 class Ranks(Parallel):
@@ -30,13 +37,15 @@ class Ranks(Parallel):
     def max(self, value: int) -> int:
         """As `Parallel.max`."""
         tensor = torch.tensor(value)  # host memory: no wait for the device
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        with _waiting():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """As `Parallel.sum`."""
         added = tensor.detach().cpu().clone()
-        dist.all_reduce(added)
+        with _waiting():
+            dist.all_reduce(added)
         return added
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
@@ -45,18 +54,21 @@ class Ranks(Parallel):
         longest = self.max(len(share))
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(share)
-        dist.all_reduce(sizes)
+        with _waiting():
+            dist.all_reduce(sizes)
         padded = torch.zeros(longest, dtype=share.dtype)
         padded[: len(share)] = share
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
+        with _waiting():
+            dist.all_gather(parts, padded)
         firsts = range(0, self.world_size // self.pp_size, self.ranks_per_row)
         return [parts[rank][: int(sizes[rank])] for rank in firsts]
 
     def barrier(self, label: str) -> None:
         """As `Parallel.barrier`."""
         try:
-            dist.all_reduce(torch.zeros(1))
+            with _waiting():
+                dist.all_reduce(torch.zeros(1))
         except RuntimeError as error:
             raise RuntimeError(
                 f"rank {self.rank} of {self.world_size} waited for the others at {label!r}, and not all came: "

@@ -35,6 +35,7 @@ from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
+from strop.workers.generation_waits import generation_waits, sum_of_waits
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness_metrics import staleness_metrics
 
@@ -183,6 +184,7 @@ class Collector:
             episodes=episodes,
             batch=batch,
             collection_metrics=self._prompts.metrics(len(drawn.skipped)),
+            waits=generation_waits(episodes.reports),
         )
 
     def _collect_rounds(self, step: int) -> StepRecord:
@@ -220,6 +222,7 @@ class Collector:
             batch=batch,
             dropped=dropped,
             collection_metrics={**self._filter.metrics(dropped, reports, len(rounds)), **skipped},
+            waits=sum_of_waits(played.waits for played in rounds),
         )
 
     # ------------------------------------------------------------------ from groups in flight

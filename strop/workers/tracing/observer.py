@@ -57,6 +57,11 @@ class TraceObserver:
         )
         self._tracer = self._provider.get_tracer("strop")
 
+    @property
+    def listens(self) -> bool:
+        """Always."""
+        return True
+
     def start(self) -> None:
         """Prompts are about to be played."""
         self._left = self._max_samples

@@ -18,6 +18,8 @@ from strop.data.tiny_model import make_tiny_model
 from strop.observability.viewer.page.catalog import Catalog
 from strop.observability.viewer.page.server import make_app
 from strop.run import Fate, RunFolder
+from strop.run.profile.parts import join_parts, step_folder, write_part
+from strop.utils.timeline import CONTROLLER, TimelineSpan, Track
 
 TOKEN = "a-token-of-the-tests"
 MARKUP = "<script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
@@ -70,6 +72,24 @@ def make_run(folder: Path, *, steps: int = 4, seed: int = 1, is_finished: bool =
         if is_finished:
             run.events.append("finished", steps, seconds=150.0, reason=f"step {steps} is the last one")
     return folder
+
+
+def profile_step(folder: Path, step: int) -> None:
+    """Write the timeline of a step of 10 s: generation, an update from 6 to 9, a sample with a tool call."""
+    rollout, actor = Track("rollout", 0), Track("actor", 0)
+    spans = [
+        TimelineSpan(name="gen", category="phase", track=CONTROLLER, start_s=0, end_s=6),
+        TimelineSpan(name="run_episodes", category="call", track=rollout, start_s=0, end_s=6),
+        TimelineSpan(name="update_policy", category="call", track=actor, start_s=6, end_s=9),
+        TimelineSpan(name="a/0", category="episode", track=rollout, start_s=0, end_s=5, episode="a/0"),
+        TimelineSpan(
+            name=f"tool {MARKUP} {CODES}", category="tool", track=rollout, start_s=2, end_s=3, episode="a/0"
+        ),
+    ]
+    at = step_folder(folder, step)
+    at.mkdir(parents=True)
+    write_part(at, "controller", spans)
+    join_parts(at, step=step, start_s=0.0, end_s=10.0, clocks={})
 
 
 def validate(run: RunFolder, metrics: Any, step: int, *, passed: int) -> None:

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observability.viewer.made_runs import MARKUP, Page, ask, asked, make_run, sample, served
+from observability.viewer.made_runs import MARKUP, Page, ask, asked, make_run, profile_step, sample, served
 
 from strop.observability.viewer.page import server as page_server
+from strop.observability.viewer.page.timeline_rows import timeline_rows
 from strop.run import RunFolder
+from strop.run.profile.chrome_trace import StepTimeline
+from strop.utils.timeline import TimelineSpan, Track
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "first")
     make_run(folder / "second", seed=2, is_finished=False)
+    for step in (2, 3, 9):  # a resume took back the ninth
+        profile_step(folder / "first", step)
     return folder
 
 
@@ -96,6 +101,7 @@ def test_it_only_reads(page: Page) -> None:
         ("/api/samples?run={first}&colour=red", 422, "not looked for by 'colour'"),
         ("/api/groups?run={first}&step=99", 422, "has no train samples of step 99"),
         ("/api/sample?run={first}&step=1&id=e9-1/1", 422, "has no train sample"),
+        ("/api/profile?run={first}&step=9", 422, "step 9 of"),
     ],
 )
 def test_what_cannot_be_answered_is_a_sentence(page: Page, path: str, status: int, sentence: str) -> None:
@@ -222,6 +228,7 @@ def test_nothing_that_a_terminal_would_act_on_goes_out(page: Page) -> None:
         f"samples?run={run}&fate=filtered",
         f"sample?run={run}&step=4&id=e3-000000/0",
         f"groups?run={run}",
+        f"profile?run={run}",
     ):
         text = json.dumps(asked(page, f"/api/{path}"), ensure_ascii=False)
         assert "window.broken" in text, "it is text"
@@ -249,6 +256,38 @@ def test_fates_and_the_difference_of_two_runs(page: Page) -> None:
     answer = asked(page, f"/api/diff?a={both['first']}&b={both['second']}")
     assert (answer["step"], answer["stage"], answer["num_equal_steps"]) == (3, "data", 2)
     assert answer["settings"] == {"trainer.seed": [1, 2]}
+
+
+def test_time_goes_to_phases_and_profiled_steps_have_rows(page: Page) -> None:
+    both = ids(page)
+    answer = asked(page, f"/api/profile?run={both['first']}")
+    seconds = {phase["name"]: phase["seconds"] for phase in answer["phases"]}
+    assert (seconds["gen"], seconds["update_weights"], answer["num_steps"]) == (80.0, 24.0, 4)
+    assert [step["step"] for step in answer["profiled"]] == [2, 3]
+    assert answer["step"] == 3
+    rows = {row["name"]: row["bars"] for row in answer["timeline"]["rows"]}
+    assert list(rows) == ["controller", "actor 0", "rollout 0", "samples 0.0"]
+    assert rows["controller"] == [[0.0, 6.0, "phase", "gen"]]
+    assert rows["actor 0"] == [
+        [0.0, 6.0, "wait", "waits for rollout"], [6.0, 3.0, "call", "update_policy"],
+        [9.0, 1.0, "wait", "waits for controller"],
+    ]  # fmt: skip
+    assert [bar[:3] for bar in rows["samples 0.0"]] == [[0.0, 5.0, "episode"], [2.0, 1.0, "tool"]]
+    assert answer["timeline"]["num_left_out"] == 0
+    assert asked(page, f"/api/profile?run={both['first']}&step=2")["step"] == 2
+    without = asked(page, f"/api/profile?run={both['second']}")
+    assert (without["step"], without["timeline"], without["profiled"]) == (None, None, [])
+
+
+def test_the_longest_bars_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.observability.viewer.page.timeline_rows.MAX_BARS", 2)
+    spans = [
+        TimelineSpan(name=str(seconds), category="call", track=Track("actor"), start_s=0, end_s=seconds)
+        for seconds in (1.0, 3.0, 2.0)
+    ]
+    drawn = timeline_rows(StepTimeline(step=1, seconds=3.0, spans=tuple(spans)))
+    assert [bar[3] for bar in drawn["rows"][0]["bars"]] == ["3.0", "2.0"]
+    assert drawn["num_left_out"] == 1
 
 
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from strop.observability.profile.report import profile_of
 from strop.observability.viewer.curves import AXES, axis_of, metric_names
 from strop.observability.viewer.diff import changed_settings, compared
 from strop.observability.viewer.filtered import find_fates
 from strop.observability.viewer.page.catalog import Catalog
 from strop.observability.viewer.page.sample_search import PREVIEW_CHARS, Query, parts_of, row_of, search
 from strop.observability.viewer.page.texts import Decode, pieces
+from strop.observability.viewer.page.timeline_rows import timeline_rows
 from strop.observability.viewer.postmortem import NOTABLE
 from strop.observability.viewer.records import RunRecords
 from strop.observability.viewer.samples import find_samples
@@ -21,6 +23,7 @@ from strop.observability.viewer.token_view import response_tokens
 from strop.observability.viewer.turn_view import training_sequences
 from strop.rewards.passing import passes
 from strop.run import RunError, RunFolder
+from strop.run.profile.chrome_trace import read_trace
 from strop.run.samples import schema_of
 from strop.run.samples.reading import tables_of
 from strop.utils.sanitize import printable
@@ -165,8 +168,21 @@ def diff(catalog: Catalog, words: Words) -> dict[str, Any]:
     return dict(_harmless(record))
 
 
+def profile(catalog: Catalog, words: Words) -> dict[str, Any]:
+    """Phases of a run; with profiled steps, the timeline of the one that is named, else of the last."""
+    run = catalog.run(words["run"])
+    found = profile_of(run)
+    files = {step.step: step.file for step in found.profiled}
+    step = int(words["step"]) if words.get("step") else max(files, default=None)
+    if step is not None and step not in files:
+        raise RunError(f"step {step} of {run.path} was not profiled")
+    timeline = None if step is None else timeline_rows(read_trace(files[step]))
+    return dict(_harmless({**found.as_json(), "step": step, "timeline": timeline}))
+
+
 ANSWERS: dict[str, Callable[[Catalog, Words], dict[str, Any]]] = {
-    one.__name__: one for one in (runs, metrics, events, samples, sample, groups, fates, settings, diff)
+    one.__name__: one
+    for one in (runs, metrics, events, samples, sample, groups, fates, settings, diff, profile)
 }
 """By the last word of their address."""
 

@@ -50,6 +50,7 @@ def write_page(path: Path, catalog: Catalog, *, max_samples: int) -> dict[str, i
             "events": answers.events(catalog, words),
             "fates": answers.fates(catalog, words),
             "settings": answers.settings(catalog, words),
+            "profile": answers.profile(catalog, words),
             "samples": rows,
             "num_samples": total,
         }

@@ -1,7 +1,7 @@
 // Which part of the page is shown, and how it stays up to date while runs go on.
 "use strict";
 
-strop.PARTS = { runs: strop.runsPart, curves: strop.curvesPart, samples: strop.samplesPart, groups: strop.groupsPart, diff: strop.diffPart };
+strop.PARTS = { runs: strop.runsPart, curves: strop.curvesPart, samples: strop.samplesPart, groups: strop.groupsPart, profile: strop.profilePart, diff: strop.diffPart };
 strop.EVERY_MS = 4000;
 
 strop.show = async function () {
