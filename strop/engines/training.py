@@ -91,11 +91,7 @@ class Engine:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.load_to_device()
-        budget = self._config.max_tokens_per_device
-        longest = self.model.max_positions
-        parts = micro_batches(
-            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
-        ) or [[]]
+        parts = self._parts(data, rows) or [[]]
         indices: list[Tensor] = []
         outputs: list[Mapping[str, Tensor]] = []
 
@@ -120,6 +116,17 @@ class Engine:
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(indices).argsort()
         return {name: torch.cat([results[name] for results in outputs])[order] for name in outputs[0]}
+
+    def _parts(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
+        """Numbers of the rows of each micro-batch."""
+        return micro_batches(
+            data,
+            max_tokens=self._config.max_tokens_per_device,
+            parallel=self.parallel,
+            rows=rows,
+            max_positions=self.model.max_positions,
+            replays=self.replays_routing,
+        )
 
     def _packing(
         self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
@@ -238,11 +245,7 @@ class TrainEngine(Engine):
         is added, and its value noted in it.
         """
         self.load_to_device()
-        budget = self._config.max_tokens_per_device
-        longest = self.model.max_positions
-        parts = micro_batches(
-            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
-        )
+        parts = self._parts(data, rows)
         packed = self._packing(data, trains=True, router_loss=router_loss)
         factor = 1.0 if self._loss_scale is None else self._loss_scale.value
         if self.model.pipeline is not None:

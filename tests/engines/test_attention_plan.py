@@ -23,7 +23,7 @@ def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
         segments.append(Segment(start=at, length=prompt))
         at += prompt
         for length in suffixes:
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
             at += length
     return segments
 
@@ -86,7 +86,7 @@ def test_output_and_gradient_are_those_of_a_loop(
         patch.setattr(attention, "FORMULA_SCORES", scores)
         out = PackedAttention(segments, device=CPU).attend(0, query, key, value, AttentionForm(**options))
         grads = torch.autograd.grad((out * weight).sum(), (query, key, value, sinks), allow_unused=True)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, **options)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
     wanted_grads = torch.autograd.grad((wanted * weight).sum(), (query, key, value, sinks), allow_unused=True)

@@ -87,7 +87,7 @@ def test_outputs_and_gradients_of_all_ranks_are_those_of_a_loop(
         )[layout.where[: len(query)]]
     leaves = (query, key, value, sinks)
     grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, **options)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
     wanted_grads = torch.autograd.grad((wanted * weight).sum(), leaves, allow_unused=True)
@@ -117,7 +117,7 @@ def test_one_call_for_unequal_lengths_has_the_same_plan(
     segments = plan(blocks)
     query, key, value, _ = tensors(segments, (4, 2), 6)
     layout = context_layout(segments, len(query), num_ranks)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = placed(
         packed_attention.attend(query, key, value, tuples, scaling=0.4, window=window), layout
     ).chunk(num_ranks)

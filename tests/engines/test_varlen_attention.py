@@ -55,7 +55,7 @@ def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
         segments.append(Segment(start=at, length=prompt))
         at += prompt
         for length in suffixes:
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
             at += length
     return segments
 
@@ -82,14 +82,14 @@ def test_one_call_attends_as_a_loop_over_tokens_does(
     found = varlen_plan(segments, CPU)
     assert found is not None
     out = found.attend(query, key, value, form, kernel_of_docs)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, scaling=0.4, window=window)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_prefixes_behind_the_tokens_are_keys_alone() -> None:
     # As generation continues a prompt: two new tokens behind three that were computed before, which lie at 2, 3 and 4.
-    segments = [Segment(start=0, length=2, prefix_start=2, prefix_length=3)]
+    segments = [Segment(start=0, length=2, prefix=((2, 5),))]
     found = varlen_plan(segments, CPU)
     assert found is not None
     assert found.key_index is not None

@@ -142,6 +142,7 @@ class MegatronEngine:
             parallel=self.parallel,
             rows=rows,
             max_positions=self.model.max_positions,
+            replays=self.replays_routing,
         ) or [[]]
         is_interleaved = self._config.pipeline_chunks > 1
         if is_interleaved:  # each stage passes them in groups of as many as there are stages
