@@ -76,6 +76,7 @@ def pack(
         targets=sent(targets, device),
         prediction_index=prediction_index,
         response_index=packing.response_index(ends)[predicted],
+        num_row_tokens=packing.num_row_tokens,
         media=inputs.arguments(packing.media, device=device)
         if packing.media and inputs is not None
         else None,
@@ -122,6 +123,11 @@ class _Packing:
         self.media += media
         if row.experts is not None:
             self.experts.append(row.experts[of_node])
+
+    @property
+    def num_row_tokens(self) -> int:
+        """Tokens of all rows, each counted by itself."""
+        return sum(map(len, self._rows))
 
     def num_rows(self) -> Tensor:
         """[N] rows that each token is part of."""

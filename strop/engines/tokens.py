@@ -86,6 +86,8 @@ class Tokens:
     its prediction."""
     response_index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
+    num_row_tokens: int
+    """Tokens of the rows, each counted by itself: N and what they share."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: Part | None = None
@@ -241,6 +243,29 @@ class Tokens:
         turn = torch.empty_like(order)
         turn[order] = torch.arange(len(order)) - torch.searchsorted(numbers, numbers)
         return turn
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of rows that were passed."""
+
+    of_rows: int = 0
+    """Of all rows, each counted by itself."""
+    computed: int = 0
+    """Of these, those that a model ran on: what rows share in a micro-batch once."""
+
+    def with_pass(self, tokens: Tokens) -> TokenCounts:
+        """With a micro-batch more; one that predicts nothing does not count."""
+        if not len(tokens.targets):
+            return self
+        return TokenCounts(self.of_rows + tokens.num_row_tokens, self.computed + tokens.num_tokens)
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(self.of_rows + other.of_rows, self.computed + other.computed)
+
+    def since(self, before: TokenCounts) -> TokenCounts:
+        """Without those that were counted before."""
+        return TokenCounts(self.of_rows - before.of_rows, self.computed - before.computed)
 
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]

@@ -38,7 +38,7 @@ from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
-from strop.engines.tokens import TokenFunction, Tokens
+from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]
@@ -68,6 +68,8 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self.token_counts = TokenCounts()
+        """Of all passes of this rank so far."""
         self.replays_routing = False
         """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
         self._offloaded: list[HostCopies] = []
@@ -153,6 +155,7 @@ class Engine:
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
+        self.token_counts = self.token_counts.with_pass(tokens)
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
             self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
