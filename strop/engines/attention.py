@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
@@ -202,15 +203,15 @@ class Segment:
     """Runs of its tokens, counted from its first one, that see each other whatever their order: images of models that
     read these in both directions (Gemma 3)."""
 
-    @property
+    @cached_property
     def num_keys(self) -> int:
         """Tokens that its last token sees."""
         return sum(end - start for start, end in self.prefix) + self.length
 
-    def keys(self) -> Tensor:
-        """[num_keys] int64, places of these tokens in the row, in the order of the sequence."""
+    def keys(self) -> NDArray[np.int64]:
+        """[num_keys], places of these tokens in the row, in the order of the sequence."""
         runs = (*self.prefix, (self.start, self.start + self.length))
-        return torch.cat([torch.arange(start, end) for start, end in runs])
+        return np.concatenate([np.arange(start, end) for start, end in runs])
 
 
 @dataclass(frozen=True)
@@ -429,7 +430,10 @@ def _make_bucket(
     key_index = mask = None
     blocks = _block_numbers(group, q)
     if int(before.max()) > 0 or places is not None:
-        key_index = pad_sequence([s.keys() for s in group], batch_first=True).flatten()
+        of_segments = np.zeros((len(group), k), dtype=np.int64)
+        for row, segment in enumerate(group):
+            of_segments[row, : segment.num_keys] = segment.keys()
+        key_index = torch.from_numpy(of_segments).flatten()
     if int(before.max()) > 0 or blocks is not None:
         mask = _causal_mask(before, lengths, (q, k), blocks).to(device)
     if places is not None:

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment, Span
@@ -99,16 +101,16 @@ class _Packing:
         self.segments: list[Segment] = []
         self.media: list[Media] = []
         paths: list[tuple[Span, ...]] = []  # of each node, its run behind those that it continues
+        places: list[NDArray[np.int64]] = []  # the places of these tokens
         start = 0
         for node in self._tree.nodes:
-            before = () if node.parent is None else paths[node.parent]
+            end, before = start + len(node), () if node.parent is None else paths[node.parent]
             self._add(node, start, before)
-            paths.append((*before, (start, start + len(node))))
-            start += len(node)
-        self._places = [
-            torch.cat([torch.arange(*span) for span in paths[node]])[: len(row)]
-            for row, node in zip(rows, self._tree.last, strict=True)
-        ]
+            paths.append((*before, (start, end)))
+            own = np.arange(start, end)
+            places.append(own if node.parent is None else np.concatenate([places[node.parent], own]))
+            start = end
+        self._places = [places[node][: len(row)] for row, node in zip(rows, self._tree.last, strict=True)]
         """Of each row, places [T] of its tokens."""
 
     def _add(self, node: Node, start: int, before: tuple[Span, ...]) -> None:
@@ -118,7 +120,7 @@ class _Packing:
         media = [medium for medium in row.media if node.start <= medium.start < node.end]
         blocks = self._inputs.blocks(ids) if media and self._inputs is not None else ()
         self.ids.append(ids)
-        self.positions.append(_positions(row, self._inputs)[..., of_node])
+        self.positions.append(_positions(row, of_node, self._inputs))
         self.segments.append(Segment(start=start, length=len(node), prefix=before, blocks=blocks))
         self.media += media
         if row.experts is not None:
@@ -131,7 +133,8 @@ class _Packing:
 
     def num_rows(self) -> Tensor:
         """[N] rows that each token is part of."""
-        return torch.bincount(torch.cat(self._places), minlength=self._tree.num_tokens)
+        places = torch.from_numpy(np.concatenate(self._places))
+        return torch.bincount(places, minlength=self._tree.num_tokens)
 
     def predictions(self) -> tuple[Tensor, Tensor, Tensor]:
         """What is predicted, each token once for rows that share all before it.
@@ -141,9 +144,8 @@ class _Packing:
             number of its prediction.
         """
         # The prompt's last token predicts the first response token, each response token the next one.
-        places = torch.cat(
-            [at[len(row.prompt) - 1 :] for row, at in zip(self._rows, self._places, strict=True)]
-        )
+        behind = [at[len(row.prompt) - 1 :] for row, at in zip(self._rows, self._places, strict=True)]
+        places = torch.from_numpy(np.concatenate(behind))
         targets = torch.cat([_targets(row, self._inputs) for row in self._rows])
         width = int(targets.max()) + 1
         both, number = torch.unique(places * width + targets, return_inverse=True)
@@ -152,10 +154,10 @@ class _Packing:
     def response_index(self, ends: Tensor) -> Tensor:
         """[M] place of each response token, of rows that end at these places [B]."""
         runs = [
-            torch.arange(end - len(row.response), end)
+            np.arange(end - len(row.response), end)
             for row, end in zip(self._rows, ends.tolist(), strict=True)
         ]
-        return torch.cat(runs)
+        return torch.from_numpy(np.concatenate(runs))
 
 
 def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
@@ -224,16 +226,17 @@ def _part(tokens: Tokens, parallel: Parallel) -> Part:
     return shard_micro_batch(**whole, group=parallel.sp_group)
 
 
-def _positions(row: Row, inputs: Vision | None) -> Tensor:
-    """Positions [T] of a row's tokens; [3, T] of a row with media, if the model counts those along three axes."""
+def _positions(row: Row, some: slice, inputs: Vision | None) -> Tensor:
+    """Positions [n] of some of a row's tokens; [3, n] of a row with media, if the model counts those along three
+    axes."""
     if not row.media:
-        return torch.arange(len(row))
+        return torch.arange(some.start, some.stop)
     if inputs is None:
         raise ValueError(
             "a sample has images, but the model takes text alone: use a vision-language model with its image processor"
         )
     inputs.check(row.ids.tolist(), row.media, "a sample")
-    return inputs.positions(torch.from_numpy(row.ids), row.media)
+    return inputs.positions(torch.from_numpy(row.ids), row.media)[..., some]
 
 
 def _targets(row: Row, inputs: Vision | None) -> Tensor:

@@ -36,7 +36,7 @@ class Row:
     """[T, L k], experts that its tokens are to go to, with T = P + R - 1; None: the routers choose."""
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.response) - 1
+        return len(self.ids)
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
@@ -74,14 +74,6 @@ class PrefixTree:
         """Tokens of all nodes."""
         return sum(map(len, self.nodes))
 
-    def path(self, node: int | None) -> list[int]:
-        """A node behind those that it continues, from the beginning of a row on."""
-        found: list[int] = []
-        while node is not None:
-            found.append(node)
-            node = self.nodes[node].parent
-        return found[::-1]
-
 
 def prefix_tree(rows: Sequence[Row]) -> PrefixTree:
     """The tree of these rows, with rows numbered as they are given.
@@ -90,20 +82,23 @@ def prefix_tree(rows: Sequence[Row]) -> PrefixTree:
     """
     keys = _keys(rows)
     order = sorted(range(len(rows)), key=lambda row: (keys[row].tobytes(), row))
-    ways: list[list[int]] = []  # rows that lie on one way from a root to a leaf, the longest one last
+    ways = [
+        [row] for row in order[:1]
+    ]  # rows that lie on one way from a root to a leaf, the longest one last
     forks: list[int] = []  # tokens that each way has in common with the next one
-    for row, after in itertools.zip_longest(order, order[1:]):
-        ways = ways or [[]]
-        ways[-1].append(row)
-        common = 0 if after is None else _num_shared(rows, keys, row, after)
-        if after is not None and common < len(rows[row]):
-            ways.append([])
+    for before, row in itertools.pairwise(order):
+        common = _num_shared(rows, keys, before, row)
+        if common == len(rows[before]):
+            ways[-1].append(row)
+        else:
+            ways.append([row])
             forks.append(common)
     return _tree(rows, ways, forks)
 
 
 def _tree(rows: Sequence[Row], ways: Sequence[Sequence[int]], forks: Sequence[int]) -> PrefixTree:
     """The tree of neighbouring ways, with a node wherever some of them part."""
+    lengths = [len(row) for row in rows]
     nodes: list[Node] = []
     last = [0] * len(rows)
     waiting: list[tuple[range, int, int | None]] = [(range(len(ways)), 0, None)]
@@ -112,18 +107,20 @@ def _tree(rows: Sequence[Row], ways: Sequence[Sequence[int]], forks: Sequence[in
         if not some:
             continue
         row = ways[some[0]][-1]
-        end = min((forks[way] for way in some[:-1]), default=len(rows[row]))
+        end = min((forks[way] for way in some[:-1]), default=lengths[row])
         if end > start:
             nodes.append(Node(row=row, start=start, end=end, parent=parent))
             parent = len(nodes) - 1
         if len(some) == 1:
             for row in ways[some[0]]:
-                last[row] = _holder(nodes, parent, len(rows[row]) - 1)
+                last[row] = _holder(nodes, parent, lengths[row] - 1)
             continue
         cuts = [some.start, *(way + 1 for way in some[:-1] if forks[way] == end), some.stop]
-        parts = [range(a, b) for a, b in itertools.pairwise(cuts)]
-        parts.sort(key=lambda part: min(min(ways[way]) for way in part), reverse=True)
-        waiting += [(part, end, parent) for part in parts]
+        parts = {}
+        for part in (range(a, b) for a, b in itertools.pairwise(cuts)):
+            first = min(row for way in part for row in ways[way] if lengths[row] > end)
+            parts[first] = part
+        waiting += [(parts[first], end, parent) for first in sorted(parts, reverse=True)]
     return PrefixTree(nodes=tuple(nodes), last=tuple(last))
 
 

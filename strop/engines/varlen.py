@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,7 +93,7 @@ def varlen_plan(
         key_ends.append(key_ends[-1] + segment.num_keys)
     index = None
     if places is not None or any(segment.num_keys > segment.length for segment in present):
-        keys = torch.cat([segment.keys() for segment in present])
+        keys = torch.from_numpy(np.concatenate([segment.keys() for segment in present]))
         index = sent(keys if places is None else places.keys[keys], device)
     both = sent(torch.tensor([ends, key_ends], dtype=torch.int32), device)
     return VarlenPlan(

@@ -34,6 +34,11 @@ def runs(tree: PrefixTree, sequences: Sequence[Sequence[int]]) -> list[tuple[lis
     return [(list(sequences[node.row][node.start : node.end]), node.parent) for node in tree.nodes]
 
 
+def path(tree: PrefixTree, node: int | None) -> list[int]:
+    """A node behind those that it continues."""
+    return [] if node is None else [*path(tree, tree.nodes[node].parent), node]
+
+
 # Few token ids, so that rows begin alike, end within others and are equal.
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=14)
 
@@ -43,7 +48,7 @@ def test_a_tree_by_hand() -> None:
     tree = tree_of(rows)
     assert runs(tree, rows) == [([1, 2], None), ([3, 4, 5], 0), ([7, 8, 9], 0), ([6, 6], None)]
     assert tree.last == (1, 3, 2, 2, 0)
-    assert (tree.num_tokens, tree.path(2)) == (10, [0, 2])
+    assert tree.num_tokens == 10
 
 
 def test_the_turns_of_an_episode_are_one_run() -> None:
@@ -59,11 +64,11 @@ def test_every_beginning_is_there_once(rows: list[list[int]]) -> None:
     assert tree.num_tokens == len(beginnings)
     assert all(len(node) > 0 for node in tree.nodes)
     for number, row in enumerate(rows):
-        tokens = [t for node in tree.path(tree.last[number]) for t in runs(tree, rows)[node][0]]
+        tokens = [t for node in path(tree, tree.last[number]) for t in runs(tree, rows)[node][0]]
         assert tokens[: len(row)] == row
         assert tree.nodes[tree.last[number]].start < len(row)
     for number, node in enumerate(tree.nodes):
-        before = None if number == 0 else tree.path(number - 1)
+        before = None if number == 0 else path(tree, number - 1)
         assert node.parent is None or node.parent in (before or []), "what continues a node follows it"
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_attention_plan import any_plan, plan
 from torch import Tensor
 
 from references import packed_attention
@@ -47,31 +48,15 @@ def kernel_of_docs(
     return out
 
 
-def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
-    """Segments of blocks (prompt length, suffix lengths)."""
-    segments, at = [], 0
-    for prompt, suffixes in blocks:
-        start = at
-        segments.append(Segment(start=at, length=prompt))
-        at += prompt
-        for length in suffixes:
-            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
-            at += length
-    return segments
-
-
 @settings(max_examples=15, deadline=None)
 @given(
-    blocks=st.lists(
-        st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=3
-    ),
+    segments=any_plan(6),
     window=st.none() | st.integers(1, 9),
     heads=st.sampled_from([(1, 1), (4, 2)]),
 )
 def test_one_call_attends_as_a_loop_over_tokens_does(
-    blocks: list[tuple[int, list[int]]], window: int | None, heads: tuple[int, int]
+    segments: list[Segment], window: int | None, heads: tuple[int, int]
 ) -> None:
-    segments = plan(blocks)
     n = sum(segment.length for segment in segments)
     generator = torch.Generator().manual_seed(n)
     query, key, value = (

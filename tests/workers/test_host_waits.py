@@ -69,7 +69,7 @@ def test_a_policy_update_waits_as_often_for_many_micro_batches_as_for_one(
         actor = make_actor(tiny_model, AlgorithmConfig(**settings), max_tokens=max_tokens)
         seen.append(waits_of(lambda a=actor: a.update_policy(batch, totals_of(batch)), actor.engine))  # type: ignore[misc]
     (few, waits), (many, same) = seen
-    assert (few, many) == ((1, 5) if settings else (2, 5))
+    assert (few, many) == ((1, 4) if settings else (2, 4))
     assert same == waits  # of columns in host memory, the loss, and all metrics at once
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -144,19 +145,19 @@ class PackedContext(Context):
         segments = self._attention.segments
         continued = {start for segment in segments for start, _ in segment.prefix}
         sequences = [segment.keys() for segment in segments if segment.start not in continued]
-        tokens = torch.cat(sequences)
-        ends = torch.tensor([len(keys) for keys in sequences]).cumsum(0)
-        place = torch.zeros(sum(segment.length for segment in segments), dtype=torch.int64)
-        for keys, end in zip(sequences, ends, strict=True):
-            place[keys] = torch.arange(end - len(keys), end)
+        ends = np.cumsum([len(keys) for keys in sequences]).tolist()
+        starts = [0, *ends[:-1]]
+        of_tokens = np.zeros(sum(segment.length for segment in segments), dtype=np.int64)
+        for keys, start, end in zip(sequences, starts, ends, strict=True):
+            of_tokens[keys] = np.arange(start, end)
         device = self._attention.device
-        laid_out = [
-            Segment(start=int(end) - len(keys), length=len(keys))
-            for keys, end in zip(sequences, ends, strict=True)
-        ]
+        tokens, place = (
+            torch.from_numpy(index).to(device) for index in (np.concatenate(sequences), of_tokens)
+        )
+        laid_out = [Segment(start=start, length=end - start) for start, end in zip(starts, ends, strict=True)]
         end_to_end = PackedAttention(laid_out, device=device)
-        buckets = [(bucket.shape, tokens.to(device)[bucket.query_index]) for bucket in end_to_end.buckets]
-        return end_to_end, buckets, place.to(device)
+        buckets = [(bucket.shape, tokens[bucket.query_index]) for bucket in end_to_end.buckets]
+        return end_to_end, buckets, place
 
 
 class PieceContext(Context):
