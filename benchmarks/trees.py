@@ -59,7 +59,12 @@ def main() -> None:
             name: measure(folder, pairs, budget=options.budget, repeats=options.repeats)
             for name, pairs in made.items()
         }
-    print(json.dumps({"benchmark": "trees", **vars(options), "shapes": shapes, "machine": started_on}))
+    ratio = min(shape["ratio"] for shape in shapes.values())
+    print(
+        json.dumps(
+            {"benchmark": "trees", "ratio": ratio, **vars(options), "shapes": shapes, "machine": started_on}
+        )
+    )
 
 
 def tree(branches: int, run_tokens: int) -> list[Pair]:
