@@ -1,9 +1,9 @@
 """Attention over packed sequences, behind the attention interface of Hugging Face models.
 
 A forward pass sees one row of N tokens in which many sequences lie end to end. Which token may look at
-which is not a mask of [N, N] but a plan: every segment (a run of tokens) names the earlier segment it
-continues, if any. So the prompt of a group of samples lies in the row once, and each sample's response
-continues it.
+which is not a mask of [N, N] but a plan: every segment (a run of tokens) names the earlier segments that
+it continues, if any. So what several sequences begin with lies in the row once: the prompt of a group of
+samples, which each sample's response continues, or the runs of a tree of any depth (prefix_tree.py).
 
 The plan gathers segments of similar length into buckets and runs one scaled-dot-product attention per
 bucket, forward and backward, on any device; where scores are capped or heads have sinks, which no fused kernel
@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -195,21 +197,21 @@ class Segment:
     """Index of its first token in the row."""
     length: int
     """Number of tokens."""
-    prefix_start: int = 0
-    """First token of the segment that it continues."""
-    prefix_length: int = 0
-    """Tokens of the segment that it continues; 0 for a sequence of its own."""
-    num_before: int = 0
-    """Tokens in front of the first one that lie in the row right before it and are seen too: the run begins in the
-    middle of a sequence, or of what continues a prompt."""
+    prefix: tuple[Span, ...] = ()
+    """Runs of the row that it continues, from the beginning of its sequence on; none where it begins one."""
     blocks: tuple[Span, ...] = ()
     """Runs of its tokens, counted from its first one, that see each other whatever their order: images of models that
     read these in both directions (Gemma 3)."""
 
-    @property
+    @cached_property
     def num_keys(self) -> int:
         """Tokens that its last token sees."""
-        return self.prefix_length + self.num_before + self.length
+        return sum(end - start for start, end in self.prefix) + self.length
+
+    def keys(self) -> NDArray[np.int64]:
+        """[num_keys], places of these tokens in the row, in the order of the sequence."""
+        runs = (*self.prefix, (self.start, self.start + self.length))
+        return np.concatenate([np.arange(start, end) for start, end in runs])
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class Bucket:
 
 
 class PackedAttention:
-    """Causal attention within each segment and to the segment it continues."""
+    """Causal attention within each segment and to those that it continues."""
 
     def __init__(
         self, segments: Sequence[Segment], *, device: torch.device, places: Places | None = None
@@ -250,13 +252,13 @@ class PackedAttention:
             places: of tokens among the queries and among the keys; None: both are the row itself.
         """
         self.segments = tuple(segments)
-        self._device = device
+        self.device = device
         self._places = places
         self._masks: dict[tuple[int | None, int | None], list[Tensor]] = {}
 
     def prepare(self) -> None:
         """Make the index tensors of the calls now, which else happens in the first layer."""
-        _ = self._varlen if runs_on(self._device) else self._buckets
+        _ = self._varlen if runs_on(self.device) else self._buckets
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -268,18 +270,18 @@ class PackedAttention:
         """The calls, and where each query is in their joined outputs [N]."""
         buckets, tokens, slots, base = [], [], [], 0
         for group in _group_by_length(self.segments):
-            bucket, token_of_slot, valid = _make_bucket(group, self._device, self._places)
+            bucket, token_of_slot, valid = _make_bucket(group, self.device, self._places)
             buckets.append(bucket)
             at_slot = torch.nonzero(valid.flatten())[:, 0]
             tokens.append(token_of_slot[at_slot])
             slots.append(base + at_slot)
             base += valid.numel()
         order = torch.argsort(torch.cat(tokens))
-        return buckets, torch.cat(slots)[order].to(self._device)
+        return buckets, torch.cat(slots)[order].to(self.device)
 
     @cached_property
     def _varlen(self) -> VarlenPlan | None:
-        return varlen_plan(self.segments, self._device, self._places)
+        return varlen_plan(self.segments, self.device, self._places)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]; with places there
@@ -419,10 +421,8 @@ def _make_bucket(
     group: list[Segment], device: torch.device, places: Places | None
 ) -> tuple[Bucket, Tensor, Tensor]:
     """The bucket of these segments; in host memory the query of each slot [b * q], and which [b, q] hold one."""
-    table = torch.tensor(
-        [(s.start, s.length, s.prefix_start, s.prefix_length, s.prefix_length + s.num_before) for s in group]
-    )
-    starts, lengths, prefix_starts, of_prefix, before = table[:, :, None].unbind(1)  # [b, 1] each
+    table = torch.tensor([(s.start, s.length, s.num_keys - s.length) for s in group])
+    starts, lengths, before = table[:, :, None].unbind(1)  # [b, 1] each
     q, k = int(lengths.max()), int((before + lengths).max())
     at_query = torch.arange(q)[None]
     valid = at_query < lengths
@@ -430,9 +430,10 @@ def _make_bucket(
     key_index = mask = None
     blocks = _block_numbers(group, q)
     if int(before.max()) > 0 or places is not None:
-        at_key = torch.arange(k)[None]
-        key_index = torch.where(at_key < of_prefix, prefix_starts + at_key, starts + at_key - before)
-        key_index = torch.where(at_key < before + lengths, key_index, 0).flatten()
+        of_segments = np.zeros((len(group), k), dtype=np.int64)
+        for row, segment in enumerate(group):
+            of_segments[row, : segment.num_keys] = segment.keys()
+        key_index = torch.from_numpy(of_segments).flatten()
     if int(before.max()) > 0 or blocks is not None:
         mask = _causal_mask(before, lengths, (q, k), blocks).to(device)
     if places is not None:

@@ -207,7 +207,7 @@ class EngineConfig:
     """Implementation of the model and its training: torch, the model of transformers with FSDP2; megatron, the layers,
     pipeline and optimizer of megatron-core (install strop[megatron]), for some families of text models."""
     max_tokens_per_device: PositiveInt = 16384
-    """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
+    """Hard bound on the packed tokens of one forward pass. What rows begin with alike counts once."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each sequence (Ulysses). It divides the number of ranks and of attention heads."""
     tensor_parallel: PositiveInt = 1

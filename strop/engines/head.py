@@ -33,7 +33,7 @@ class ChosenTokens:
     log_probs: Tensor
     """[N, K], with gradient."""
     is_likely: Tensor
-    """[N, K] bool: the token is one of the policy's own K most likely there."""
+    """[N, K] bool: the token is one of the policy's own most likely ones there."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,15 @@ class Head:
         return log_probs[:, 0], entropies
 
     def log_probs_at(
-        self, hidden: Tensor, targets: Tensor, chosen: Tensor, *, temperature: float
+        self, hidden: Tensor, targets: Tensor, chosen: Tensor, *, temperature: float, num_likely: int
     ) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what there is to say of further tokens [N, K] at each place, from the same logits.
 
-        The target may be among them.
+        The target may be among them. Tokens are likely that are among the `num_likely` most likely ones.
         """
         columns = torch.cat([targets[:, None], chosen], dim=1)
         log_probs, entropies, is_likely = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, self.bias, self, columns, temperature, chosen.shape[1]
+            hidden, self.weight, self.bias, self, columns, temperature, num_likely
         )
         at = ChosenTokens(log_probs=log_probs[:, 1:], is_likely=is_likely[:, 1:])
         return log_probs[:, 0], entropies, at

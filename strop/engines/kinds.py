@@ -20,7 +20,7 @@ from strop.engines.megatron.checks import check_installed
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.parallel.ranks import Parallel
-from strop.engines.tokens import TokenFunction
+from strop.engines.tokens import TokenCounts, TokenFunction
 from strop.engines.training import Engine, Loss, TrainEngine
 from strop.protocol import DataProto
 
@@ -33,6 +33,7 @@ class ModelEngine(Protocol):
     affair: they are read through `streamed_weights`."""
     parallel: Parallel
     operations: float | None
+    token_counts: TokenCounts
     replays_routing: bool
     """Tokens go to the experts that rows name."""
 

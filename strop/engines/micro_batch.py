@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.moe.routing import Routing
 from strop.engines.multimodal.vl_model import Vision
-from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
+from strop.engines.packing import joined_positions, make_rows, token_rows
 from strop.engines.parallel.context import ContextTensorShard, context_shard
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.parallel.ulysses import shard_micro_batch, token_share
+from strop.engines.prefix_tree import Node, Row, prefix_tree
 from strop.engines.tokens import PackedModel, Part, Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
-
-_Row = tuple[Tensor, Tensor, tuple[Media, ...], int, Tensor | None]
-"""Prompt, response, media, the end of the response among those of all rows, and experts [T, L k] of their tokens."""
 
 
 def pack(
@@ -37,7 +37,7 @@ def pack(
     router_loss: RouterLoss | None = None,
     replays: bool = False,
 ) -> Tokens:
-    """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
+    """Rows of a batch end to end, as one micro-batch; rows that begin alike share these tokens wherever they stand.
 
     Without rows there is a token that predicts nothing: a rank that has none left passes in step with the others.
 
@@ -55,27 +55,30 @@ def pack(
     device, inputs = model.device, model.media
     if is_empty := not len(data if rows is None else rows):
         data, rows = make_rows([torch.tensor([0])], [torch.tensor([0])]), None
-    packing = _Packing(inputs)
-    for group in _by_prompt(data, rows, replays=replays):
-        packing.add(group)
+    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
+    ends = after if rows is None else after[list(rows)]
+    packing = _Packing(token_rows(data, rows, replays=replays), inputs)
+    predicted = slice(0) if is_empty else slice(None)
+    hidden_index, targets, prediction_index = (part[predicted] for part in packing.predictions())
     routing = None
     if model.routers is not None:
-        num_rows = torch.cat(packing.num_rows)
+        num_rows = packing.num_rows()
         routing = Routing(
             sent(torch.zeros_like(num_rows) if is_empty else num_rows, device),
             num_layers=model.routers.num_layers,
             experts=sent(torch.cat(packing.experts), device) if packing.experts else None,
             loss=router_loss,
         )
-    predicting = slice(0) if is_empty else slice(None)
     packed = Tokens(
         model=model,
         input_ids=sent(torch.cat(packing.ids)[None], device),
         position_ids=sent(joined_positions(packing.positions), device),
         attention=PackedAttention(packing.segments, device=device),
-        hidden_index=sent(torch.cat(packing.hidden)[predicting], device),
-        targets=sent(torch.cat(packing.targets)[predicting], device),
-        response_index=torch.cat(packing.response_index)[predicting],
+        hidden_index=sent(hidden_index, device),
+        targets=sent(targets, device),
+        prediction_index=prediction_index,
+        response_index=packing.response_index(ends)[predicted],
+        num_row_tokens=packing.num_row_tokens,
         media=inputs.arguments(packing.media, device=device)
         if packing.media and inputs is not None
         else None,
@@ -87,89 +90,74 @@ def pack(
 
 
 class _Packing:
-    """Rows put end to end, one prompt after the other; each list has a tensor per run of tokens."""
+    """Rows put end to end as the runs of their tree; each list has an entry per run."""
 
-    def __init__(self, inputs: Vision | None) -> None:
-        self._inputs = inputs
-        self._length = 0
+    def __init__(self, rows: Sequence[Row], inputs: Vision | None) -> None:
+        self._rows, self._inputs = rows, inputs
+        self._tree = prefix_tree(rows)
         self.ids: list[Tensor] = []
         self.positions: list[Tensor] = []
-        self.num_rows: list[Tensor] = []
-        """That each token is part of."""
         self.experts: list[Tensor] = []
         self.segments: list[Segment] = []
         self.media: list[Media] = []
-        self.hidden: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        self.response_index: list[Tensor] = []
+        paths: list[tuple[Span, ...]] = []  # of each node, its run behind those that it continues
+        places: list[NDArray[np.int64]] = []  # the places of these tokens
+        start = 0
+        for node in self._tree.nodes:
+            end, before = start + len(node), () if node.parent is None else paths[node.parent]
+            self._add(node, start, before)
+            paths.append((*before, (start, end)))
+            own = np.arange(start, end)
+            places.append(own if node.parent is None else np.concatenate([places[node.parent], own]))
+            start = end
+        self._places = [places[node][: len(row)] for row, node in zip(rows, self._tree.last, strict=True)]
+        """Of each row, places [T] of its tokens."""
 
-    def add(self, group: Sequence[_Row]) -> None:
-        """Rows of one prompt: its tokens once, and those of each response behind them."""
-        prompt, response, row_media, _, routed = group[0]
-        start, length, inputs = self._length, len(prompt), self._inputs
-        media = tuple(medium for medium in row_media if medium.start < length)
-        if is_alone := len(group) == 1:
-            run = torch.cat([prompt, response[:-1]])
-            segment = Segment(start=start, length=len(run), blocks=_blocks(run, row_media, inputs))
-        else:
-            segment = Segment(start=start, length=length, blocks=_blocks(prompt, media, inputs))
-        self.segments.append(segment)
-        positions = _positions(prompt, media, inputs, "a prompt")
-        experts = None if routed is None else routed[:length]
-        self._append(prompt, positions, media, experts, num_rows=len(group))
-        for row in group:
-            self._add_response(row, start, positions, num_media=len(media), is_alone=is_alone)
-
-    def _add_response(
-        self, row: _Row, prompt_start: int, prompt_positions: Tensor, *, num_media: int, is_alone: bool
-    ) -> None:
-        """The response of a row whose prompt, with so many media, is packed from this place on."""
-        prompt, response, row_media, end, routed = row
-        start, length, suffix, media = self._length, len(prompt), response[:-1], row_media[num_media:]
-        if not is_alone:
-            segment = Segment(
-                start=start,
-                length=len(suffix),
-                prefix_start=prompt_start,
-                prefix_length=length,
-                blocks=_blocks(suffix, media, self._inputs),
-            )
-            self.segments.append(segment)
-        if media:
-            positions = _positions(torch.cat([prompt, suffix]), row_media, self._inputs, "a sample")[
-                ..., length:
-            ]
-        else:
-            positions = next_position(prompt_positions) + torch.arange(len(suffix))
-        self._append(suffix, positions, media, None if routed is None else routed[length:], num_rows=1)
-        # The prompt's last token predicts the first response token, each response token the next one.
-        self.hidden += [torch.tensor([prompt_start + length - 1]), torch.arange(start, self._length)]
-        self.targets.append(_targets(response, media, self._inputs, start=length))
-        self.response_index.append(torch.arange(end - len(response), end))
-
-    def _append(
-        self, ids: Tensor, positions: Tensor, media: Sequence[Media], experts: Tensor | None, *, num_rows: int
-    ) -> None:
+    def _add(self, node: Node, start: int, before: tuple[Span, ...]) -> None:
+        row = self._rows[node.row]
+        of_node = slice(node.start, node.end)
+        ids = torch.from_numpy(row.ids[of_node])
+        media = [medium for medium in row.media if node.start <= medium.start < node.end]
+        blocks = self._inputs.blocks(ids) if media and self._inputs is not None else ()
         self.ids.append(ids)
-        self.positions.append(positions)
+        self.positions.append(_positions(row, of_node, self._inputs))
+        self.segments.append(Segment(start=start, length=len(node), prefix=before, blocks=blocks))
         self.media += media
-        self.num_rows.append(torch.full((len(ids),), num_rows))
-        if experts is not None:
-            self.experts.append(experts)
-        self._length += len(ids)
+        if row.experts is not None:
+            self.experts.append(row.experts[of_node])
 
+    @property
+    def num_row_tokens(self) -> int:
+        """Tokens of all rows, each counted by itself."""
+        return sum(map(len, self._rows))
 
-def _by_prompt(data: DataProto, rows: Sequence[int] | None, *, replays: bool) -> Iterable[Sequence[_Row]]:
-    """The rows of each prompt."""
-    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
-    ends = (after if rows is None else after[list(rows)]).tolist()
-    routed: Sequence[Tensor | None] = [None] * len(ends)
-    if replays and "routed_experts" in data.tensors():
-        routed = columns.rows(data.tensors()["routed_experts"], rows)
-    groups: dict[Hashable, list[_Row]] = {}
-    for (prompt, response, shown), end, experts in zip(token_rows(data, rows), ends, routed, strict=True):
-        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end, experts))
-    return groups.values()
+    def num_rows(self) -> Tensor:
+        """[N] rows that each token is part of."""
+        places = torch.from_numpy(np.concatenate(self._places))
+        return torch.bincount(places, minlength=self._tree.num_tokens)
+
+    def predictions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is predicted, each token once for rows that share all before it.
+
+        Returns:
+            Places [U] of the hidden states, the tokens [U] that they predict, and of each response token [M] the
+            number of its prediction.
+        """
+        # The prompt's last token predicts the first response token, each response token the next one.
+        behind = [at[len(row.prompt) - 1 :] for row, at in zip(self._rows, self._places, strict=True)]
+        places = torch.from_numpy(np.concatenate(behind))
+        targets = torch.cat([_targets(row, self._inputs) for row in self._rows])
+        width = int(targets.max()) + 1
+        both, number = torch.unique(places * width + targets, return_inverse=True)
+        return both // width, both % width, number
+
+    def response_index(self, ends: Tensor) -> Tensor:
+        """[M] place of each response token, of rows that end at these places [B]."""
+        runs = [
+            np.arange(end - len(row.response), end)
+            for row, end in zip(self._rows, ends.tolist(), strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(runs))
 
 
 def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
@@ -238,35 +226,31 @@ def _part(tokens: Tokens, parallel: Parallel) -> Part:
     return shard_micro_batch(**whole, group=parallel.sp_group)
 
 
-def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:
-    """Runs of these tokens, which have these media, that see each other whatever their order."""
-    return inputs.blocks(token_ids) if media and inputs is not None else ()
-
-
-def _positions(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None, where: str) -> Tensor:
-    """Positions [n] of tokens [n] from the beginning of a sequence; [3, n] of tokens with media, if the model counts
-    those along three axes."""
-    if not media:
-        return torch.arange(len(token_ids))
+def _positions(row: Row, some: slice, inputs: Vision | None) -> Tensor:
+    """Positions [n] of some of a row's tokens; [3, n] of a row with media, if the model counts those along three
+    axes."""
+    if not row.media:
+        return torch.arange(some.start, some.stop)
     if inputs is None:
         raise ValueError(
-            f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
+            "a sample has images, but the model takes text alone: use a vision-language model with its image processor"
         )
-    inputs.check(token_ids.tolist(), media, where)
-    return inputs.positions(token_ids, media)
+    inputs.check(row.ids.tolist(), row.media, "a sample")
+    return inputs.positions(torch.from_numpy(row.ids), row.media)[..., some]
 
 
-def _targets(response: Tensor, media: Sequence[Media], inputs: Vision | None, *, start: int) -> Tensor:
+def _targets(row: Row, inputs: Vision | None) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
     Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
     for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
-    number. `start` is the place of the response in its sequence.
+    number.
     """
+    media = [medium for medium in row.media if medium.start >= len(row.prompt)]
     if not media or inputs is None:
-        return response
-    targets = response.clone()
+        return row.response
+    targets = row.response.clone()
     for medium in media:
-        first, end = (index - start for index in medium.span)
+        first, end = (index - len(row.prompt) for index in medium.span)
         targets[first:end] = inputs.text_id
     return targets

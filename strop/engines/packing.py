@@ -1,10 +1,13 @@
-"""Rows into micro-batches: which run together, a shared prompt once, with a hard bound on tokens.
+"""Rows into micro-batches: which run together, what they share once, with a hard bound on tokens.
 
-A row is a prompt and a response. Rows with the same prompt in one micro-batch form a block: the prompt's
-tokens once, then each row's response. The last response token predicts nothing and is not computed.
+A row is a prompt and a response. Rows that begin alike form a tree (prefix_tree.py): what they share is packed once,
+and behind it the rest of each. The last response token predicts nothing and is not computed.
 
-    block:   p0 p1 p2 | a0 a1 | b0 b1 b2          responses a = a0 a1 a2, b = b0 b1 b2 b3
-    predicts       a0   a1 a2   b1 b2 b3          (p2 predicts b0 as well)
+    a group:  p0 p1 p2 | a0 a1 | b0 b1 b2         responses a = a0 a1 a2, b = b0 b1 b2 b3
+    predicts        a0   a1 a2   b1 b2 b3         (p2 predicts b0 as well)
+
+Responses that go on alike are one run up to where they part, and the rows of an episode's turns, of which each begins
+with the one before, are one run as long as the longest.
 
 How rows are cut into micro-batches never changes a result: losses are sums of per-token terms whose
 weights were fixed for the whole optimizer batch (algorithms/aggregation.py).
@@ -12,12 +15,15 @@ weights were fixed for the whole optimizer batch (algorithms/aggregation.py).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.prefix_tree import PrefixTree, Row, prefix_tree
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 
@@ -34,26 +40,26 @@ def make_rows(
     return DataProto.from_dict(tensors, non_tensors={} if media is None else {"media": list(media)})
 
 
-def token_rows(
-    data: DataProto, rows: Sequence[int] | None = None
-) -> list[tuple[Tensor, Tensor, tuple[Media, ...]]]:
-    """Of rows of a batch, each: prompt [P], response [R], and their images and videos in order.
+def token_rows(data: DataProto, rows: Sequence[int] | None = None, *, replays: bool = False) -> list[Row]:
+    """Rows of a batch.
 
     Args:
         data: columns prompts [B, P~] and responses [B, R~]; `media`, a tuple per row, where a row has any.
         rows: their numbers; None: all.
+        replays: with the experts of column routed_experts [B, T~, L k], where the batch has it.
     """
     prompts, responses = (columns.rows(data.tensors()[name], rows) for name in ("prompts", "responses"))
     media = data.non_tensor_batch.get("media")
     shown = [()] * len(prompts)
     if media is not None:
         shown = list(media) if rows is None else [media[row] for row in rows]
-    return list(zip(prompts, responses, shown, strict=True))
-
-
-def prompt_key(prompt: Tensor, media: Sequence[Media]) -> Hashable:
-    """Equal for rows whose prompts are equal, media included; `media` are those of prompt and response."""
-    return prompt.numpy().tobytes(), *(medium.key for medium in media if medium.start < len(prompt))
+    experts: Sequence[Tensor | None] = [None] * len(prompts)
+    if replays and "routed_experts" in data.tensors():
+        experts = columns.rows(data.tensors()["routed_experts"], rows)
+    return [
+        Row(prompt=prompt, response=response, media=of_row, experts=chosen)
+        for prompt, response, of_row, chosen in zip(prompts, responses, shown, experts, strict=True)
+    ]
 
 
 def micro_batches(
@@ -63,11 +69,13 @@ def micro_batches(
     parallel: Parallel,
     rows: Sequence[int] | None = None,
     max_positions: int | None = None,
+    replays: bool = False,
 ) -> list[list[int]]:
-    """Rows cut into micro-batches of at most `max_tokens` packed tokens per device, rows of one prompt together.
+    """Rows cut into micro-batches of at most `max_tokens` packed tokens per device, rows that begin alike together.
 
-    Whole groups are placed first-fit, largest first; a group above the bound is cut, and its prompt computed
-    once per piece. There are as many on every rank; the last ones of a rank may have no rows.
+    Whole trees are placed first-fit, largest first. A tree above the bound is cut: where it forks its branches are
+    placed in the same way, and what is before the fork is computed once per piece. There are as many on every rank;
+    the last ones of a rank may have no rows.
 
     Args:
         data: as for `token_rows`.
@@ -76,6 +84,7 @@ def micro_batches(
         rows: numbers of the rows that are wanted; None: all.
         max_positions: longest sequence that the model is made for; None: any. Rotary embeddings that change with the
             longest sequence (longrope, dynamic) would change what other rows give.
+        replays: as of `token_rows`: what goes to other experts is not shared.
 
     Returns:
         The numbers of the rows of each.
@@ -85,51 +94,69 @@ def micro_batches(
     """
     num_devices = parallel.sp_size * parallel.cp_size
     per_device, max_tokens = max_tokens, max_tokens * num_devices
-    pieces: list[list[int]] = []
-    sizes: list[int] = []
-    open_piece: dict[Hashable, int] = {}  # of each prompt, the piece that takes its next row
-    numbers = range(len(data)) if rows is None else rows
-    for row, (prompt, response, media) in zip(numbers, token_rows(data, numbers), strict=True):
-        if len(prompt) == 0 or len(response) == 0:
+    numbers = list(range(len(data)) if rows is None else rows)
+    every = token_rows(data, numbers, replays=replays)
+    for number, row in zip(numbers, every, strict=True):
+        if len(row.prompt) == 0 or len(row.response) == 0:
             raise ValueError(
-                f"row {row} has {len(prompt)} prompt and {len(response)} response tokens; each row needs both"
+                f"row {number} has {len(row.prompt)} prompt and {len(row.response)} response tokens; each row needs "
+                f"both"
             )
-        suffix_length = len(response) - 1
-        num_tokens = len(prompt) + suffix_length
-        if num_tokens > max_tokens:
+        if len(row) > max_tokens:
             shared = f" on each of the {num_devices} that share it" if num_devices > 1 else ""
             raise ValueError(
-                f"a sample has {num_tokens} tokens ({len(prompt)} of prompt), but "
+                f"a sample has {len(row)} tokens ({len(row.prompt)} of prompt), but "
                 f"engine.max_tokens_per_device of this role is {per_device}{shared}: raise it to at least "
-                f"{-(-num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens (of a "
-                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by {num_tokens - max_tokens}"
+                f"{-(-len(row) // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens (of a "
+                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by {len(row) - max_tokens}"
             )
-        if max_positions is not None and not media and num_tokens > max_positions:
+        if max_positions is not None and not row.media and len(row) > max_positions:
             raise ValueError(
-                f"a sample has {num_tokens} tokens ({len(prompt)} of prompt), but the model is made for "
+                f"a sample has {len(row)} tokens ({len(row.prompt)} of prompt), but the model is made for "
                 f"{max_positions} positions: lower data.max_prompt_tokens or data.max_response_tokens (of a "
                 f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by "
-                f"{num_tokens - max_positions}"
+                f"{len(row) - max_positions}"
             )
-        key = prompt_key(prompt, media)
-        piece = open_piece.get(key)
-        if piece is None or sizes[piece] + suffix_length > max_tokens:
-            piece = open_piece[key] = len(pieces)
-            pieces.append([])
-            sizes.append(len(prompt))
-        pieces[piece].append(row)
-        sizes[piece] += suffix_length
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(pieces)), key=lambda i: -sizes[i]):
-        bin_index = next((b for b, free in enumerate(room) if free >= sizes[index]), None)
-        if bin_index is None:
-            bins.append([])
-            room.append(max_tokens)
-            bin_index = len(bins) - 1
-        bins[bin_index].extend(pieces[index])
-        room[bin_index] -= sizes[index]
+    bins = [[numbers[row] for row in part] for part in _pieces(prefix_tree(every), max_tokens)]
     return bins + [[] for _ in range(parallel.max(len(bins)) - len(bins))]
+
+
+@dataclass
+class _Piece:
+    """Rows below a node, and the tokens there that they need."""
+
+    num_tokens: int
+    rows: list[int]
+
+
+def _pieces(tree: PrefixTree, max_tokens: int) -> list[list[int]]:
+    """The rows of a tree in pieces of at most so many tokens, in ascending order in each."""
+    below: dict[int | None, list[_Piece]] = defaultdict(list)
+    ending: dict[int, list[int]] = defaultdict(list)
+    for row, last in enumerate(tree.last):
+        ending[last].append(row)
+    for number in range(len(tree.nodes) - 1, -1, -1):  # what continues a node before the node
+        node = tree.nodes[number]
+        pieces = _first_fit(below.pop(number, [])[::-1], max_tokens - node.end)
+        pieces = pieces or [_Piece(0, [])]
+        pieces[0].rows += ending[number]
+        for piece in pieces[::-1]:
+            piece.num_tokens += len(node)
+            below[node.parent].append(piece)
+    return [sorted(piece.rows) for piece in _first_fit(below[None][::-1], max_tokens)]
+
+
+def _first_fit(pieces: Sequence[_Piece], max_tokens: int) -> list[_Piece]:
+    """Pieces joined as far as the bound allows, the largest first."""
+    joined: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.num_tokens):
+        found = next((other for other in joined if other.num_tokens + piece.num_tokens <= max_tokens), None)
+        if found is None:
+            joined.append(piece)
+        else:
+            found.num_tokens += piece.num_tokens
+            found.rows += piece.rows
+    return joined
 
 
 def joined_positions(parts: Sequence[Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.tensor import TensorShard
 from strop.engines.parallel.ulysses import SequenceShard
+from strop.utils.device import sent
 
 Part = SequenceShard | TensorShard | ContextTensorShard
 """A rank's part of a micro-batch that several ranks share."""
@@ -66,7 +67,8 @@ class PackedModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """A micro-batch: N packed tokens, and what the model says in the places of the M response tokens among them.
+    """A micro-batch: N packed tokens, and what the model says in the places of the M response tokens of its rows, of
+    which U differ in themselves or in what is before them.
 
     To be asked while the function that was given it runs, not later. The model runs once, when it is first asked.
     """
@@ -76,11 +78,16 @@ class Tokens:
     position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
     attention: PackedAttention
     hidden_index: Tensor
-    """[M]: packed position whose hidden state predicts each response token."""
+    """[U]: packed position whose hidden state makes each prediction, in ascending order."""
     targets: Tensor
-    """[M]: the response tokens; where one stands for media, a token of text."""
+    """[U]: the token that is predicted; where one stands for media, a token of text."""
+    prediction_index: Tensor
+    """[M] int64, in host memory: the prediction of each response token. Rows that share a token and all before it share
+    its prediction."""
     response_index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
+    num_row_tokens: int
+    """Tokens of the rows, each counted by itself: N and what they share."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: Part | None = None
@@ -88,7 +95,7 @@ class Tokens:
     received: Tensor | None = None
     """Hidden states [n, D] of this rank's tokens, of the stage before this one."""
     predicting: Tensor | None = None
-    """Hidden states [M, D] that predict the tokens, where they are known; no pass is run."""
+    """Hidden states [U, D] of the predictions, where they are known; no pass is run."""
     routing: Routing | None = None
     """Of this rank's tokens, in a model with experts."""
 
@@ -106,7 +113,8 @@ class Tokens:
         and the choices of its routers are those of these tokens."""
         nothing = self.targets[:0]
         return dataclasses.replace(
-            self, hidden_index=nothing, targets=nothing, response_index=self.response_index[:0], shard=None,
+            self, hidden_index=nothing, targets=nothing, prediction_index=self.prediction_index[:0],
+            response_index=self.response_index[:0], shard=None,
             predicting=torch.zeros((0, hidden_size), dtype=dtype, device=self.model.device),
         )  # fmt: skip
 
@@ -128,14 +136,24 @@ class Tokens:
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
-        chosen = chosen.to(self.targets)
+        num_chosen, turn = chosen.shape[1], self._turn
+        num_turns = int(turn.max()) + 1 if len(turn) else 1
+        # Rows that share a prediction may each have chosen tokens of their own.
+        slot = sent(self.prediction_index * num_turns + turn, self.model.device)
+        of_slots = self.targets.new_zeros(len(self.targets) * num_turns, num_chosen)
+        of_slots[slot] = chosen.to(self.targets)
+        columns = of_slots.view(-1, num_turns * num_chosen)
         if self.shard is not None:
-            chosen = self.shard.share(chosen)
+            columns = self.shard.share(columns)
         log_probs, entropies, at = self.model.head.log_probs_at(
-            self._hidden, self._local_targets, chosen, temperature=temperature
+            self._hidden, self._local_targets, columns, temperature=temperature, num_likely=num_chosen
         )
-        is_likely = self._gather(at.is_likely.to(torch.uint8)).bool()
-        at = ChosenTokens(log_probs=self._gather(at.log_probs), is_likely=is_likely)
+
+        def of_each_slot(share: Tensor) -> Tensor:
+            return self._whole(share).reshape(-1, num_chosen)[slot]
+
+        is_likely = of_each_slot(at.is_likely.to(torch.uint8)).bool()
+        at = ChosenTokens(log_probs=of_each_slot(at.log_probs), is_likely=is_likely)
         return self._gather(log_probs), self._gather(entropies), at
 
     def top_k(self, k: int, *, temperature: float, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -156,7 +174,8 @@ class Tokens:
     def values(self) -> Tensor:
         """The value head's number [M] of the state before each token, differentiable, in at least float32."""
         function, hidden = self.model.head.values, self._hidden
-        return function(hidden) if self.shard is None else self.shard.of_each(function, hidden)
+        values = function(hidden) if self.shard is None else self.shard.of_each(function, hidden)
+        return self._of_each_row(values)
 
     def expert_counts(self) -> Tensor | None:
         """Tokens [L, E] of this rank that went to each expert of each layer, each once per row that it is part of; None
@@ -177,7 +196,7 @@ class Tokens:
 
     @cached_property
     def _hidden(self) -> Tensor:
-        """Hidden states [M, D] that predict the tokens; with a shard, this rank's share of them."""
+        """Hidden states [U, D] of the predictions; with a shard, this rank's share of them."""
         if self.predicting is not None:
             return self.predicting
         every = self._every_hidden()
@@ -196,12 +215,57 @@ class Tokens:
 
     @property
     def _local_targets(self) -> Tensor:
-        """The tokens [M] that they predict; with a shard, this rank's share of them."""
+        """The tokens [U] that they predict; with a shard, this rank's share of them."""
         return self.targets if self.shard is None else self.shard.targets
 
     def _gather(self, share: Tensor) -> Tensor:
-        """Results of all M tokens, from those of this rank's share."""
+        """Results of all M tokens, from those of this rank's share of the predictions."""
+        return self._of_each_row(self._whole(share))
+
+    def _whole(self, share: Tensor) -> Tensor:
+        """Results of all U predictions, from those of this rank's share."""
         return share if self.shard is None else self.shard.gather(share)
+
+    def _of_each_row(self, results: Tensor) -> Tensor:
+        """Results of all M tokens, from those of the predictions [U, ...]; a gradient is the sum over its tokens."""
+        return results[self._prediction]
+
+    @cached_property
+    def _prediction(self) -> Tensor:
+        """`prediction_index` on the device."""
+        return sent(self.prediction_index, self.model.device)
+
+    @property
+    def _turn(self) -> Tensor:
+        """[M], in host memory: number of each token among those of its prediction."""
+        order = torch.argsort(self.prediction_index, stable=True)
+        numbers = self.prediction_index[order]
+        turn = torch.empty_like(order)
+        turn[order] = torch.arange(len(order)) - torch.searchsorted(numbers, numbers)
+        return turn
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of rows that were passed."""
+
+    of_rows: int = 0
+    """Of all rows, each counted by itself."""
+    computed: int = 0
+    """Of these, those that a model ran on: what rows share in a micro-batch once."""
+
+    def with_pass(self, tokens: Tokens) -> TokenCounts:
+        """With a micro-batch more; one that predicts nothing does not count."""
+        if not len(tokens.targets):
+            return self
+        return TokenCounts(self.of_rows + tokens.num_row_tokens, self.computed + tokens.num_tokens)
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(self.of_rows + other.of_rows, self.computed + other.computed)
+
+    def since(self, before: TokenCounts) -> TokenCounts:
+        """Without those that were counted before."""
+        return TokenCounts(self.of_rows - before.of_rows, self.computed - before.computed)
 
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]

@@ -38,7 +38,7 @@ from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
-from strop.engines.tokens import TokenFunction, Tokens
+from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.protocol import DataProto
 from strop.utils import timeline
 from strop.utils.host_copy import HostCopy
@@ -70,6 +70,8 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self.token_counts = TokenCounts()
+        """Of all passes of this rank so far."""
         self.replays_routing = False
         """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
         self._offloaded: list[HostCopies] = []
@@ -93,11 +95,7 @@ class Engine:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.load_to_device()
-        budget = self._config.max_tokens_per_device
-        longest = self.model.max_positions
-        parts = micro_batches(
-            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
-        ) or [[]]
+        parts = self._parts(data, rows) or [[]]
         indices: list[Tensor] = []
         outputs: list[HostCopy] = []
 
@@ -122,6 +120,17 @@ class Engine:
         order = torch.cat(indices).argsort()
         columns = [copies.wait() for copies in outputs]
         return {name: torch.cat([results[name] for results in columns])[order] for name in columns[0]}
+
+    def _parts(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
+        """Numbers of the rows of each micro-batch."""
+        return micro_batches(
+            data,
+            max_tokens=self._config.max_tokens_per_device,
+            parallel=self.parallel,
+            rows=rows,
+            max_positions=self.model.max_positions,
+            replays=self.replays_routing,
+        )
 
     def _packing(
         self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
@@ -148,6 +157,7 @@ class Engine:
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
+        self.token_counts = self.token_counts.with_pass(tokens)
         if self._work is not None and self.operations is not None:
             operations = self._work.training(tokens) if trains else self._work.forward(tokens)
             self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
@@ -241,11 +251,7 @@ class TrainEngine(Engine):
         is added, and its value noted in it.
         """
         self.load_to_device()
-        budget = self._config.max_tokens_per_device
-        longest = self.model.max_positions
-        parts = micro_batches(
-            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
-        )
+        parts = self._parts(data, rows)
         packed = self._packing(data, trains=True, router_loss=router_loss)
         factor = 1.0 if self._loss_scale is None else self._loss_scale.value
         if self.model.pipeline is not None:

@@ -1,6 +1,6 @@
 """FlashAttention over segments of unequal lengths, for half precision on a CUDA device.
 
-One call per layer computes every segment: queries lie end to end as they do in the row, keys of the segment that each
+One call per layer computes every segment: queries lie end to end as they do in the row, keys of the segments that each
 one continues lie before its own. Nothing is padded, no mask is built, and a shape that was not seen before costs
 nothing (cuDNN plans each new one for 0.1 to 3 s on an H100).
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,12 +93,7 @@ def varlen_plan(
         key_ends.append(key_ends[-1] + segment.num_keys)
     index = None
     if places is not None or any(segment.num_keys > segment.length for segment in present):
-        runs = []
-        for segment in present:
-            if segment.prefix_length:
-                runs.append(torch.arange(segment.prefix_start, segment.prefix_start + segment.prefix_length))
-            runs.append(torch.arange(segment.start - segment.num_before, segment.start + segment.length))
-        keys = torch.cat(runs)
+        keys = torch.from_numpy(np.concatenate([segment.keys() for segment in present]))
         index = sent(keys if places is None else places.keys[keys], device)
     both = sent(torch.tensor([ends, key_ends], dtype=torch.int32), device)
     return VarlenPlan(

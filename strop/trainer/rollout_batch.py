@@ -107,7 +107,10 @@ class RolloutBatch:
         if mesh.dp == 1:
             return self.rows
         parts = balanced_rows(
-            [report.num_tokens for report in self.reports], [report.uid for report in self.reports], mesh.dp
+            [report.num_tokens for report in self.reports],
+            [report.num_shared_tokens for report in self.reports],
+            [report.uid for report in self.reports],
+            mesh.dp,
         )
         return cast(DataProto, Partition(self.rows, parts))
 

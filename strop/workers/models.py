@@ -19,7 +19,7 @@ from strop.engines.lora.adapters import has_adapter
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
-from strop.engines.tokens import TokenFunction
+from strop.engines.tokens import TokenCounts, TokenFunction
 from strop.protocol import DataProto
 from strop.workers.rows import response_columns
 
@@ -89,21 +89,23 @@ class TrainedWorker(ModelWorker):
 
     engine: TrainableEngine
     _in_updates, _seen = 0.0, 0.0
+    _tokens_in_updates = TokenCounts()
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """The passes inside belong to an update."""
-        before = self.engine.operations or 0.0
+        before, tokens_before = self.engine.operations or 0.0, self.engine.token_counts
         yield
         self._in_updates += (self.engine.operations or 0.0) - before
+        self._tokens_in_updates += self.engine.token_counts.since(tokens_before)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def usage(self) -> Usage:
         """Work and memory of this rank since the previous call."""
-        updates, total = self._in_updates, self.engine.operations
+        updates, tokens, total = self._in_updates, self._tokens_in_updates, self.engine.operations
         operations = None if total is None else total - self._seen
-        self._in_updates, self._seen = 0.0, total or 0.0
-        return usage_of(self.engine.model, done=operations, updates=updates)
+        self._in_updates, self._tokens_in_updates, self._seen = 0.0, TokenCounts(), total or 0.0
+        return usage_of(self.engine.model, done=operations, updates=updates, tokens=tokens)
 
     def _learn(
         self,

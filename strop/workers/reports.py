@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from strop.protocol.trajectory import Trajectory
 from strop.rewards.outcome import Outcome
 from strop.rewards.passing import passes
 from strop.rollout.client import NoEngine
@@ -30,6 +31,8 @@ class SequenceSize(NamedTuple):
     num_prompt_tokens: int
     num_response_tokens: int
     num_sampled_tokens: int
+    num_shared_tokens: int
+    """First tokens that the sequence before it begins with as well: those of earlier turns."""
 
 
 class SampleDecision(NamedTuple):
@@ -57,6 +60,9 @@ class EpisodeReport:
     """Tokens after the prompt, sampled or given, of all training sequences."""
     num_sampled_tokens: int = 0
     """Response tokens that the policy chose."""
+    num_shared_tokens: int = 0
+    """First tokens that the training sequence before it begins with as well, where this is the report of one of
+    several."""
     num_turns: int = 0
     versions: tuple[int, int] = (0, 0)
     """Oldest and newest policy version that sampled a token."""
@@ -174,8 +180,13 @@ def episode_report(episode: Episode) -> EpisodeReport:
         if is_sampled
     ]
     sequences = tuple(
-        SequenceSize(len(sequence.prompt_ids), len(sequence.response_ids), sum(sequence.sampled))
-        for sequence in episode.sequences
+        SequenceSize(
+            len(sequence.prompt_ids),
+            len(sequence.response_ids),
+            sum(sequence.sampled),
+            0 if before is None else _num_common(before, sequence),
+        )
+        for before, sequence in zip((None, *episode.sequences), episode.sequences, strict=False)
     )
     return EpisodeReport(
         uid=prompt.uid,
@@ -193,6 +204,19 @@ def episode_report(episode: Episode) -> EpisodeReport:
         times=episode.times,
         sequences=sequences if len(sequences) > 1 else (),
     )
+
+
+def _num_common(one: Trajectory, other: Trajectory) -> int:
+    """Tokens that two sequences have in common from their beginning."""
+    ids, others = one.prompt_ids + one.response_ids, other.prompt_ids + other.response_ids
+    known, limit = 0, min(len(ids), len(others))
+    size = limit
+    while size:  # tuples are compared faster than their tokens one by one
+        if known + size <= limit and ids[known : known + size] == others[known : known + size]:
+            known += size
+        else:
+            size //= 2
+    return known
 
 
 def training_rewards(reports: Sequence[EpisodeReport], *, weight: float) -> dict[str, float]:

@@ -23,7 +23,7 @@ def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
         segments.append(Segment(start=at, length=prompt))
         at += prompt
         for length in suffixes:
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
             at += length
     return segments
 
@@ -43,14 +43,36 @@ def padded_and_used(segments: list[Segment]) -> tuple[int, int]:
     return padded, sum(s.length * s.num_keys for s in segments)
 
 
-blocks_strategy = st.lists(
-    st.tuples(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=4)), min_size=1, max_size=4
-)
+def tree_plan(runs: list[tuple[int, int]]) -> list[Segment]:
+    """Segments of runs (length, number of the run that it continues); one whose number is of no earlier run begins a
+    sequence."""
+    segments: list[Segment] = []
+    at = 0
+    for length, number in runs:
+        prefix: tuple[tuple[int, int], ...] = ()
+        if number < len(segments):
+            before = segments[number]
+            prefix = (*before.prefix, (before.start, before.start + before.length))
+        segments.append(Segment(start=at, length=length, prefix=prefix))
+        at += length
+    return segments
+
+
+def any_plan(longest: int) -> st.SearchStrategy[list[Segment]]:
+    """Groups of a prompt and responses, and trees of any depth; a run may be empty, the first one is not."""
+    groups = st.lists(
+        st.tuples(st.integers(1, longest), st.lists(st.integers(0, longest - 1), max_size=4)),
+        min_size=1,
+        max_size=4,
+    )
+    runs = st.tuples(st.integers(0, longest), st.integers(0, 7))
+    trees = st.tuples(st.integers(1, longest), st.lists(runs, max_size=7))
+    return groups.map(plan) | trees.map(lambda tree: tree_plan([(tree[0], 0), *tree[1]]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    blocks=blocks_strategy,
+    segments=any_plan(8),
     window=st.none() | st.integers(1, 9),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (2, 2)]),
     small=st.sampled_from([0, 60, 1 << 15]),
@@ -60,7 +82,7 @@ blocks_strategy = st.lists(
     scores=st.sampled_from([7, 1 << 24]),
 )
 def test_output_and_gradient_are_those_of_a_loop(
-    blocks: list[tuple[int, list[int]]],
+    segments: list[Segment],
     window: int | None,
     heads: tuple[int, int],
     small: int,
@@ -69,7 +91,6 @@ def test_output_and_gradient_are_those_of_a_loop(
     value_dim: int,
     scores: int,
 ) -> None:
-    segments = plan(blocks)
     n, (num_heads, kv_heads) = num_tokens(segments), heads
     generator = torch.Generator().manual_seed(n)
     shapes = ((num_heads, 6), (kv_heads, 6), (kv_heads, value_dim), (num_heads, value_dim))
@@ -86,7 +107,7 @@ def test_output_and_gradient_are_those_of_a_loop(
         patch.setattr(attention, "FORMULA_SCORES", scores)
         out = PackedAttention(segments, device=CPU).attend(0, query, key, value, AttentionForm(**options))
         grads = torch.autograd.grad((out * weight).sum(), (query, key, value, sinks), allow_unused=True)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, **options)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
     wanted_grads = torch.autograd.grad((wanted * weight).sum(), (query, key, value, sinks), allow_unused=True)

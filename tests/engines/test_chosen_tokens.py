@@ -43,7 +43,7 @@ def ours(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor, Tens
     targets, chosen = tokens()
     bias = leaves[2] if len(leaves) == 3 else None
     log_probs, entropies, at = Head(leaves[1], bias).log_probs_at(
-        leaves[0], targets, chosen, temperature=temperature
+        leaves[0], targets, chosen, temperature=temperature, num_likely=K
     )
     return log_probs, entropies, at.log_probs
 
@@ -88,7 +88,9 @@ def test_the_sampled_token_is_what_it_is_without_the_others() -> None:
 
 def test_tokens_are_likely_where_they_are_among_the_policys_own() -> None:
     leaves, (targets, chosen) = inputs(bias=True), tokens()
-    _, _, at = Head(leaves[1], leaves[2]).log_probs_at(leaves[0], targets, chosen, temperature=0.7)
+    _, _, at = Head(leaves[1], leaves[2]).log_probs_at(
+        leaves[0], targets, chosen, temperature=0.7, num_likely=K
+    )
     for row, likely in enumerate(at.is_likely.tolist()):
         order = all_log_probs(leaves, 0.7)[row].argsort(descending=True).tolist()
         assert likely == [token in order[:K] for token in chosen[row].tolist()]
@@ -113,7 +115,7 @@ def test_the_most_likely_tokens_are_those_of_log_softmax_without_the_banned_ones
 def test_no_tokens() -> None:
     leaves, none = inputs(bias=True), torch.zeros((0, K), dtype=torch.int64)
     log_probs, entropies, at = Head(leaves[1], leaves[2]).log_probs_at(
-        leaves[0][:0], none[:, 0], none, temperature=1.0
+        leaves[0][:0], none[:, 0], none, temperature=1.0, num_likely=K
     )
     (log_probs.sum() + entropies.sum() + at.log_probs.sum()).backward()
     assert (at.log_probs.shape, at.is_likely.shape) == ((0, K), (0, K))
@@ -131,7 +133,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.Monkey
     with Largest() as seen:
         chosen, _ = Head(weight).top_k(hidden, 7, temperature=0.7)
         log_probs, entropies, at = Head(weight).log_probs_at(
-            hidden, torch.arange(count), chosen, temperature=0.7
+            hidden, torch.arange(count), chosen, temperature=0.7, num_likely=7
         )
         (log_probs.sum() + entropies.sum() + at.log_probs.sum()).backward()
     assert seen.operations["logsumexp.default"] == 20  # 10 chunks: the teacher's, and forward

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_attention_plan import CALLS, mix, num_tokens, plan
+from test_attention_plan import CALLS, any_plan, mix, num_tokens, plan
 from test_varlen_attention import kernel_of_docs
 from torch import Tensor
 
@@ -42,14 +42,9 @@ def placed(row: Tensor, layout: ContextLayout) -> Tensor:
     return torch.cat([row, padding])[layout.tokens.flatten()]
 
 
-blocks_strategy = st.lists(
-    st.tuples(st.integers(1, 12), st.lists(st.integers(0, 9), max_size=4)), min_size=1, max_size=4
-)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    blocks=blocks_strategy,
+    segments=any_plan(12),
     num_ranks=st.integers(1, 5),
     window=st.none() | st.integers(1, 9),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (3, 3)]),
@@ -59,7 +54,7 @@ blocks_strategy = st.lists(
     value_dim=st.sampled_from([6, 4]),
 )
 def test_outputs_and_gradients_of_all_ranks_are_those_of_a_loop(
-    blocks: list[tuple[int, list[int]]],
+    segments: list[Segment],
     num_ranks: int,
     window: int | None,
     heads: tuple[int, int],
@@ -68,7 +63,6 @@ def test_outputs_and_gradients_of_all_ranks_are_those_of_a_loop(
     has_sinks: bool,
     value_dim: int,
 ) -> None:
-    segments = plan(blocks)
     query, key, value, weight = tensors(segments, heads, value_dim)
     sinks = torch.linspace(-1, 2, heads[0], dtype=torch.float64, requires_grad=True)
     options = {"scaling": 0.3, "window": window, "softcap": softcap, "sinks": sinks if has_sinks else None}
@@ -87,7 +81,7 @@ def test_outputs_and_gradients_of_all_ranks_are_those_of_a_loop(
         )[layout.where[: len(query)]]
     leaves = (query, key, value, sinks)
     grads = torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, **options)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
     wanted_grads = torch.autograd.grad((wanted * weight).sum(), leaves, allow_unused=True)
@@ -110,14 +104,13 @@ def test_chunks_of_a_sequence_begin_where_the_sequence_does() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(blocks=blocks_strategy, num_ranks=st.integers(1, 4), window=st.none() | st.integers(1, 9))
+@given(segments=any_plan(12), num_ranks=st.integers(1, 4), window=st.none() | st.integers(1, 9))
 def test_one_call_for_unequal_lengths_has_the_same_plan(
-    blocks: list[tuple[int, list[int]]], num_ranks: int, window: int | None
+    segments: list[Segment], num_ranks: int, window: int | None
 ) -> None:
-    segments = plan(blocks)
     query, key, value, _ = tensors(segments, (4, 2), 6)
     layout = context_layout(segments, len(query), num_ranks)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = placed(
         packed_attention.attend(query, key, value, tuples, scaling=0.4, window=window), layout
     ).chunk(num_ranks)

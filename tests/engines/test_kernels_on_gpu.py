@@ -71,7 +71,7 @@ def test_one_call_of_flash_attention_is_the_buckets_attention(
         segments.append(Segment(start=at, length=prompt))
         at += prompt
         for length in answers:
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
             at += length
     torch.manual_seed(0)
     leaves = [
@@ -96,7 +96,7 @@ def test_queries_of_a_context_rank_see_what_they_see_in_the_whole_row(
     window: int | None, heads: int, kv_heads: int
 ) -> None:
     segments = [Segment(start=0, length=150), Segment(start=150, length=9)]
-    segments += [Segment(start=159, length=70, prefix_start=150, prefix_length=9)]
+    segments += [Segment(start=159, length=70, prefix=((150, 159),))]
     num_tokens, num_ranks = 229, 4
     torch.manual_seed(0)
     leaves = [

@@ -20,7 +20,7 @@ def cut(rows: DataProto, max_tokens: int, *, sp_size: int = 1) -> list[list[int]
 
 
 def prompt_lengths(rows: DataProto) -> list[int]:
-    return [len(prompt) for prompt, _, _ in token_rows(rows)]
+    return [len(row.prompt) for row in token_rows(rows)]
 
 
 def rows_of(shapes: list[tuple[int, int]]) -> DataProto:
@@ -37,9 +37,7 @@ def rows_of(shapes: list[tuple[int, int]]) -> DataProto:
 )
 def test_budget_is_never_exceeded_and_no_row_is_lost(shapes: list[tuple[int, int]], extra: int) -> None:
     rows = rows_of(shapes)
-    max_tokens = (
-        max((len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(rows)), default=1) + extra
-    )
+    max_tokens = max((len(row) for row in token_rows(rows)), default=1) + extra
     parts = cut(rows, max_tokens)
     assert sorted(row for part in parts for row in part) == list(range(len(shapes)))
     for part in parts:
@@ -97,9 +95,10 @@ def test_pack_by_hand() -> None:
     micro_batch = pack(make_rows(prompts, responses), TEXT_MODEL)
     assert micro_batch.input_ids.tolist() == [[1, 2, 10, 11, 30, 3]]
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0]]
-    assert micro_batch.hidden_index.tolist() == [1, 2, 3, 1, 4, 5]
-    assert micro_batch.targets.tolist() == [10, 11, 12, 30, 31, 20]
-    assert micro_batch.response_index.tolist() == [0, 1, 2, 4, 5, 3]
+    assert micro_batch.hidden_index.tolist() == [1, 1, 2, 3, 4, 5]
+    assert micro_batch.targets.tolist() == [10, 30, 11, 12, 31, 20]
+    assert micro_batch.prediction_index.tolist() == [0, 2, 3, 5, 1, 4]
+    assert micro_batch.response_index.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("prompt", "response"), [(0, 3), (3, 0)])

@@ -195,7 +195,7 @@ def test_any_cut_of_any_rows_gives_the_same_gradient(
         for index, (which, length) in enumerate(rows)
     ]
     batch = rows_of(pairs)
-    longest = max(len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(batch))
+    longest = max(len(row) for row in token_rows(batch))
     budget = data.draw(st.integers(longest, longest + 40), label="budget")
     cuts = sorted(data.draw(st.sets(st.integers(0, len(batch)), max_size=3), label="cuts"))
     value, grad = gradient(tiny_qwen, batch, max_tokens=10_000)

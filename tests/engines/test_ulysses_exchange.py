@@ -133,7 +133,7 @@ def expected_attention(case: Case) -> list[Tensor]:
     leaves = [t.requires_grad_() for t in (query, key, value)]
     out = packed_attention.attend(
         *leaves,
-        [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments],
+        [(s.start, s.length, s.prefix) for s in segments],
         scaling=SCALING,
         window=case.window,
         softcap=case.softcap,
@@ -148,8 +148,8 @@ def expected_attention(case: Case) -> list[Tensor]:
 def segments_of(case: Case) -> list[Segment]:
     """Where packing puts the rows: a lone row as one run, else the prompt and then the samples' responses."""
     groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
-    for prompt_ids, response, _ in token_rows(rows_of(case.prompts)):
-        groups.setdefault(tuple(prompt_ids.tolist()), []).append((prompt_ids, response))
+    for row in token_rows(rows_of(case.prompts)):
+        groups.setdefault(tuple(row.prompt.tolist()), []).append((row.prompt, row.response))
     segments, at = [], 0
     for group in groups.values():
         prompt = len(group[0][0])
@@ -161,7 +161,7 @@ def segments_of(case: Case) -> list[Segment]:
         start, at = at, at + prompt
         for _, response in group:
             length = len(response) - 1
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            segments.append(Segment(start=at, length=length, prefix=((start, start + prompt),)))
             at += length
     return segments
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_attention_plan import any_plan, plan
 from torch import Tensor
 
 from references import packed_attention
@@ -47,31 +48,15 @@ def kernel_of_docs(
     return out
 
 
-def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
-    """Segments of blocks (prompt length, suffix lengths)."""
-    segments, at = [], 0
-    for prompt, suffixes in blocks:
-        start = at
-        segments.append(Segment(start=at, length=prompt))
-        at += prompt
-        for length in suffixes:
-            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
-            at += length
-    return segments
-
-
 @settings(max_examples=15, deadline=None)
 @given(
-    blocks=st.lists(
-        st.tuples(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=3
-    ),
+    segments=any_plan(6),
     window=st.none() | st.integers(1, 9),
     heads=st.sampled_from([(1, 1), (4, 2)]),
 )
 def test_one_call_attends_as_a_loop_over_tokens_does(
-    blocks: list[tuple[int, list[int]]], window: int | None, heads: tuple[int, int]
+    segments: list[Segment], window: int | None, heads: tuple[int, int]
 ) -> None:
-    segments = plan(blocks)
     n = sum(segment.length for segment in segments)
     generator = torch.Generator().manual_seed(n)
     query, key, value = (
@@ -82,14 +67,14 @@ def test_one_call_attends_as_a_loop_over_tokens_does(
     found = varlen_plan(segments, CPU)
     assert found is not None
     out = found.attend(query, key, value, form, kernel_of_docs)
-    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    tuples = [(s.start, s.length, s.prefix) for s in segments]
     wanted = packed_attention.attend(query, key, value, tuples, scaling=0.4, window=window)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_prefixes_behind_the_tokens_are_keys_alone() -> None:
     # As generation continues a prompt: two new tokens behind three that were computed before, which lie at 2, 3 and 4.
-    segments = [Segment(start=0, length=2, prefix_start=2, prefix_length=3)]
+    segments = [Segment(start=0, length=2, prefix=((2, 5),))]
     found = varlen_plan(segments, CPU)
     assert found is not None
     assert found.key_index is not None

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+Segment = tuple[int, int, Sequence[tuple[int, int]]]
+"""Start, length, and the [start, end) of each run that it continues, in order."""
 
-def segment_of(token: int, segments: Sequence[tuple[int, int, int, int]]) -> tuple[int, int, int, int]:
-    """The (start, length, prefix start, prefix length) that holds the token."""
+
+def segment_of(token: int, segments: Sequence[Segment]) -> Segment:
+    """The segment that holds the token."""
     return next(s for s in segments if s[0] <= token < s[0] + s[1])
 
 
@@ -17,20 +20,21 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    segments: Sequence[tuple[int, int, int, int]],
+    segments: Sequence[Segment],
     *,
     scaling: float,
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[N, H, Dv]: each query looks at the prefix and its own segment, up to itself, the last `window` tokens."""
+    """[N, H, Dv]: each query looks at what its segment continues and at the segment, up to itself, the last `window`
+    tokens."""
     n, heads, _ = query.shape
     per_key_head = heads // key.shape[1]
     rows = []
     for token in range(n):
-        start, _, prefix_start, prefix_length = segment_of(token, segments)
-        seen = [*range(prefix_start, prefix_start + prefix_length), *range(start, token + 1)]
+        start, _, prefix = segment_of(token, segments)
+        seen = [place for run in (*prefix, (start, token + 1)) for place in range(*run)]
         if window is not None:
             seen = seen[-window:]
         out = []

@@ -135,6 +135,40 @@ def test_rows_are_cut_so_that_a_prompt_stays_together() -> None:
     assert [sorted(part) for part in one.partition(Mesh(dp=5)).parts].count([]) == 2
 
 
+def test_turns_weigh_what_they_add_to_those_before() -> None:
+    """Ten turns of one episode, each behind all before it, weigh as much as the last one alone: the other rank gets one
+    sequence of that length, and not half of the turns."""
+    whole = tuple(range(100, 1100))
+    turns = [
+        Trajectory(uid="a", sample_index=0, prompt_ids=whole[: end - 100])
+        .with_sampled(whole[end - 100 : end], [-1.0] * 100, [0] * 100)
+        .finish("stop")
+        for end in range(200, 1100, 100)
+    ]
+    prompt = episode("a", 0, sampled=(5,), score=1.0).prompt
+    outcome = Outcome(kind="score", score=1.0)
+    played = Episode(
+        prompt=prompt, sample_index=0, trajectory=turns[-1], earlier=tuple(turns[:-1]), outcome=outcome
+    )
+    long = episode("b", 0, sampled=tuple(range(998)), score=0.5)
+    one = experience([played, long])
+    assert [report.num_shared_tokens for report in one.reports] == [0, *range(200, 1000, 100), 0]
+    partition = one.partition(Mesh(dp=2))
+    assert isinstance(partition, Partition)
+    assert [sorted(part) for part in partition.parts] == [list(range(9)), [9]]
+
+
+def test_a_rewritten_history_shares_what_is_before_it() -> None:
+    first = Trajectory(uid="a", sample_index=0, prompt_ids=(1, 2, 3)).with_sampled(
+        [4, 5], [-1.0] * 2, [0] * 2
+    )
+    then = Trajectory(uid="a", sample_index=0, prompt_ids=(1, 2, 3, 4, 6)).with_sampled([5], [-1.0], [0])
+    again = replace(then, response_ids=(5,), prompt_ids=(9, 2, 3))
+    other = episode("a", 0, sampled=(5,), score=1.0)
+    played = replace(other, trajectory=again, earlier=(first, then))
+    assert [size.num_shared_tokens for size in episode_report(played).sequences] == [0, 4, 0]
+
+
 def test_columns_are_added_by_reference_and_light_ones_leave_the_tokens_out() -> None:
     one = experience()
     values = columns.jagged_like(

@@ -10,7 +10,7 @@ from tiny_runs import Project, check_records, train_in
 
 from references import advantages as reference
 from strop.config.errors import ConfigError
-from strop.protocol import columns
+from strop.protocol import DataProto, columns
 from strop.run import RunFolder
 
 WORLD = '''
@@ -41,6 +41,15 @@ def world(folder: Path) -> list[str]:
     return [f"agent.environment.name='{folder / 'world.py'}:Parity'"]
 
 
+def share_of_common_beginnings(rows: DataProto | None) -> float:
+    """Of the tokens that a model reads of rows, the share that other rows have too, behind the same ones."""
+    assert rows is not None
+    prompts, responses = (columns.rows(rows.tensors()[name]) for name in ("prompts", "responses"))
+    read = [(*p.tolist(), *r.tolist()[:-1]) for p, r in zip(prompts, responses, strict=True)]
+    beginnings = {row[:length] for row in read for length in range(1, len(row) + 1)}
+    return 1 - len(beginnings) / sum(map(len, read))
+
+
 @pytest.mark.timeout(120)
 def test_a_run_trains_on_the_advantages_that_the_reference_gives_its_samples(
     project: Project, tmp_path: Path
@@ -48,6 +57,12 @@ def test_a_run_trains_on_the_advantages_that_the_reference_gives_its_samples(
     done = train_in(tmp_path / "run", project.config(*SETTINGS, *world(tmp_path)))
     check_records(done.folder, num_steps=2)
     assert all(numbers["actor/grad_norm"] > 0 for numbers in done.steps)
+    # Every answer is a row whose prompt is all that was before it, which is computed once.
+    for numbers, record in zip(done.steps, done.records, strict=True):
+        assert numbers["perf/shared_tokens/actor"] == pytest.approx(
+            share_of_common_beginnings(record.fetched)
+        )
+        assert numbers["perf/shared_tokens/actor"] > 0.5
     # The first answers to a prompt are all in one state, so at least a third of the answers share theirs.
     assert all(1 / 3 < numbers["training/steps_in_shared_states"] <= 1 for numbers in done.steps)
     with RunFolder.open(tmp_path / "run", read_only=True) as run:

@@ -10,17 +10,21 @@ from tiny_runs import Done
 
 from strop.engines.flops.peak import half_precision_peak, peak_flops
 from strop.engines.flops.usage import Usage, host_used_bytes, usage_metrics
+from strop.engines.tokens import TokenCounts
 
 
 def usage(**given: Any) -> Usage:
-    known = {"updates": 6e9, "others": 2e9, "peak": 1e10, "allocated": None, "reserved": None, "host": 2**30}
+    known = {
+        "updates": 6e9, "others": 2e9, "peak": 1e10, "allocated": None, "reserved": None, "host": 2**30,
+        "tokens": TokenCounts(),
+    }  # fmt: skip
     return Usage(**{**known, **given})
 
 
 def test_shares_by_hand() -> None:
     ranks = [
-        usage(host=2**30, allocated=2**31, reserved=2**32),
-        usage(updates=2e9, peak=3e10, allocated=2**30),
+        usage(host=2**30, allocated=2**31, reserved=2**32, tokens=TokenCounts(of_rows=10, computed=4)),
+        usage(updates=2e9, peak=3e10, allocated=2**30, tokens=TokenCounts(of_rows=30, computed=26)),
     ]
     found = usage_metrics(
         {"actor": ranks}, {"update_actor": 2.0, "old_log_prob": 0.5, "ref": 9.0}, actor_is_reference=False
@@ -28,6 +32,7 @@ def test_shares_by_hand() -> None:
     assert found == {
         "perf/mfu/actor": pytest.approx(8e9 / (2 * 4e10)),
         "perf/mfu/actor_infer": pytest.approx(4e9 / (0.5 * 4e10)),
+        "perf/shared_tokens/actor": pytest.approx(0.25),  # 10 of 40
         "perf/max_memory_allocated_gb": 2.0,
         "perf/max_memory_reserved_gb": 4.0,
         "perf/cpu_memory_used_gb": 1.0,

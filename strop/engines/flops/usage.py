@@ -10,6 +10,7 @@ import torch
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.flops.peak import peak_flops
+from strop.engines.tokens import TokenCounts
 from strop.utils.machine_limits import numbers_in
 from strop.utils.metrics import Metric
 
@@ -18,6 +19,11 @@ MFU = Metric(
     "share",
     "of the operations per second that the devices can do at best (a CPU: as measured): of updates, and of the "
     "policy's log-probs; not there for models whose operations are not known (images, linear attention)",
+)
+SHARED_TOKENS = Metric(
+    "perf/shared_tokens/{actor,critic,prm}",
+    "share",
+    "of the tokens of an update's rows: not computed, since another row of the micro-batch begins with the same ones",
 )
 MEMORY = Metric(
     "perf/max_memory_{allocated,reserved}_gb",
@@ -48,6 +54,8 @@ class Usage:
     peak: float | None
     """Operations per second of this rank's device at best, in the precision of the model; None where that is not
     known."""
+    tokens: TokenCounts
+    """Of updates."""
     allocated: int | None
     """Most bytes of tensors on the accelerator so far; None on a CPU."""
     reserved: int | None
@@ -56,19 +64,21 @@ class Usage:
     """Bytes in use on this machine, by all programs."""
 
 
-def usage_of(model: CausalLM, *, done: float | None, updates: float) -> Usage:
+def usage_of(model: CausalLM, *, done: float | None, updates: float, tokens: TokenCounts) -> Usage:
     """That of this rank.
 
     Args:
         model: that it has.
         done: operations since it was asked before; None where those of the model are not known.
         updates: of them, those of updates.
+        tokens: of updates.
     """
     device, is_cpu = model.device, model.device.type == "cpu"
     return Usage(
         updates=None if done is None else updates,
         others=None if done is None else done - updates,
         peak=peak_flops(device, model.compute_dtype),
+        tokens=tokens,
         allocated=None if is_cpu else torch.accelerator.max_memory_allocated(device),
         reserved=None if is_cpu else torch.accelerator.max_memory_reserved(device),
         host=host_used_bytes(),
@@ -78,7 +88,7 @@ def usage_of(model: CausalLM, *, done: float | None, updates: float) -> Usage:
 def usage_metrics(
     usage: Mapping[str, Sequence[Usage]], seconds: Mapping[str, float], *, actor_is_reference: bool
 ) -> dict[str, float]:
-    """MFU, MEMORY and HOST_MEMORY.
+    """MFU, SHARED_TOKENS, MEMORY and HOST_MEMORY.
 
     Args:
         usage: of each rank, by the role that learns.
@@ -96,6 +106,7 @@ def usage_metrics(
     metrics[MFU.of("actor_infer")] = _mfu(
         [rank_usage.others for rank_usage in usage["actor"]], usage["actor"], infer_s
     )
+    metrics |= {SHARED_TOKENS.of(role): _shared(ranks) for role, ranks in usage.items()}
     every = [rank_usage for ranks in usage.values() for rank_usage in ranks]
     for metric, values in (
         (MEMORY.of("allocated"), [rank_usage.allocated for rank_usage in every]),
@@ -105,6 +116,11 @@ def usage_metrics(
         numbers = [value for value in values if value is not None]
         metrics[metric] = max(numbers) / GIB if numbers else None
     return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _shared(ranks: Sequence[Usage]) -> float | None:
+    of_rows = sum(usage.tokens.of_rows for usage in ranks)
+    return 1 - sum(usage.tokens.computed for usage in ranks) / of_rows if of_rows else None
 
 
 def _mfu(operations: Sequence[float | None], ranks: Sequence[Usage], seconds: float) -> float | None:

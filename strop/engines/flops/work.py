@@ -1,14 +1,15 @@
 """Floating-point operations of the passes over packed rows, from the sizes of a model.
 
-Counted is what has to be computed: products with weights, and attention over the tokens that a query sees, with a
-shared prompt once. A multiplication and an addition are two. Recomputation (gradient checkpointing), norms and
+Counted is what has to be computed: products with weights, and attention over the tokens that a query sees, with
+what rows share once. A multiplication and an addition are two. Recomputation (gradient checkpointing), norms and
 activations do not count, as in the model FLOPs utilization of Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
 
     forward    2 (D N + H M) + sum over layers of 2 h (d_k + d_v) P
     training   three times as much; weights that stay as they are (below an adapter) need two thirds
 
 with D weights that a token goes through (of experts those that it is sent to), N packed tokens, H weights of the head,
-M predicted tokens, h heads of sizes d_k and d_v, and P pairs of a token and one that it sees.
+M predicted tokens (once for rows that share both them and all before), h heads of sizes d_k and d_v, and P pairs of a
+token and one that it sees.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def model_work(model: CausalLM) -> ModelWork | None:
 def num_pairs(segments: Sequence[Segment], window: int | None) -> int:
     """Pairs of a token and one that it sees, itself included."""
     return sum(
-        _sum_seen(segment.num_keys, window) - _sum_seen(segment.prefix_length, window) for segment in segments
+        _sum_seen(segment.num_keys, window) - _sum_seen(segment.num_keys - segment.length, window)
+        for segment in segments
     )
 
 

@@ -1,8 +1,8 @@
 """Layers that carry a state from token to token (linear attention), on packed rows and in the native engine.
 
-Such a layer has no keys to gather: each sequence of a row is given to the layer's own function by itself, the tokens
-that it continues before it. In training these are computed again for every sample of a prompt; in rollout the state
-behind them is kept (states.py).
+Such a layer has no keys to gather: each sequence of a row is given to the layer's own function by itself. In training
+what sequences share is computed again for each of them, in these layers alone; in rollout the state behind a prompt is
+kept (states.py).
 
 Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), as Qwen3-Next has it.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,23 +125,39 @@ class Context:
 
 
 class PackedContext(Context):
-    """A packed row: each segment by itself, behind what it continues."""
+    """A packed row: every sequence by itself from its beginning on, whatever it shares with others."""
 
     _attention: PackedAttention
 
     def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
         """As `Context.recur`."""
+        sequences, buckets, place = self._sequences
         outputs = []
-        for bucket in self._attention.buckets:
-            b, q, k = bucket.shape
-            index = bucket.query_index if bucket.key_index is None else bucket.key_index
-            out = run(gather(hidden, index).view(b, k, -1), None)  # padding is behind all tokens
-            if bucket.key_index is not None:
-                at_query = bucket.prefix + torch.arange(q)[None]  # [b, q]
-                rows = (at_query.clamp(max=k - 1) + k * torch.arange(b)[:, None]).flatten()
-                out = gather(out.reshape(b * k, -1), rows.to(out.device))
+        for (b, q, _), index in buckets:
+            out = run(gather(hidden, index).view(b, q, -1), None)  # padding is behind all tokens
             outputs.append(out.reshape(b * q, -1))
-        return self._attention.joined(outputs)
+        return gather(sequences.joined(outputs), place)
+
+    @cached_property
+    def _sequences(self) -> tuple[PackedAttention, list[tuple[tuple[int, int, int], Tensor]], Tensor]:
+        """The sequences end to end, [S] tokens; of each call, its shape and the tokens of the row that it is on; and
+        of each token of the row, a place [N] among the sequences."""
+        segments = self._attention.segments
+        continued = {start for segment in segments for start, _ in segment.prefix}
+        sequences = [segment.keys() for segment in segments if segment.start not in continued]
+        ends = np.cumsum([len(keys) for keys in sequences]).tolist()
+        starts = [0, *ends[:-1]]
+        of_tokens = np.zeros(sum(segment.length for segment in segments), dtype=np.int64)
+        for keys, start, end in zip(sequences, starts, ends, strict=True):
+            of_tokens[keys] = np.arange(start, end)
+        device = self._attention.device
+        tokens, place = (
+            torch.from_numpy(index).to(device) for index in (np.concatenate(sequences), of_tokens)
+        )
+        laid_out = [Segment(start=start, length=end - start) for start, end in zip(starts, ends, strict=True)]
+        end_to_end = PackedAttention(laid_out, device=device)
+        buckets = [(bucket.shape, tokens[bucket.query_index]) for bucket in end_to_end.buckets]
+        return end_to_end, buckets, place
 
 
 class PieceContext(Context):

@@ -42,7 +42,7 @@ from strop.engines.packing import micro_batches
 from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.role_tensors import MODEL, OPTIMIZER
-from strop.engines.tokens import TokenFunction, Tokens
+from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.engines.training import Loss
 from strop.protocol import DataProto
 
@@ -82,6 +82,8 @@ class MegatronEngine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
+        self.token_counts = TokenCounts()
+        """Of all passes of this rank so far."""
         self._parts = MegatronModel(model, config, self.parallel)
         self._offloaded: list[HostCopies] = []
 
@@ -142,6 +144,7 @@ class MegatronEngine:
             parallel=self.parallel,
             rows=rows,
             max_positions=self.model.max_positions,
+            replays=self.replays_routing,
         ) or [[]]
         is_interleaved = self._config.pipeline_chunks > 1
         if is_interleaved:  # each stage passes them in groups of as many as there are stages
@@ -169,6 +172,8 @@ class MegatronEngine:
         return first.of_no_tokens(self._parts.config.hidden_size, self._parts.config.params_dtype)
 
     def _count(self, micro: Sequence[Tokens], *, trains: bool) -> None:
+        for tokens in micro:
+            self.token_counts = self.token_counts.with_pass(tokens)
         if self._work is not None and self.operations is not None:
             count = self._work.training if trains else self._work.forward
             self.operations += sum(map(count, micro)) / (self.parallel.ranks_per_row * self.parallel.pp_size)

@@ -112,7 +112,7 @@ class Routing:
         loss: RouterLoss | None = None,
     ) -> None:
         """Args:
-        num_rows: [n], rows of the batch that each token is part of: several share a prompt, none has padding.
+        num_rows: [n], rows of the batch that each token is part of: several share a beginning, none has padding.
         num_layers: L, with experts.
         experts: [n, L k], experts that tokens go to in each layer, one layer after another; -1 for those that the
             router chooses. None: it chooses all.

@@ -10,8 +10,8 @@ LINEAR_COST = 24_576
 """Cost of one token beside its attention: 6 times a hidden size of 4096, in the units of L^2."""
 
 UNBALANCE = 1.05
-"""Largest load, beside that of rows distributed one by one, at which rows of one prompt stay together: a
-prompt computed twice costs about as much as a few percent of waiting."""
+"""Largest load, beside that of rows distributed one by one, at which rows of one prompt stay together: what
+they share computed twice costs about as much as a few percent of waiting."""
 MAX_HALVINGS = 6
 """Number of times that heavy groups are cut again before all rows are distributed one by one."""
 
@@ -21,17 +21,23 @@ def sequence_workload(num_tokens: int) -> int:
     return LINEAR_COST * num_tokens + num_tokens**2
 
 
-def balanced_rows(num_tokens: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
-    """`balance_parts` of rows of so many tokens."""
-    return balance_parts([sequence_workload(count) for count in num_tokens], groups, parts)
+def balanced_rows(
+    num_tokens: Sequence[int], num_shared: Sequence[int], groups: Sequence[Hashable], parts: int
+) -> list[list[int]]:
+    """`balance_parts` of rows of so many tokens, of which the first ones are computed with another row."""
+    workloads = [
+        sequence_workload(count) - sequence_workload(shared)
+        for count, shared in zip(num_tokens, num_shared, strict=True)
+    ]
+    return balance_parts(workloads, groups, parts)
 
 
 def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
     """Row numbers 0..n-1 in `parts` parts of near-equal load: which rows each data-parallel rank gets.
 
-    Rows of one group (the samples of a prompt, whose prompt is then computed once) stay in one part as long as
-    the largest load is at most UNBALANCE times that of rows distributed one by one. Otherwise heavy groups are
-    cut in two, in four, and so on until it is.
+    Rows of one group (the samples of a prompt; what they begin with alike is then computed once) stay in one part as
+    long as the largest load is at most UNBALANCE times that of rows distributed one by one. Otherwise heavy groups
+    are cut in two, in four, and so on until it is.
 
     Args:
         workloads: load of each row, at least 0, such as `sequence_workload` of its tokens.

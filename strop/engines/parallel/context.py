@@ -159,9 +159,7 @@ def _cut(segments: Sequence[Segment], lengths: Sequence[int]) -> Iterator[tuple[
                 Segment(
                     start=segment.start + done,
                     length=length,
-                    prefix_start=segment.prefix_start,
-                    prefix_length=segment.prefix_length,
-                    num_before=segment.num_before + done,
+                    prefix=(*segment.prefix, (segment.start, segment.start + done)),
                 ),
             )
             done += length

@@ -94,7 +94,7 @@ class MicroBatchSize:
     """A micro-batch as the ranks of one row have it."""
 
     num_tokens: int
-    """N, packed; a shared prompt once."""
+    """N, packed; what rows share once."""
     num_predicted: int
     """M."""
     num_routed: float | None = None

@@ -193,7 +193,7 @@ class Prefill:
         for piece in pieces:
             size = piece.stop - piece.start
             segments.append(
-                Segment(start=first, length=size, prefix_start=behind, prefix_length=piece.start)
+                Segment(start=first, length=size, prefix=((behind, behind + piece.start),))
                 if piece.start
                 else Segment(start=first, length=size, blocks=self._blocks(piece))
             )

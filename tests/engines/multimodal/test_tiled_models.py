@@ -117,7 +117,9 @@ def samples(path: Path) -> DataProto:
 
 def own_log_probs(module: Any, path: Path, rows: DataProto, temperature: float = 1.0) -> Tensor:
     """Log-probs by the model itself, row by row: its attention, no packing."""
-    return torch.cat([own_of(module, path, *row, temperature) for row in token_rows(rows)])
+    return torch.cat(
+        [own_of(module, path, row.prompt, row.response, row.media, temperature) for row in token_rows(rows)]
+    )
 
 
 def own_of(
@@ -316,9 +318,9 @@ def test_tokens_of_one_image_see_each_other_within_the_window_and_no_others_ahea
     # in 13-14. A window of 3 takes away what lies 3 or more tokens back, and nothing that lies ahead.
     segments = [
         Segment(start=0, length=7, blocks=((1, 4), (5, 7))),
-        Segment(start=7, length=3, prefix_start=0, prefix_length=7, blocks=((0, 2),)),
+        Segment(start=7, length=3, prefix=((0, 7),), blocks=((0, 2),)),
         Segment(start=10, length=2),
-        Segment(start=12, length=3, prefix_start=10, prefix_length=2, blocks=((1, 3),)),
+        Segment(start=12, length=3, prefix=((10, 12),), blocks=((1, 3),)),
     ]
     attention = PackedAttention(segments, device=torch.device("cpu"))
     zeros, values = torch.zeros(15, 1, 1), torch.eye(15)[:, None]

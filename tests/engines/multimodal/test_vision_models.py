@@ -102,7 +102,8 @@ def own_log_probs(module: Any, path: Path, rows: DataProto) -> Tensor:
     processor = load_media_processor(path)
     assert processor is not None
     found = []
-    for prompt_ids, response, shown in token_rows(rows):
+    for row in token_rows(rows):
+        prompt_ids, response, shown = row.prompt, row.response, row.media
         ids = torch.cat([prompt_ids, response])[None]
         arguments: dict[str, Tensor] = {}
         if shown:
@@ -184,14 +185,17 @@ def test_positions_of_prompt_and_response_are_the_models_own(
     model = load(path)
     packed = pack(rows, model)
     first = 0
-    for prompt_ids, response, shown in token_rows(rows):
+    for row in token_rows(rows):
+        prompt_ids, response, shown = row.prompt, row.response, row.media
         ids = torch.cat([prompt_ids, response])[None]
         expected, _ = model.module.base_model.get_rope_index(
             ids,
             mm_token_type_ids=(ids == IMAGE_ID).int(),
             image_grid_thw=torch.tensor([one.grid for one in shown]),
         )
-        places = packed.hidden_index[torch.isin(packed.response_index, first + torch.arange(len(response)))]
+        places = packed.hidden_index[
+            packed.prediction_index[torch.isin(packed.response_index, first + torch.arange(len(response)))]
+        ]
         first += len(response)  # what predicts the response: from the last prompt token on
         torch.testing.assert_close(
             packed.position_ids[:, 0, places], expected[:, 0, len(prompt_ids) - 1 : -1]
@@ -232,7 +236,9 @@ def test_the_image_decides_what_is_said(folder: Callable[[str], Path]) -> None:
     _, other = prompt(path, 4, "wide", 21)
     rows = make_rows([ids, ids], [torch.tensor([40])] * 2, [media, other])
     packed = pack(rows, load(path))
-    assert packed.num_tokens == 2 * len(ids), "equal tokens with different images are different prompts"
+    assert packed.num_tokens == 2 * len(ids) - 1, (
+        "rows with different images share what is before these alone"
+    )
     log_probs, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=100)
     assert abs(log_probs[0] - log_probs[1]) > 1e-3
 
@@ -272,7 +278,7 @@ def test_images_for_a_model_of_text_are_refused(
     folder: Callable[[str], Path], tiny_folder: Callable[[str], Path]
 ) -> None:
     rows = samples(folder("qwen2_vl"))
-    with pytest.raises(ValueError, match="a prompt has images, but the model takes text alone"):
+    with pytest.raises(ValueError, match="a sample has images, but the model takes text alone"):
         log_probs_of(load(tiny_folder("qwen3")), rows, temperature=1.0, max_tokens=1000)
 
 

@@ -129,10 +129,12 @@ def parts(batch: DataProto) -> list[list[int]]:
 def test_conversations_share_forward_passes_up_to_the_budget() -> None:
     lengths = [21, 20, 11, 11, 11, 9, 2]
     examples = [second_half(row, length) for row, length in enumerate(lengths)]
+    for row, one in enumerate(examples):
+        one.token_ids[0] = row  # they have nothing in common
     batch = make_sft_batch(examples)
     # The last token of a conversation predicts nothing and is not computed: 20, 19, 10, 10, 10, 8 and 1 tokens. First
     # fit, largest first, in bins of 40: 20 + 19 + 1 and 10 + 10 + 10 + 8.
-    sizes = [len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(batch)]
+    sizes = [len(row) for row in token_rows(batch)]
     assert [sum(sizes[row] for row in part) for part in parts(batch)] == [40, 38]
     assert sum(len(part) for part in parts(batch)) == len(lengths)
 

@@ -1,0 +1,164 @@
+"""Rows that begin alike, computed once, beside the same rows without anything in common.
+
+    make bench BENCH=trees
+
+An update (forward and backward pass of a policy loss, and the optimizer step) over the rows of trees: the ways from the
+root of a tree of four levels to its leaves, with two and with three branches at each fork, and the turns of an episode,
+of which each has all before it as its prompt. The other side has as many rows with as many tokens, prompt and response,
+but another first token in each row, so that nothing is shared; same model, same budget, same losses. Sides alternate in
+one process; a ratio is that of the medians. Before that, a float64 model of the same form shows that the gradient of
+the shared rows is that of each row alone. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from machine import machine
+from torch import Tensor
+
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model import load_model
+from strop.engines.packing import make_rows
+from strop.engines.tokens import Tokens
+from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
+
+VOCAB = 8192
+Pair = tuple[list[int], list[int]]
+
+
+def main() -> None:
+    """Measure, and print the line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--run-tokens", type=int, default=64, help="tokens of a node of a tree, and of a turn"
+    )
+    parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
+    parser.add_argument("--repeats", type=int, default=5, help="timed updates of each side")
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    started_on = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        _write_model(Path(folder))
+        made = {
+            "tree_4_levels_2_branches": tree(2, options.run_tokens),
+            "tree_4_levels_3_branches": tree(3, options.run_tokens),
+            "episode_8_turns": episode(8, options.run_tokens),
+        }
+        shapes = {
+            name: measure(folder, pairs, budget=options.budget, repeats=options.repeats)
+            for name, pairs in made.items()
+        }
+    ratio = min(shape["ratio"] for shape in shapes.values())
+    print(
+        json.dumps(
+            {"benchmark": "trees", "ratio": ratio, **vars(options), "shapes": shapes, "machine": started_on}
+        )
+    )
+
+
+def tree(branches: int, run_tokens: int) -> list[Pair]:
+    """Rows of the ways through a tree of four levels: the root is the prompt, what follows the response."""
+    generator = torch.Generator().manual_seed(0)
+    ways: list[list[int]] = [_run(run_tokens, generator)]
+    for _ in range(3):
+        ways = [[*way, *_run(run_tokens, generator)] for way in ways for _ in range(branches)]
+    return [(way[:run_tokens], way[run_tokens:]) for way in ways]
+
+
+def episode(num_turns: int, run_tokens: int) -> list[Pair]:
+    """Rows of the turns of an episode: a prompt, and answers with as many tokens of an environment between them."""
+    whole = _run(2 * num_turns * run_tokens, torch.Generator().manual_seed(0))
+    starts = range(run_tokens, len(whole), 2 * run_tokens)
+    return [(whole[:start], whole[start : start + run_tokens]) for start in starts]
+
+
+def measure(folder: str, pairs: Sequence[Pair], *, budget: int, repeats: int) -> dict[str, Any]:
+    """Seconds of both sides, their ratio, and the largest difference of gradients."""
+    shared = _rows(pairs)
+    apart = _rows([([row, *prompt[1:]], response) for row, (prompt, response) in enumerate(pairs)])
+    engine = _engine(folder, "float32", budget)
+    seconds: dict[str, list[float]] = {"shared": [], "apart": []}
+    computed: dict[str, int] = {}
+    for _ in range(repeats + 1):
+        for side, rows in (("shared", shared), ("apart", apart)):
+            before = engine.token_counts.computed
+            start = time.perf_counter()
+            engine.accumulate(rows, _loss)
+            engine.step()
+            seconds[side].append(time.perf_counter() - start)
+            computed[side] = engine.token_counts.computed - before
+    medians = {
+        side: statistics.median(times[1:]) for side, times in seconds.items()
+    }  # the first one warms up
+    return {
+        "rows": len(pairs),
+        "tokens": computed,
+        "token_ratio": round(computed["apart"] / computed["shared"], 3),
+        "seconds": {side: round(value, 4) for side, value in medians.items()},
+        "spread": {
+            side: [round(min(times[1:]), 4), round(max(times[1:]), 4)] for side, times in seconds.items()
+        },
+        "ratio": round(medians["apart"] / medians["shared"], 3),
+        "gradient_difference": gradient_difference(folder, shared, budget),
+    }
+
+
+def gradient_difference(folder: str, rows: DataProto, budget: int) -> float:
+    """Largest difference of an entry between the gradient of all rows and that of each alone, in float64, as a share
+    of the largest entry."""
+
+    def gradient(parts: Sequence[list[int] | None]) -> Tensor:
+        engine = _engine(folder, "float64", budget)
+        for part in parts:
+            engine.accumulate(rows, _loss, rows=part)
+        return torch.cat([p.grad.flatten() for _, p in engine.model.named_parameters() if p.grad is not None])
+
+    together, alone = gradient([None]), gradient([[row] for row in range(len(rows))])
+    return float((together - alone).abs().max() / alone.abs().max())
+
+
+def _loss(tokens: Tokens) -> Tensor:
+    """Terms with another weight in each place of each row."""
+    log_probs, _ = tokens.log_probs(temperature=1.0)
+    weights = torch.cos(1.0 + tokens.response_index.to(log_probs))
+    return (weights * torch.exp(log_probs - log_probs.detach())).sum() / 1000
+
+
+def _rows(pairs: Sequence[Pair]) -> DataProto:
+    return make_rows([torch.tensor(p) for p, _ in pairs], [torch.tensor(r) for _, r in pairs])
+
+
+def _run(num_tokens: int, generator: torch.Generator) -> list[int]:
+    tokens: list[int] = torch.randint(100, VOCAB, (num_tokens,), generator=generator).tolist()
+    return tokens
+
+
+def _engine(folder: str, dtype: Any, budget: int) -> TrainEngine:
+    model = load_model(ModelConfig(path=folder, dtype=dtype), device="cpu")
+    config = EngineConfig(max_tokens_per_device=budget)
+    return TrainEngine(model, config, OptimizerConfig(lr=1e-4), total_steps=None)
+
+
+def _write_model(folder: Path) -> None:
+    """A model of Qwen3's form, of 17 million parameters."""
+    torch.manual_seed(0)
+    shape = transformers.Qwen3Config(
+        vocab_size=VOCAB, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

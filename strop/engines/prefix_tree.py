@@ -1,0 +1,157 @@
+"""The tree of rows that begin alike: what several of them share is one run of tokens.
+
+A row is the tokens that a model reads of it: its prompt, and its response but for the last token. Rows share what they
+have in common from the beginning: the prompt of a group, the turns before in an episode, the way to a fork of a search.
+
+    a: 1 2 3 4 5        1 2 | 3 4 5      nodes: [1 2], and below it [3 4 5] and [7 8 9]
+    b: 1 2 7 8          1 2 | 7 8        b ends within a node: whatever goes on behind it, there is no other way from
+    c: 1 2 7 8 9        1 2 | 7 8 9      there, and the node is not cut
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strop.protocol.trajectory import Media
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row as a model reads it."""
+
+    prompt: Tensor
+    """[P] token ids."""
+    response: Tensor
+    """[R] token ids, the last of which predicts nothing and is not read."""
+    media: tuple[Media, ...] = ()
+    """Images and videos of both, in order."""
+    experts: Tensor | None = None
+    """[T, L k], experts that its tokens are to go to, with T = P + R - 1; None: the routers choose."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """[T] token ids."""
+        return np.concatenate([self.prompt.numpy(), self.response[:-1].numpy()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A run of tokens that one or several rows have in common, behind the same tokens."""
+
+    row: int
+    """One of these rows."""
+    start: int
+    """Place of its first token in the row."""
+    end: int
+    parent: int | None
+    """Node of the tokens before; None at the beginning of rows."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixTree:
+    """Trees of rows, each token of which is there once for all rows that begin with the same ones up to it."""
+
+    nodes: tuple[Node, ...]
+    """Each before what continues it, which follows at once: children in the order of their first rows."""
+    last: tuple[int, ...]
+    """Of each row, the node that it ends in, at its end or before."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all nodes."""
+        return sum(map(len, self.nodes))
+
+
+def prefix_tree(rows: Sequence[Row]) -> PrefixTree:
+    """The tree of these rows, with rows numbered as they are given.
+
+    Tokens are the same where their ids are, the media that they stand for, and the experts that they are to go to.
+    """
+    keys = _keys(rows)
+    order = sorted(range(len(rows)), key=lambda row: (keys[row].tobytes(), row))
+    ways = [
+        [row] for row in order[:1]
+    ]  # rows that lie on one way from a root to a leaf, the longest one last
+    forks: list[int] = []  # tokens that each way has in common with the next one
+    for before, row in itertools.pairwise(order):
+        common = _num_shared(rows, keys, before, row)
+        if common == len(rows[before]):
+            ways[-1].append(row)
+        else:
+            ways.append([row])
+            forks.append(common)
+    return _tree(rows, ways, forks)
+
+
+def _tree(rows: Sequence[Row], ways: Sequence[Sequence[int]], forks: Sequence[int]) -> PrefixTree:
+    """The tree of neighbouring ways, with a node wherever some of them part."""
+    lengths = [len(row) for row in rows]
+    nodes: list[Node] = []
+    last = [0] * len(rows)
+    waiting: list[tuple[range, int, int | None]] = [(range(len(ways)), 0, None)]
+    while waiting:
+        some, start, parent = waiting.pop()
+        if not some:
+            continue
+        row = ways[some[0]][-1]
+        end = min((forks[way] for way in some[:-1]), default=lengths[row])
+        if end > start:
+            nodes.append(Node(row=row, start=start, end=end, parent=parent))
+            parent = len(nodes) - 1
+        if len(some) == 1:
+            for row in ways[some[0]]:
+                last[row] = _holder(nodes, parent, lengths[row] - 1)
+            continue
+        cuts = [some.start, *(way + 1 for way in some[:-1] if forks[way] == end), some.stop]
+        parts = {}
+        for part in (range(a, b) for a, b in itertools.pairwise(cuts)):
+            first = min(row for way in part for row in ways[way] if lengths[row] > end)
+            parts[first] = part
+        waiting += [(parts[first], end, parent) for first in sorted(parts, reverse=True)]
+    return PrefixTree(nodes=tuple(nodes), last=tuple(last))
+
+
+def _holder(nodes: Sequence[Node], node: int | None, place: int) -> int:
+    """This node, or the one before it that holds a place in its rows."""
+    while node is not None and nodes[node].start > place:
+        node = nodes[node].parent
+    assert node is not None, "a row has a token"
+    return node
+
+
+def _keys(rows: Sequence[Row]) -> list[NDArray[np.int64]]:
+    """[T] of each row, numbers that are equal where tokens are: ids, and for media one below 0."""
+    numbers: dict[tuple[str, int], int] = {}
+    keys = []
+    for row in rows:
+        key = row.ids
+        if row.media:
+            key = key.copy()
+            for medium in row.media:
+                number = numbers.setdefault((medium.key, medium.num_tokens), -1 - len(numbers))
+                key[slice(*medium.span)] = number
+        keys.append(key)
+    return keys
+
+
+def _num_shared(rows: Sequence[Row], keys: Sequence[NDArray[np.int64]], one: int, other: int) -> int:
+    """Tokens that two rows have in common from their beginning."""
+    length = min(len(rows[one]), len(rows[other]))
+    differs = keys[one][:length] != keys[other][:length]
+    experts, others = rows[one].experts, rows[other].experts
+    if experts is not None and others is not None:
+        differs |= (experts[:length] != others[:length]).any(1).numpy()
+    return int(differs.argmax()) if differs.any() else length
