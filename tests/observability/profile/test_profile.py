@@ -52,6 +52,7 @@ TWO_STEPS = [
     ("preflight", 0, 9.0, {}),
     ("validation", 0, 12.0, {}),
     step(1, 23.0, tail=2.5, rewards=0.25),  # began at 13
+    ("validation", 2, 35.5, {}),  # a phase of the second step
     step(2, 36.0, tail=1.5),  # began at 26: 3 s after the first step
     ("finished", 2, 38.0, {"seconds": 38.0}),
 ]
