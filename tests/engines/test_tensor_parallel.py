@@ -93,7 +93,7 @@ def test_a_group_of_ranks_without_rows_takes_the_same_step(tiny_folder: Folder) 
     check(Setting(folder=folder, tp_size=2, checkpointing=True), pairs, 4, expected)
 
 
-CHOSEN = torch.tensor([[0, 30], [31, 60]]).repeat(24, 1)[:47]
+CHOSEN = torch.stack([torch.arange(47) % 30, 31 + torch.arange(47) % 29], dim=1)
 """Two further tokens in the place of each response token, of both halves of the vocabulary."""
 
 
@@ -105,7 +105,7 @@ def said(parallel: Parallel, setting: Setting) -> dict[str, Tensor]:
 
         def function(tokens: Tokens) -> dict[str, Tensor]:
             ids, top = tokens.top_k(5, temperature=0.7, banned=torch.tensor([40, 3]))
-            log_probs, entropies, at = tokens.log_probs_at(CHOSEN, temperature=0.7)
+            log_probs, entropies, at = tokens.log_probs_at(CHOSEN[tokens.response_index], temperature=0.7)
             return {
                 "ids": ids, "top": top, "log_probs": log_probs, "entropies": entropies, "at": at.log_probs,
                 "is_likely": at.is_likely, "squares": tokens.sum_pi_squared(temperature=0.7),
