@@ -42,9 +42,12 @@ MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536,
 LARGE = {"hidden_size": 768, "num_hidden_layers": 10, "intermediate_size": 2304, "vocab_size": 32768}
 STEPS = 2
 REWARD = '''\
+import random
+
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """By all characters: every group has something to teach."""
-    return sum(map(ord, solution_str)) % 97 / 100
+    """By chance: every group has something to teach, and every row a gradient."""
+    return random.random()
 '''
 
 

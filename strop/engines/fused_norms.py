@@ -40,6 +40,7 @@ def _eps(norm: Any) -> float:
 
 @torch.no_grad()
 def is_plain_norm(part: nn.Module) -> bool:
+    """True for a root-mean-square norm whose numbers, in a trial, are those of the fused kernel."""
     if not type(part).__name__.endswith("RMSNorm") or "forward" in vars(part):
         return False
     weight = getattr(part, "weight", None)

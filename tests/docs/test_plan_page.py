@@ -10,4 +10,4 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_plans_a_run_that_nobody_here_could_start(tmp_path: Path) -> None:
-    assert Session(folder=tmp_path).follow(ROOT / "docs" / "plan.md") == 4
+    assert Session(folder=tmp_path).follow(ROOT / "docs" / "plan.md") == 3

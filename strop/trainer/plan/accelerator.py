@@ -1,8 +1,8 @@
 """Kernels of an accelerator as a trace sees them: the same tensors are made and kept, and nothing is computed.
 
 A machine without the accelerator has no such kernels, and `FakeTensorMode` no tensors on it, so the memory of
-FlashAttention (varlen.py), of norms in one kernel (fused_norms.py) and of the chunks of the head (head.py) is written
-down here, operation for operation.
+FlashAttention (engines/varlen.py), of norms in one kernel (engines/fused_norms.py) and of the chunks of the head
+(engines/head.py) is written down here, operation for operation.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ import sys
 from functools import lru_cache
 
 _PROGRAM = """
-import strop.trainer.loop, strop.engines.model, strop.data.loading, pyarrow.parquet, tokenizers
+import strop.cli.commands.train, strop.cli.launching, strop.trainer.loop, strop.trainer.start
+import strop.engines.model, strop.data.loading, pyarrow.parquet, tokenizers, datasets
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3 import modeling_qwen3
 import torch
@@ -20,7 +21,7 @@ for line in open("/proc/self/status"):
 """
 TIMEOUT_S = 120.0
 ASSUMED_BYTES = 750 << 20
-"""Where it cannot be measured: not Linux."""
+"""Assumption for a system that does not tell it."""
 
 
 @lru_cache

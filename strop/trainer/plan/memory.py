@@ -18,6 +18,9 @@ from strop.trainer.plan.parameters import Count, Share, share_of
 from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan, traced
 
+HEAP_GAPS = 0.08
+"""Share of activations by which the heap of a process on a CPU is larger: freed pieces that nothing fits into
+(benchmarks/RESULTS.md; adapters, whose pieces are of many sizes, leave more)."""
 EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)
 """Of a number in adamw_8bit: two moments in a byte each, and a scale for 256 of them."""
 
@@ -236,6 +239,8 @@ def _update_of_stage(role: RolePlan, stage: int, others: Mapping[str, float], is
     if role.form.is_sharded and num_batches > 1 and role.engine.gradient_sync == "last":
         gradients = share.gathered.trained * max(4, role.form.compute_dtype.itemsize)
     activations = {"activations": saved / axes.tensor, "head and one layer": top}
+    if is_cpu:
+        activations["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top)
     if num_batches == 1:  # gradients take the place of activations, layer by layer
         first, behind = sum(activations.values()), gradients + tail
         if role.engine.offload == "all" and not is_cpu:

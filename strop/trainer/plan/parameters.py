@@ -121,7 +121,7 @@ class Axes:
 
     @classmethod
     def of(cls, engine: EngineConfig, world: int) -> Axes:
-        """Those of an engine's settings."""
+        """Axes by the settings of an engine."""
         in_stage = world // (engine.tensor_parallel * engine.pipeline_parallel)
         return cls(
             world=world,

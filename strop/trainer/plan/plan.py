@@ -21,7 +21,7 @@ DEVICE_RESERVE = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will take."""
+    """Memory and time that a run will take, and what to change."""
 
     device: Device
     phases: Sequence[PhaseMemory]
@@ -160,7 +160,7 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
 
 
 def _assumptions(config: Config, lengths: Lengths, device: Device) -> list[str]:
-    """What the numbers rest on."""
+    """Assumptions under the numbers."""
     of_lengths = (
         f"prompts of {lengths.prompt} tokens, answers of {lengths.mean_response:.0f} on average and "
         f"{lengths.max_response} at most; memory is for answers that all reach the limit"
