@@ -43,7 +43,7 @@ class FlashAttention:
             index = torch.zeros(self._num_gathered, dtype=torch.int64)
             gathered = nn.functional.embedding(index, both)
             key, value = (part.view(-1, heads, dim) for part in gathered.chunk(2, dim=1))
-        out: Tensor = _Flash.apply(query, key, value, self._pairs, self._recorder)
+        out: Tensor = _Flash.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
         return out
 
     @property
@@ -93,7 +93,7 @@ def use_traced_norms(module: nn.Module) -> None:
 
 def _norm(norm: Any, hidden: Tensor) -> Tensor:
     wide = torch.promote_types(hidden.dtype, norm.weight.dtype)
-    out: Tensor = _Norm.apply(hidden.to(wide), norm.weight.to(wide))
+    out: Tensor = _Norm.apply(hidden.to(wide), norm.weight.to(wide))  # type: ignore[no-untyped-call]
     return out
 
 

@@ -221,12 +221,11 @@ def _update_of_stage(role: RolePlan, stage: int, others: Mapping[str, float], is
     num_batches = len(role.longest)
     in_flight = min(num_batches, axes.pipeline - stage)
     kinds = [passes.kinds[i] for i in share.layers]
-    saved = sum(passes.layers[kind].saved_bytes for kind in kinds) * in_flight
+    saved = float(sum(passes.layers[kind].saved_bytes for kind in kinds) * in_flight)
     saved += passes.saved_base_bytes * (in_flight if stage == 0 else 1)
+    on_host = 0.0
     if not is_cpu and role.engine.offload_activations:
         saved, on_host = saved / max(1, len(kinds)), saved
-    else:
-        on_host = 0.0
     top = passes.top_bytes / axes.tensor
     if axes.tensor > 1 and not is_cpu:
         top = max(top, 1.5 * 4 * DEVICE_CHUNK_ELEMENTS)
@@ -316,7 +315,7 @@ def _rollout(
         state = {}
     if config.rollout.own_processes is not None:
         device = {**state, **others}
-        if not is_cpu:
+        if device_bytes is not None:
             share = getattr(config.rollout.own_processes, "gpu_memory_utilization", 0.5)
             device[f"{config.rollout.engine} (its share of the device)"] = share * device_bytes
         return PhaseMemory(phase="rollout", device=device)

@@ -170,7 +170,7 @@ def truncate(module: Any, kinds: Sequence[Hashable]) -> list[Hashable]:
     for number, layer in enumerate(kept):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
-                part.layer_idx = number
+                part.layer_idx = number  # type: ignore[assignment]
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in chosen]
     config.num_hidden_layers = len(kept)
@@ -262,7 +262,7 @@ class _Run:
         loss, saved = self._losses()
         self._is_watching = False
         behind = recorder.mark()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         last = len(self._layers) - 1
         tail_peak = recorder.peak
         top_peak = self._top_peak if last in self._grad_of_input else recorder.peak
@@ -343,12 +343,13 @@ class _Run:
         predicting = nn.functional.embedding(index, hidden)
         saved = self._recorder.mark()
         if predicting.requires_grad:
-            predicting.register_hook(self._note_head)
+            predicting.register_hook(self._note_head)  # type: ignore[no-untyped-call]
         head = model.head
         if self._form.has_value_head:
             return head.values(predicting).sum(), saved
         if self._form.is_accelerator:
-            return DeviceHead.apply(predicting, head.weight, self._recorder).sum(), saved
+            log_probs = DeviceHead.apply(predicting, head.weight, self._recorder)  # type: ignore[no-untyped-call]
+            return log_probs.sum(), saved
         count = min(batch.num_predicted, HEAD_CHUNKS * chunk_rows(head.weight.shape[0], hidden.device))
         self._chunks_left = batch.num_predicted / count - 1
         targets = torch.zeros(count, dtype=torch.int64)

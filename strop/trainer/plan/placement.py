@@ -171,7 +171,7 @@ def _placed(config: Config, candidate: _Candidate) -> Config:
     changed = dataclasses.replace(config, resources=resources)
     for role in config.used_engines:
         section = dataclasses.replace(getattr(changed, role), engine=engine)
-        changed = dataclasses.replace(changed, **{role: section})  # type: ignore[arg-type]
+        changed = dataclasses.replace(changed, **{role: section})
     rollout = dataclasses.replace(config.rollout, max_staleness=1.0 if candidate.apart else 0.0)
     model = dataclasses.replace(config.model, gradient_checkpointing=candidate.checkpointing)
     return dataclasses.replace(changed, rollout=rollout, model=model)

@@ -74,10 +74,10 @@ def _candidates(
             [*settings, f"actor.engine.max_tokens_per_device={least}"],
         )
         yield tuple(settings), small
-    running = list(_halves(config.rollout.max_running))[-1:]
-    if running:
-        small = _replaced(small, "rollout", max_running=running[0])
-        settings.append(f"rollout.max_running={running[0]}")
+    fewest = min(_halves(config.rollout.max_running), default=None)
+    if fewest is not None:
+        small = _replaced(small, "rollout", max_running=fewest)
+        settings.append(f"rollout.max_running={fewest}")
         yield tuple(settings), small
     if syncs:
         small = _with_engine(small, gradient_sync="each")
@@ -123,10 +123,10 @@ def _with_engine(config: Config, **changes: object) -> Config:
     for name in config.used_engines:
         section = getattr(config, name)
         engine = dataclasses.replace(section.engine, **changes)
-        config = dataclasses.replace(config, **{name: dataclasses.replace(section, engine=engine)})  # type: ignore[arg-type]
+        config = dataclasses.replace(config, **{name: dataclasses.replace(section, engine=engine)})
     return config
 
 
 def _replaced(config: Config, section: str, **changes: object) -> Config:
     changed = dataclasses.replace(getattr(config, section), **changes)
-    return dataclasses.replace(config, **{section: changed})  # type: ignore[arg-type]
+    return dataclasses.replace(config, **{section: changed})
