@@ -25,10 +25,11 @@ ASSUMED_BYTES = 750 << 20
 
 
 @lru_cache
-def baseline_bytes() -> int:
+def baseline_bytes(*, uses_ray: bool = False) -> int:
     """Most memory of such a process on this machine, measured in one of its own: about ten seconds."""
+    program = f"import ray\n{_PROGRAM}" if uses_ray else _PROGRAM
     result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     words = result.stdout.split()
     return int(words[-1]) if result.returncode == 0 and words else ASSUMED_BYTES

@@ -105,7 +105,7 @@ def make_plan(
         memory_gib * 2**30 if memory_gib else planned_on.memory_bytes * (1 - DEVICE_RESERVE * is_accelerator)
     )
     phases = phases_of(config, roles, device_bytes=memory if is_accelerator else None)
-    baseline = 0 if is_accelerator else baseline_bytes()
+    baseline = 0 if is_accelerator else baseline_bytes(uses_ray=config.resources.runtime == "ray")
     time = step_time(config, roles, planned_on)
     processes = 1 if is_accelerator else max(1, config.resources.ranks)
     share = memory / processes
