@@ -54,6 +54,7 @@ COMMANDS = {
         summary="train with reinforcement learning from rewards", module="strop.cli.commands.train"
     ),
     "check": Command(module="strop.cli.commands.check"),
+    "plan": Command(module="strop.cli.commands.plan"),
     "env": Command(module="strop.cli.commands.env"),
     "reward": Command(module="strop.cli.commands.reward"),
     "migrate": Command(module="strop.cli.commands.migrate"),

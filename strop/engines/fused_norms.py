@@ -19,7 +19,7 @@ def use_fused_norms(module: nn.Module) -> int:
 
     A norm of another kind (Gemma's adds 1 to its weight) gives other numbers in a trial, and stays as it is.
     """
-    norms = [part for part in module.modules() if _is_plain(part)]
+    norms = [part for part in module.modules() if is_plain_norm(part)]
     for part in norms:
         part.forward = MethodType(_fused, part)
     return len(norms)
@@ -39,7 +39,8 @@ def _eps(norm: Any) -> float:
 
 
 @torch.no_grad()
-def _is_plain(part: nn.Module) -> bool:
+def is_plain_norm(part: nn.Module) -> bool:
+    """True for a root-mean-square norm whose numbers, in a trial, are those of the fused kernel."""
     if not type(part).__name__.endswith("RMSNorm") or "forward" in vars(part):
         return False
     weight = getattr(part, "weight", None)

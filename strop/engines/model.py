@@ -198,11 +198,7 @@ def prepare_model(
     media = media_inputs(module, config.path)
     use_packed_attention(module, media, by_formula=by_formula)
     if config.gradient_checkpointing:
-        # The second name is that of older versions of transformers.
-        later = hasattr(module, "activation_checkpointing_enable")
-        enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        module.train()  # transformers recomputes only in training mode; every dropout is 0
+        checkpoint_layers(module)
     model = CausalLM(module, compute_dtype=dtype, media=media)
     if config.use_liger:
         use_liger_kernels(module, computes_on)
@@ -214,6 +210,15 @@ def prepare_model(
     if config.freeze_vision_tower:
         _freeze_tower(module, media, config.path)  # its adapters too
     return model
+
+
+def checkpoint_layers(module: Any) -> None:
+    """Let the backward pass compute the layers of a model again."""
+    # The second name is that of older versions of transformers.
+    later = hasattr(module, "activation_checkpointing_enable")
+    enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    module.train()  # transformers recomputes only in training mode; every dropout is 0
 
 
 def _freeze_tower(module: nn.Module, media: Vision | None, path: str) -> None:

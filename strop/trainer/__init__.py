@@ -57,6 +57,7 @@ checks/                Rules across sections of the configuration, checked befor
 collectors/            Collection of the samples of a step
 fault_tolerance/       Runs that outlive the processes and machines that they have, and what ends them
 init_from/             A run that begins with the weights of another one
+plan/                  Memory and time of a run before it starts, and a placement
 preference/            Training on preferences
 preflight/             Can this run learn? A few dozen samples of its own first prompts, before anything is trained
 sft/                   Supervised fine-tuning

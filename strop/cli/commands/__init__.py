@@ -17,6 +17,7 @@ export.py        `strop export`
 generate.py      `strop generate`
 incident.py      `strop incident`
 migrate.py       `strop migrate`
+plan.py          `strop plan`
 plot.py          `strop plot`
 prefer.py        `strop prefer`
 profile.py       `strop profile`

@@ -1,0 +1,362 @@
+"""`strop plan` beside real runs on this machine: most memory of a process, and seconds of a step.
+
+    make bench BENCH=plan ARGS=--json
+
+prints one JSON line; without `--json` a line per case before it. Each case is a run of `strop train` with a random
+model whose answers all reach their limit, in a process of its own (on Ray: one per rank). Measured are VmHWM of the
+process with the model, and the second of two steps, in seconds of the processor, which other programs do not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import machine
+from transformers import GenerationConfig, GPTNeoXConfig, Qwen3Config, Qwen3ForCausalLM
+
+from strop.cli.main import main as strop_main
+from strop.data.tiny_model import make_tiny_tokenizer
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.trainer.loading import load
+from strop.trainer.loop import train  # noqa: F401  (imported before the forks)
+from strop.trainer.plan.baseline import baseline_bytes
+from strop.trainer.plan.memory import optimizer_bytes
+from strop.trainer.plan.parameters import Axes, model_sizes, share_of
+from strop.trainer.plan.passes import PassForm
+from strop.trainer.plan.plan import make_plan
+
+SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192}
+MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536, "vocab_size": 8192}
+LARGE = {"hidden_size": 768, "num_hidden_layers": 10, "intermediate_size": 2304, "vocab_size": 32768}
+STEPS = 2
+REWARD = '''\
+import random
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """By chance: every group has something to teach, and every row a gradient."""
+    return random.random()
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run."""
+
+    model: dict[str, int]
+    prompt: int = 64
+    response: int = 128
+    prompts: int = 2
+    samples: int = 4
+    settings: tuple[str, ...] = ()
+    ranks: int = 1
+
+
+CASES = {
+    "small": Case(model=SMALL, prompts=4, samples=8),
+    "middle": Case(model=MIDDLE),
+    "middle, budget 512": Case(model=MIDDLE, settings=("actor.engine.max_tokens_per_device=512",)),
+    "middle, checkpointing": Case(model=MIDDLE, settings=("model.gradient_checkpointing=true",)),
+    "middle, long answers": Case(model=MIDDLE, response=700, prompts=1, samples=2),
+    "middle, reference": Case(model=MIDDLE, settings=("algorithm.use_kl_loss=true",)),
+    "middle, critic": Case(model=MIDDLE, settings=("algorithm=ppo",)),
+    "middle, two updates": Case(model=MIDDLE, settings=("actor.samples_per_update=4",)),
+    "middle, bfloat16": Case(model=MIDDLE, settings=("model.dtype=bfloat16",)),
+    "middle, muon": Case(model=MIDDLE, settings=("actor.optim.name=muon",)),
+    "large": Case(model=LARGE),
+    "large, adapter": Case(model=LARGE, settings=("model.lora.rank=16",)),
+    "large, budget 512": Case(model=LARGE, settings=("actor.engine.max_tokens_per_device=512",)),
+    "middle, two ranks": Case(model=MIDDLE, ranks=2),
+    "middle, tensor parallel": Case(model=MIDDLE, ranks=2, settings=("actor.engine.tensor_parallel=2",)),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON line in place of a line per case")
+    parser.add_argument(
+        "--cases", default="", help="names of cases, with commas for |: NAME|NAME (default: all)"
+    )
+    parser.add_argument("--published", action="store_true", help="compare with two papers; nothing is run")
+    parser.add_argument("--folder", help="keep the runs here")
+    arguments = parser.parse_args()
+    if arguments.published:
+        with tempfile.TemporaryDirectory() as temporary:
+            print(json.dumps({"benchmark": "plan", "published": published(Path(temporary))}))
+        return
+    names = arguments.cases.split("|") if arguments.cases else list(CASES)
+    baseline_bytes()  # once for all children
+    where, report = machine(), {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(arguments.folder or temporary)
+        for name in names:
+            report[name] = measured(CASES[name], folder / name.replace(" ", "_").replace(",", ""))
+            if not arguments.json:
+                print(name, json.dumps(report[name]), flush=True)
+    ratios = {key: [case[key] for case in report.values()] for key in ("memory_ratio", "time_ratio")}
+    worst = {key: max(abs(value - 1) for value in values) for key, values in ratios.items()}
+    print(json.dumps({"benchmark": "plan", "machine": where, "cases": report, "worst": worst}))
+
+
+def measured(case: Case, folder: Path) -> dict[str, Any]:
+    """Prediction and measurement of a case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    overrides = settings_of(case, folder)
+    start = time.perf_counter()
+    pid = forked(partial(predict, case, overrides, folder / "plan.json"), folder / "plan.log")
+    ended(pid, folder / "plan.log")
+    planned = json.loads((folder / "plan.json").read_text())
+    peak_bytes, seconds = run(overrides, folder / "run", ranks=case.ranks)
+    return {
+        "peak_mib": round(peak_bytes / 2**20),
+        "planned_mib": round(planned["peak_bytes"] / 2**20),
+        "memory_ratio": round(planned["peak_bytes"] / peak_bytes, 3),
+        "step_processor_s": round(seconds, 3),
+        "step_wall_s": round(step_seconds(folder / "run"), 3),
+        "planned_s": round(planned["step_seconds"], 3),
+        "time_ratio": round(planned["step_seconds"] / seconds, 3),
+        **{name: planned[name] for name in ("baseline_mib", "peak_phase", "stages")},
+        "wall_s": round(time.perf_counter() - start, 1),
+    }
+
+
+PUBLISHED = {
+    # parameters: heads, hidden, layers, tensor, pipeline, GPUs, sequences, TFLOP/s of a GPU
+    "1.7 B": (24, 2304, 24, 1, 1, 32, 512, 137),
+    "7.5 B": (32, 4096, 36, 4, 1, 128, 512, 142),
+    "18.4 B": (48, 6144, 40, 8, 1, 256, 1024, 135),
+    "145.6 B": (96, 12288, 80, 8, 8, 1536, 2304, 148),
+}
+"""Of Narayanan et al. 2021, arXiv:2104.04473, table 1: GPT on A100-80GB, 2,048 tokens a sequence, vocabulary of 51,200,
+activations computed again."""
+ZERO_3_GB = 1.9
+"""State of 7.5 B parameters on each of 64 devices, Rajbhandari et al. 2019, arXiv:1910.02054, figure 1."""
+
+
+def published(folder: Path) -> dict[str, Any]:
+    """Plans beside what two papers print."""
+    rows: dict[str, Any] = {
+        "state of 7.5 B on 64 devices": {"published_gb": ZERO_3_GB, "planned_gb": zero_3_gb()}
+    }
+    for name, (heads, hidden, layers, tensor, pipeline, ranks, sequences, teraflops) in PUBLISHED.items():
+        model = folder / name.replace(" ", "")
+        GPTNeoXConfig(
+            hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=4 * hidden,
+            vocab_size=51200, max_position_embeddings=2048,
+        ).save_pretrained(model)  # fmt: skip
+        settings = [
+            f"model.path='{model}'", "model.dtype=bfloat16", "model.gradient_checkpointing=true",
+            "data.train_files=[x]", "reward.path=x", "data.max_prompt_tokens=8", "data.max_response_tokens=2040",
+            f"data.prompts_per_step={sequences // 2}", "rollout.samples_per_prompt=2", "resources.runtime=ray",
+            f"resources.ranks={ranks}", "actor.engine.max_tokens_per_device=2048",
+            f"actor.engine.tensor_parallel={tensor}", f"actor.engine.pipeline_parallel={pipeline}",
+        ]  # fmt: skip
+        config = load(None, overrides=settings)
+        plan = make_plan(config, device="a100", mean_response_tokens=2040, prompt_tokens=8, advises=False)
+        tokens = sequences * 2048
+        attention, head = 1 + 2048 / (6 * hidden), 51200 / (16 * layers * hidden)
+        seconds = 96 * tokens * layers * hidden**2 * (attention + head) / (teraflops * 1e12 * ranks)
+        planned = plan.seconds_by_stage["update_actor"]
+        rows[name] = {
+            "published_s": round(seconds, 2),
+            "planned_s": round(planned, 2),
+            "ratio": round(planned / seconds, 3),
+            "fits": plan.peak_bytes <= plan.memory_bytes,
+        }
+    return rows
+
+
+def zero_3_gb() -> float:
+    """Weights, gradients and AdamW's moments of 7.5 B parameters on one of 64 ranks."""
+    form, engine = PassForm(compute_dtype=torch.bfloat16), EngineConfig()
+    sizes = model_sizes(GPTNeoXConfig(hidden_size=4096, num_hidden_layers=36, intermediate_size=16384), form)
+    held = share_of(sizes, Axes.of(engine, 64), engine, 0).held
+    state = 4 * (held.total + held.trained) + optimizer_bytes(held, OptimizerConfig(), 4)
+    return round(state / 1e9, 2)
+
+
+def predict(case: Case, overrides: list[str], file: Path) -> int:
+    """Write the plan of a run."""
+    plan = make_plan(
+        load(None, overrides=overrides), mean_response_tokens=case.response, prompt_tokens=case.prompt
+    )
+    record = {
+        "peak_bytes": plan.peak_bytes,
+        "step_seconds": plan.step_seconds,
+        "baseline_mib": round(plan.baseline_bytes / 2**20),
+        "peak_phase": plan.peak_phase,
+        "stages": {name: round(value, 3) for name, value in plan.seconds_by_stage.items()},
+    }
+    file.write_text(json.dumps(record))
+    return 0
+
+
+def forked(function: Callable[[], int], log: Path) -> int:
+    """Run a function in a child, which has the imports of this process; the child's id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        code = function()
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int, log: Path) -> None:
+    """Wait for a child, which must succeed."""
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise SystemExit(f"it failed: {log.read_text()[-2000:]}")
+
+
+def settings_of(case: Case, folder: Path) -> list[str]:
+    """The run's settings, and its files."""
+    make_model(folder / "model", case.model)
+    (folder / "reward.py").write_text(REWARD)
+    prompt = "a" * (case.prompt - 3)  # a header, an end of turn and a header are beside it
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{number:03d}{prompt[3:]}"}], "ground_truth": "1"}
+        for number in range(64)
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [
+        f"model.path='{folder / 'model'}'",
+        f"data.train_files=['{folder / 'train.jsonl'}']",
+        f"data.prompts_per_step={case.prompts}",
+        "data.ground_truth_key=ground_truth",
+        "data.default_data_source=plan",
+        f"data.max_prompt_tokens={case.prompt}",
+        f"data.max_response_tokens={case.response}",
+        f"rollout.samples_per_prompt={case.samples}",
+        f"reward.path='{folder / 'reward.py'}'",
+        "reward.num_workers=1",
+        f"trainer.max_steps={STEPS}",
+        "trainer.trackers=[jsonl]",
+        "trainer.preflight=false",
+        "actor.optim.lr=1e-6",
+        "eval.every=0",
+        "eval.before_train=false",
+        "run.hf_model=never",
+        "run.save_samples=false",
+        "resources.num_threads=1",
+        *case.settings,
+    ]
+    if case.ranks > 1:
+        settings += ["resources.runtime=ray", f"resources.ranks={case.ranks}", "resources.cpus_per_rank=0.5"]
+    return settings
+
+
+def make_model(folder: Path, sizes: dict[str, int]) -> None:
+    """A random Qwen3 model that hardly ever ends an answer: the logit of its end is 0, those of others are wide."""
+    tokenizer = make_tiny_tokenizer()
+    heads = sizes["hidden_size"] // 64
+    config = Qwen3Config(
+        **sizes, num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64, tie_word_embeddings=True,
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, dtype="float32",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight.normal_(std=4 / sizes["hidden_size"] ** 0.5)
+        weight[tokenizer.eos_token_id] = 0
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
+    """Carry out a run: the most memory that a process with a model took, and its processor seconds of a step."""
+    log = folder.with_suffix(".log")
+    pid = forked(lambda: strop_main(["train", "--out", str(folder), *overrides]), log)
+    peaks: dict[int, int] = {}
+    at_step: dict[int, float] = {}
+    metrics = folder / "metrics.jsonl"
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        pids = [pid] if ranks == 1 else ray_workers(pid)
+        for one in pids:
+            peaks[one] = max(peaks.get(one, 0), high_water(one))
+        if metrics.exists():
+            done = metrics.read_text().count("\n")
+            at_step.setdefault(done, max((processor_seconds(one) for one in pids), default=0.0))
+        time.sleep(0.02)
+    ended(pid, log)
+    return max(peaks.values()), at_step[2] - at_step[1]
+
+
+def high_water(pid: int) -> int:
+    """VmHWM of a process in bytes; 0 of one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process; 0 of one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ray_workers(pid: int) -> list[int]:
+    """Descendants of a process that Ray runs actors in."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+    found = []
+    for child in parents:
+        at = child
+        while at in parents and at != pid:
+            at = parents[at]
+        if at == pid:
+            try:
+                name = Path(f"/proc/{child}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if name.startswith(b"ray::"):
+                found.append(child)
+    return found
+
+
+def rows_of(folder: Path) -> list[dict[str, float]]:
+    """The metrics of the steps behind the first."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("step", 0) > 1]
+
+
+def step_seconds(folder: Path) -> float:
+    """Median seconds of a step."""
+    return statistics.median(row["timing_s/step"] for row in rows_of(folder) if "timing_s/step" in row)
+
+
+if __name__ == "__main__":
+    main()

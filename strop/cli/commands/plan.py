@@ -1,0 +1,234 @@
+"""`strop plan`: whether a run fits, how long a step takes, and where to place it, before any weight is loaded.
+
+Exit codes: 0 it fits; 1 it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.settings import add_trust_argument, load_settings
+from strop.cli.unused_keys import Reads, refuse_unread
+from strop.trainer.sections import FINE_TUNING_SECTIONS
+from strop.utils.quiet_libraries import quiet_models
+from strop.utils.terminal import UsageError, plain, print_json, print_plain
+
+if TYPE_CHECKING:
+    from strop.trainer.plan.placement import Placement, Placements
+    from strop.trainer.plan.plan import Plan
+
+SUMMARY = "predict memory and time of a run from its settings and config.json, and suggest a placement"
+EPILOG = """\
+examples:
+  strop plan config.yaml
+  strop plan config.yaml --device h100 --devices 64
+  strop plan config.yaml actor.engine.max_tokens_per_device=8192 --memory-gib 24
+  strop plan config.yaml --response-tokens 900 --json
+
+Of each model only config.json is read: no weight is loaded, and the device that is named need not be here. Memory is
+that of answers which all reach data.max_response_tokens; time is that of answers of --response-tokens on average.
+
+Exit code 0: it fits; 1: it does not, and the smallest change with which it does is printed.
+"""
+READS = Reads(
+    keys=("",),
+    but=(
+        "eval",
+        "trainer.trackers",
+        "trainer.project_name",
+        "trainer.experiment_name",
+        *FINE_TUNING_SECTIONS,
+    ),
+)
+GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONFIG|key=value",
+        help="a run's configuration, or the name of a preset; then settings on top of it",
+    )
+    parser.add_argument("--config", metavar="FILE", help="the same as CONFIG")
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help="h100, a100, ..., or cpu (default: that of this machine)"
+    )
+    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="memory of a device, if not its own")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="search for a placement on up to so many devices"
+    )
+    parser.add_argument(
+        "--response-tokens",
+        type=float,
+        metavar="MEAN",
+        help="tokens of an answer on average (default: half of data.max_response_tokens)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help="tokens of a prompt (default: data.max_prompt_tokens)"
+    )
+    add_trust_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(overrides=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    words = list(args.words)
+    if words and "=" not in words[0]:
+        if args.config is not None:
+            raise UsageError(f"{words[0]} and --config {args.config} both name a configuration; give one")
+        args.config = words.pop(0)
+    args.overrides = words
+    _check_numbers(args)
+    config = load_settings(args, needs=("model", "algorithm"))
+    refuse_unread(args, "plan", READS)
+    quiet_models()
+    from strop.trainer.plan.placement import search
+    from strop.trainer.plan.plan import lengths_of, make_plan
+
+    plan = make_plan(
+        config,
+        device=args.device,
+        memory_gib=args.memory_gib,
+        mean_response_tokens=args.response_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
+    placements = None
+    if args.devices is not None:
+        lengths = lengths_of(config, args.response_tokens, args.prompt_tokens)
+        available = plan.memory_bytes - plan.baseline_bytes
+        placements = search(config, lengths, plan.device, devices=args.devices, available=available)
+    if args.json:
+        print_json(_record(plan, placements))
+    else:
+        for line in _lines(plan, placements):
+            print_plain(plain(line, is_one_line=True))
+    return 0 if plan.fits else 1
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for option in ("memory_gib", "devices", "response_tokens", "prompt_tokens"):
+        value = getattr(args, option)
+        if value is not None and value <= 0:
+            raise UsageError(f"--{option.replace('_', '-')} is {value:g}; give a number above 0")
+    names_file = args.config is not None and Path(args.config).suffix in (".yaml", ".yml")
+    if names_file and not Path(args.config).is_file():
+        raise UsageError(f"{args.config} is no file; give the configuration of a run")
+
+
+def _record(plan: Plan, placements: Placements | None) -> dict[str, Any]:
+    """The plan as JSON."""
+    return {
+        "fits": plan.fits,
+        "peak_bytes": plan.peak_bytes,
+        "peak_phase": plan.peak_phase,
+        "memory_bytes": int(plan.memory_bytes),
+        "step_seconds": plan.step_seconds,
+        "idle_share": plan.time.idle_share,
+        "device_hours_per_step": plan.device_hours_per_step,
+        "suggestion": _suggestion(plan, placements),
+        "baseline_bytes": plan.baseline_bytes,
+        "load_host_bytes": int(plan.load_host_bytes),
+        "phases": [
+            {
+                "phase": phase.phase,
+                "device_bytes": phase.device_bytes,
+                "device": {name: int(size) for name, size in phase.device.items()},
+                "host_bytes": phase.host_bytes,
+                "host": {name: int(size) for name, size in phase.host.items()},
+            }
+            for phase in plan.phases
+        ],
+        "stages": dict(plan.seconds_by_stage),
+        "placements": None
+        if placements is None
+        else {
+            "tried": placements.num_tried,
+            "fitting": placements.num_fitting,
+            "fastest": _placement(placements.fastest),
+            "cheapest": _placement(placements.cheapest),
+        },
+        "assumptions": list(plan.assumptions),
+    }
+
+
+def _placement(placement: Placement | None) -> dict[str, Any] | None:
+    if placement is None:
+        return None
+    return {
+        "settings": list(placement.settings),
+        "devices": placement.devices,
+        "peak_bytes": placement.peak_bytes,
+        "step_seconds": placement.time.step,
+        "idle_share": placement.time.idle_share,
+        "device_hours_per_step": placement.device_hours,
+    }
+
+
+def _suggestion(plan: Plan, placements: Placements | None) -> str:
+    """Settings to give beside those that are there; empty where these are as good."""
+    if placements is not None:
+        return "" if placements.fastest is None else " ".join(placements.fastest.settings)
+    if plan.fits or plan.change is None:
+        return ""
+    return " ".join(plan.change.settings)
+
+
+def _lines(plan: Plan, placements: Placements | None) -> list[str]:
+    """The plan as text."""
+    models = [
+        f"{role.name}: {role.sizes.total / 1e9:.3g} B parameters, {role.sizes.trained / 1e9:.3g} B trained, "
+        f"{role.axes.world} rank{'s' if role.axes.world > 1 else ''}"
+        for role in plan.roles
+    ]
+    lines = [*models, "memory of a rank, GiB:"]
+    for phase in plan.phases:
+        parts = ", ".join(
+            f"{name} {size / GIB:.2f}" for name, size in phase.device.items() if size >= 0.005 * GIB
+        )
+        host = f"; on the host {phase.host_bytes / GIB:.2f}" if phase.host_bytes else ""
+        lines.append(f"  {phase.phase}: {phase.device_bytes / GIB:.2f} ({parts}){host}")
+    if plan.baseline_bytes:
+        lines.append(f"  beside it, a process without a model: {plan.baseline_bytes / GIB:.2f}")
+    lines.append(f"  host, while the model is loaded: {plan.load_host_bytes / GIB:.2f} in each process")
+    verdict = "it fits" if plan.fits else "it does NOT fit"
+    lines.append(
+        f"most: {plan.peak_bytes / GIB:.2f} GiB in {plan.peak_phase}, of {plan.memory_bytes / GIB:.2f}: {verdict}"
+    )
+    if not plan.fits:
+        lines.append(_change_line(plan))
+    stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in plan.seconds_by_stage.items())
+    lines.append(
+        f"time of a step: {plan.step_seconds:.3g} s ({stages}); idle {plan.time.idle_share:.0%}; "
+        f"{plan.device_hours_per_step:.3g} device-hours a step"
+    )
+    if placements is not None:
+        lines += _placement_lines(placements)
+    return [*lines, *(f"assumed: {line}" for line in plan.assumptions)]
+
+
+def _change_line(plan: Plan) -> str:
+    """The smallest change with which a run fits."""
+    if plan.change is None:
+        return "no change of budget, checkpointing, offload, adapters or ranks makes it fit"
+    peak = (plan.change.peak_bytes + plan.baseline_bytes) / GIB
+    return f"smallest change: {' '.join(plan.change.settings)} ({peak:.2f} GiB)"
+
+
+def _placement_lines(placements: Placements) -> list[str]:
+    head = f"placements: {placements.num_fitting} of {placements.num_tried} fit"
+    if placements.fastest is None or placements.cheapest is None:
+        return [f"{head}; use more devices, or adapters (model.lora.rank)"]
+    lines = [head]
+    for name, placement in (("fastest", placements.fastest), ("cheapest", placements.cheapest)):
+        settings = " ".join(placement.settings)
+        lines.append(
+            f"  {name}: {placement.devices} devices, {placement.time.step:.3g} s a step, idle "
+            f"{placement.time.idle_share:.0%}, {placement.device_hours:.3g} device-hours: {settings}"
+        )
+    return lines

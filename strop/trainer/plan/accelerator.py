@@ -1,0 +1,151 @@
+"""Kernels of an accelerator as a trace sees them: the same tensors are made and kept, and nothing is computed.
+
+A machine without the accelerator has no such kernels, and `FakeTensorMode` no tensors on it, so the memory of
+FlashAttention (engines/varlen.py), of norms in one kernel (engines/fused_norms.py) and of the chunks of the head
+(engines/head.py) is written down here, operation for operation.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.fused_norms import is_plain_norm
+from strop.engines.head import DEVICE_CHUNK_ELEMENTS
+from strop.engines.varlen import MAX_HEAD_DIM
+from strop.trainer.plan.tracing import Recorder, Work
+
+
+class FlashAttention:
+    """`VarlenPlan` of packed segments."""
+
+    def __init__(self, packed: PackedAttention, dtype: torch.dtype, recorder: Recorder) -> None:
+        self._packed, self._dtype, self._recorder = packed, dtype, recorder
+        self._num_gathered = sum(segment.num_keys for segment in packed.segments)
+        self._gathers = any(segment.num_keys > segment.length for segment in packed.segments)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """As of `PackedAttention`."""
+        dim = query.shape[2]
+        is_half = self._dtype in (torch.bfloat16, torch.float16)
+        fits = form.is_fused and form.chunk is None and value.shape[2] == dim <= MAX_HEAD_DIM and dim % 8 == 0
+        if not (is_half and fits):
+            return self._packed.attend(layer, query, key, value, form)
+        query, key, value = (part.to(self._dtype) for part in (query, key, value))
+        if self._gathers:
+            heads = key.shape[1]
+            both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+            index = torch.zeros(self._num_gathered, dtype=torch.int64)
+            gathered = nn.functional.embedding(index, both)
+            key, value = (part.view(-1, heads, dim) for part in gathered.chunk(2, dim=1))
+        out: Tensor = _Flash.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
+        return out
+
+    @property
+    def _pairs(self) -> float:
+        """Pairs of a query and a key that it sees."""
+        return float(
+            sum(
+                segment.length * (segment.num_keys - (segment.length - 1) / 2)
+                for segment in self._packed.segments
+            )
+        )
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, pairs: float, recorder: Recorder
+    ) -> Tensor:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        sums = torch.empty(query.shape[:2], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.flops, ctx.recorder = 4.0 * query.shape[1] * query.shape[2] * pairs, recorder
+        recorder.work += Work(attention_flops=ctx.flops, num_calls=1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        _wide = torch.empty(
+            query.shape, dtype=torch.float32
+        )  # the kernel adds gradients of queries in float32
+        ctx.recorder.work += Work(attention_flops=2.5 * ctx.flops, num_calls=1)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
+
+
+def use_traced_norms(module: nn.Module) -> None:
+    """Let the plain norms of a model keep what the fused kernel keeps."""
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 1:
+            continue
+        twin = copy.copy(part)
+        twin._parameters = {"weight": nn.Parameter(torch.ones(len(weight)))}
+        if is_plain_norm(twin):
+            part.forward = MethodType(_norm, part)
+
+
+def _norm(norm: Any, hidden: Tensor) -> Tensor:
+    wide = torch.promote_types(hidden.dtype, norm.weight.dtype)
+    out: Tensor = _Norm.apply(hidden.to(wide), norm.weight.to(wide))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        scale = torch.empty(*hidden.shape[:-1], 1, dtype=torch.float32)
+        ctx.save_for_backward(hidden, weight, scale)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, weight, _ = ctx.saved_tensors
+        return hidden.clone(), torch.empty_like(weight)
+
+
+class DeviceHead(torch.autograd.Function):
+    """Log-probs of the tokens that hidden states [M, D] predict, in chunks: `Head` on a device with its kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> Tensor:
+        half = weight.to(torch.bfloat16)
+        logits = _chunk_of_logits(hidden, weight)
+        del logits, half
+        ctx.save_for_backward(hidden, weight)
+        ctx.recorder, ctx.product = recorder, _product_work(hidden, weight)
+        recorder.work += ctx.product
+        return torch.empty(len(hidden), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, weight = ctx.saved_tensors
+        half = weight.to(torch.bfloat16)
+        grad_hidden = torch.empty_like(hidden)
+        trains = ctx.needs_input_grad[1]
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32) if trains else None
+        logits = _chunk_of_logits(hidden, weight)
+        grad = torch.empty_like(logits, dtype=half.dtype)
+        if grad_weight is not None:
+            product = torch.empty_like(grad_weight)
+            del product
+        del logits, grad, half
+        ctx.recorder.work += ctx.product * (3.0 if trains else 2.0)  # logits again, and a gradient or two
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None
+
+
+def _chunk_of_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    rows = min(len(hidden), max(1, DEVICE_CHUNK_ELEMENTS // len(weight)))
+    return torch.empty(rows, len(weight), dtype=torch.float32)
+
+
+def _product_work(hidden: Tensor, weight: Tensor) -> Work:
+    """Of logits; the kernels beside it read and write them once."""
+    num_logits = float(len(hidden) * len(weight))
+    return Work(product_flops=2.0 * num_logits * hidden.shape[1], moved_bytes=8.0 * num_logits, num_calls=4)

@@ -1,0 +1,267 @@
+"""Parameters of a model by their place (layers, embedding, head), and the share of a rank in a parallel plan."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig
+from strop.engines.lora import adapters
+from strop.engines.moe.layers import has_standard_experts
+from strop.engines.moe.layers import num_experts as experts_of
+from strop.engines.parallel.pipeline import stage_layers
+from strop.trainer.plan.passes import PassForm, layer_kind, layer_list, meta_module, truncate
+
+
+@dataclass(frozen=True)
+class Count:
+    """Numbers of some parameters."""
+
+    total: float = 0.0
+    trained: float = 0.0
+    matrices: float = 0.0
+    """Trained, of hidden matrices, which Muon moves."""
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.total + other.total, self.trained + other.trained, self.matrices + other.matrices)
+
+    def __mul__(self, factor: float) -> Count:
+        return Count(self.total * factor, self.trained * factor, self.matrices * factor)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parameters of a layer, or of what is beside the layers, by what parallel ranks do with them."""
+
+    cut: Count = Count()
+    """Cut by tensor parallelism."""
+    whole: Count = Count()
+    """On each of its ranks."""
+    experts: Count = Count()
+    """Divided over all ranks of a stage."""
+
+    @property
+    def all(self) -> Count:
+        """Together."""
+        return self.cut + self.whole + self.experts
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.cut + other.cut, self.whole + other.whole, self.experts + other.experts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """The parameters of a model."""
+
+    layers: tuple[Part, ...]
+    kinds: tuple[Hashable, ...]
+    """Kind of each layer (`layer_kind`)."""
+    embedding: Part
+    head: Part
+    """Empty where it is the embedding."""
+    rest: Part
+    """Final norm, and what else is beside the layers."""
+    linear: float
+    """Numbers of the linear layers, head excepted."""
+    head_numbers: float
+    """Of the head, tied or not."""
+    experts_per_token: float
+    """Share of the experts that a token goes to; 1 of a dense model."""
+    experts_chosen: float
+    """Experts of a layer that a token goes to; 0 of a dense model."""
+    key_heads: int
+    """Of the layer with most."""
+    key_dim: int
+    """Numbers of a key or a value, of the larger."""
+    num_heads: int
+    hidden: int
+    vocab: int
+
+    @property
+    def total(self) -> float:
+        """All numbers."""
+        return self.whole_model.all.total
+
+    @property
+    def active(self) -> float:
+        """Numbers that a token goes through in products: embedding excepted."""
+        layers = sum((part for part in self.layers), Part())
+        dense = layers.cut.total + layers.whole.total + self.head_numbers
+        return dense + layers.experts.total * self.experts_per_token
+
+    @property
+    def trained(self) -> float:
+        """Numbers that are trained."""
+        return self.whole_model.all.trained
+
+    @property
+    def whole_model(self) -> Part:
+        """Every parameter."""
+        return sum(self.layers, Part()) + self.embedding + self.head + self.rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Ranks of a role along each axis."""
+
+    world: int = 1
+    tensor: int = 1
+    sequence: int = 1
+    context: int = 1
+    pipeline: int = 1
+    experts: int = 1
+    shards: int = 1
+    """Ranks over which what an axis leaves is sharded."""
+
+    @classmethod
+    def of(cls, engine: EngineConfig, world: int) -> Axes:
+        """Axes by the settings of an engine."""
+        in_stage = world // (engine.tensor_parallel * engine.pipeline_parallel)
+        return cls(
+            world=world,
+            tensor=engine.tensor_parallel,
+            sequence=engine.sequence_parallel,
+            context=engine.context_parallel,
+            pipeline=engine.pipeline_parallel,
+            experts=engine.expert_parallel,
+            shards=engine.shard_size or max(1, in_stage),
+        )
+
+    @property
+    def data(self) -> int:
+        """Ranks with rows of their own."""
+        return max(1, self.world // (self.tensor * self.sequence * self.context * self.pipeline))
+
+    @property
+    def in_stage(self) -> int:
+        """Ranks of a stage."""
+        return max(1, self.world // self.pipeline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Numbers of a rank of one stage."""
+
+    held: Count
+    """Its shards."""
+    gathered: Count
+    """All that its stage computes with, on one rank: matrices cut, experts of its own."""
+    largest_layer: Count
+    """Of these, a layer's."""
+    root: Count
+    """Of these, beside the layers."""
+    layers: range
+
+
+def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) -> Share:
+    """The numbers of a rank of a stage."""
+    stages = stage_layers(len(sizes.layers), axes.pipeline, engine.pipeline_layers)
+    layers = stages[stage] if axes.pipeline > 1 else range(len(sizes.layers))
+    root = Part()
+    if stage == 0:
+        root += sizes.embedding
+    if stage == axes.pipeline - 1:
+        root += sizes.rest + sizes.head
+        if axes.pipeline > 1 and not sizes.head.all.total:
+            root += sizes.embedding  # tied: the last stage has it as well
+    parts = [sizes.layers[i] for i in layers]
+    both = sum(parts, Part()) + root
+    held = (both.cut * (1 / axes.tensor) + both.whole) * (1 / axes.shards) + both.experts * (
+        1 / (axes.in_stage if engine.shard_size == 0 else axes.shards * axes.tensor)
+    )
+
+    def computed(part: Part) -> Count:
+        return part.cut * (1 / axes.tensor) + part.whole + part.experts * (1 / (axes.experts * axes.tensor))
+
+    gathered = [computed(part) for part in parts]
+    return Share(
+        held=held,
+        gathered=sum(gathered, computed(root)),
+        largest_layer=max(gathered, key=lambda count: count.total, default=Count()),
+        root=computed(root),
+        layers=layers,
+    )
+
+
+def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
+    """Count the parameters of a model, an adapter included."""
+    module = meta_module(shape, form)
+    kinds = tuple(layer_kind(layer) for layer in layer_list(module))
+    kept = truncate(module, kinds)  # adapters of hundreds of layers take minutes
+    text = shape.get_text_config()
+    if form.lora.enabled:
+        adapters.add_lora(CausalLM(module, compute_dtype=form.compute_dtype), replace(form.lora, path=""))
+    layers = layer_list(module)
+    output, inputs = module.get_output_embeddings(), module.get_input_embeddings()
+    head_weight = None if output is None else output.weight
+    of_kind = {kind: _part(layer.named_modules()) for kind, layer in zip(kept, layers, strict=True)}
+    linear = {kind: _linear_numbers(layer) for kind, layer in zip(kept, layers, strict=True)}
+    embedding = Part(cut=_count([inputs.weight], is_hidden=False))
+    head = Part()
+    if head_weight is not None and head_weight is not inputs.weight:
+        head = Part(cut=_count([head_weight], is_hidden=False))
+    known = {id(p) for layer in layers for p in layer.parameters()} | {id(inputs.weight), id(head_weight)}
+    others = [p for p in module.parameters() if id(p) not in known]
+    experts = experts_of(shape)
+    chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts
+    key_heads, key_dim = key_sizes(text)
+    return ModelSizes(
+        layers=tuple(of_kind[kind] for kind in kinds),
+        kinds=kinds,
+        embedding=embedding,
+        head=head,
+        rest=Part(whole=_count(others, is_hidden=False)),
+        linear=sum(linear[kind] for kind in kinds),
+        head_numbers=float(head_weight.numel()) if head_weight is not None else float(text.hidden_size),
+        experts_per_token=float(chosen) / experts if experts else 1.0,
+        experts_chosen=float(chosen),
+        key_heads=key_heads,
+        key_dim=key_dim,
+        num_heads=int(text.num_attention_heads),
+        hidden=int(text.hidden_size),
+        vocab=int(inputs.weight.shape[0]),
+    )
+
+
+def key_sizes(text: Any) -> tuple[int, int]:
+    """Heads of keys, and numbers of a key or a value of a head, as the cache holds them."""
+    heads = int(text.num_attention_heads)
+    if getattr(text, "kv_lora_rank", None):  # latent attention: keys and values are cached expanded
+        keys = int(text.qk_nope_head_dim) + int(text.qk_rope_head_dim)
+        return heads, max(keys, int(text.v_head_dim))
+    dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return int(getattr(text, "num_key_value_heads", None) or heads), dim
+
+
+def _linear_numbers(layer: nn.Module) -> float:
+    return float(sum(part.weight.numel() for part in layer.modules() if type(part) is nn.Linear))
+
+
+def _part(modules: Iterable[tuple[str, nn.Module]]) -> Part:
+    part = Part()
+    for _, module in modules:
+        own = list(module.parameters(recurse=False))
+        if has_standard_experts(module):
+            part += Part(experts=_count(own, is_hidden=True))
+            continue
+        part += Part(
+            cut=_count([p for p in own if p.dim() >= 2], is_hidden=True),
+            whole=_count([p for p in own if p.dim() < 2], is_hidden=False),
+        )
+    return part
+
+
+def _count(parameters: Iterable[torch.nn.Parameter], *, is_hidden: bool) -> Count:
+    total = trained = matrices = 0.0
+    for parameter in parameters:
+        total += parameter.numel()
+        if parameter.requires_grad:
+            trained += parameter.numel()
+            matrices += parameter.numel() * (is_hidden and parameter.dim() == 2)
+    return Count(total, trained, matrices)

@@ -1,0 +1,74 @@
+"""`strop plan`: its answer as JSON and as text, its exit code, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_calls import cli
+from transformers import Qwen3Config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration whose model is a config.json."""
+    Qwen3Config(
+        hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        intermediate_size=3072, vocab_size=151_936, tie_word_embeddings=True,
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"model: {{path: '{tmp_path / 'model'}', dtype: bfloat16}}\n"
+        "data: {train_files: [rows.jsonl], prompts_per_step: 8}\nreward: {path: reward.py}\n"
+    )
+    return file
+
+
+def test_a_plan_as_json_says_whether_it_fits_and_what_would(config: Path) -> None:
+    result = cli("plan", str(config), "--device", "h100", "--json")
+    assert result.code == 0
+    record = result.record
+    assert record["fits"] is True
+    assert record["suggestion"] == ""
+    assert record["peak_bytes"] == max(phase["device_bytes"] for phase in record["phases"])
+    assert record["step_seconds"] == pytest.approx(sum(record["stages"].values()))
+    small = cli("plan", str(config), "--device", "h100", "--memory-gib", "24", "--json")
+    assert small.code == 1
+    assert small.record["fits"] is False
+    fits = cli(
+        "plan",
+        str(config),
+        "--device",
+        "h100",
+        "--memory-gib",
+        "24",
+        *small.record["suggestion"].split(),
+        "--json",
+    )
+    assert fits.code == 0
+
+
+def test_a_plan_as_text_names_the_phase_with_most(config: Path) -> None:
+    result = cli("plan", str(config), "--device", "h100", "--memory-gib", "24")
+    assert result.code == 1
+    assert "it does NOT fit" in result.out
+    assert "smallest change: actor.engine.max_tokens_per_device=" in result.out
+    assert "actor: update:" in result.out
+
+
+def test_placements_come_with_their_cost(config: Path) -> None:
+    record = cli("plan", "--config", str(config), "--device", "h100", "--devices", "4", "--json").record
+    fastest = record["placements"]["fastest"]
+    assert record["suggestion"] == " ".join(fastest["settings"])
+    assert fastest["device_hours_per_step"] == pytest.approx(
+        fastest["step_seconds"] * fastest["devices"] / 3600
+    )
+
+
+def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
+    assert (
+        "--memory-gib is -1; give a number above 0" in cli("plan", str(config), "--memory-gib", "-1").sentence
+    )
+    assert "is no file" in cli("plan", str(tmp_path / "no.yaml")).sentence
+    assert "is not known: B200" in cli("plan", str(config), "--device", "abacus").sentence
+    assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence

@@ -1,0 +1,180 @@
+"""Memory of phases: optimizer states, shares of ranks, micro-batches, and the smallest change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3MoeConfig
+
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.packing import make_rows, micro_batches
+from strop.engines.parallel.ranks import alone
+from strop.trainer.config import Config
+from strop.trainer.loading import load
+from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
+from strop.trainer.plan.devices import device_named
+from strop.trainer.plan.memory import optimizer_bytes, phases_of
+from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
+from strop.trainer.plan.passes import PassForm
+from strop.trainer.plan.placement import search
+from strop.trainer.plan.plan import lengths_of, make_plan
+from strop.trainer.plan.roles import planned_roles
+
+GIB = 2**30
+EXPERTS = Qwen3MoeConfig(
+    hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=64, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2, vocab_size=128,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """config.json of Qwen2.5-7B's sizes, and nothing else."""
+    path = tmp_path_factory.mktemp("model")
+    Qwen3Config(
+        hidden_size=3584, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, head_dim=128,
+        intermediate_size=18_944, vocab_size=152_064, tie_word_embeddings=False,
+    ).save_pretrained(path)  # fmt: skip
+    return path
+
+
+def config_of(folder: Path, *overrides: str) -> Config:
+    settings = [f"model.path='{folder}'", "data.train_files=[x]", "reward.path=x", "model.dtype=bfloat16"]
+    return load(None, overrides=[*settings, *overrides])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("adamw", 8 * 100), ("muon", 4 * 60 + 8 * 40)])
+def test_bytes_of_an_optimizer_by_hand(name: str, expected: int) -> None:
+    # 100 numbers are trained, 60 of them of hidden matrices, whose Muon has one moment.
+    count = Count(total=120, trained=100, matrices=60)
+    assert optimizer_bytes(count, OptimizerConfig(name=name), 4) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "world"),
+    [
+        (EngineConfig(), 4),
+        (EngineConfig(tensor_parallel=2, expert_parallel=2), 4),
+        (EngineConfig(pipeline_parallel=2), 4),
+        (EngineConfig(pipeline_parallel=2, expert_parallel=2), 4),
+    ],
+)
+def test_ranks_hold_the_model_once_together(engine: EngineConfig, world: int) -> None:
+    sizes = model_sizes(EXPERTS, PassForm(compute_dtype=torch.float32))
+    axes = Axes.of(engine, world)
+    held = sum(
+        share_of(sizes, axes, engine, stage).held.total * axes.in_stage for stage in range(axes.pipeline)
+    )
+    whole = sum((part.whole.total for part in sizes.layers), sizes.rest.whole.total)
+    copies = (axes.tensor - 1) * whole  # norms are on each tensor-parallel rank
+    assert held == pytest.approx(sizes.total + copies)
+
+
+def test_rows_are_cut_as_the_engine_cuts_them() -> None:
+    lengths = Lengths(prompt=7, mean_response=20, max_response=60)
+    groups = groups_of(lengths, num_groups=5, group_size=6)
+    rows = [(number, answer) for number, (_, answers) in enumerate(groups) for answer in answers]
+    data = make_rows(
+        [torch.full((7,), number) for number, _ in rows],
+        [torch.zeros(answer, dtype=torch.int64) for _, answer in rows],
+    )
+    parts = micro_batches(data, max_tokens=150, parallel=alone(torch.device("cpu")))
+    sizes = []
+    for part in parts:
+        prompts = {rows[row][0] for row in part}
+        sizes.append(7 * len(prompts) + sum(rows[row][1] - 1 for row in part))
+    planned = [sum(map(packed_tokens, batch)) for batch in micro_batches_of(groups, max_tokens=150)]
+    assert planned == sizes
+
+
+def test_lengths_have_their_mean_and_their_limit() -> None:
+    lengths = Lengths(prompt=8, mean_response=300, max_response=1000).quantiles(2000)
+    assert sum(lengths) / 2000 == pytest.approx(300, rel=0.01)
+    assert max(lengths) == 1000
+    assert Lengths(prompt=8, mean_response=5, max_response=5).quantiles(3) == [5, 5, 5]
+
+
+def test_what_does_not_fit_is_said_with_a_change_that_fits(folder: Path) -> None:
+    config = config_of(folder, "resources.runtime=ray", "resources.ranks=8")
+    plan = make_plan(config, device="h100")
+    assert plan.fits is (plan.peak_bytes <= plan.memory_bytes)
+    small = make_plan(config, device="h100", memory_gib=40)
+    assert not small.fits
+    assert small.change is not None
+    changed = make_plan(
+        config_of(folder, "resources.runtime=ray", "resources.ranks=8", *small.change.settings),
+        device="h100",
+        memory_gib=40,
+    )
+    assert changed.fits
+    assert changed.peak_bytes == pytest.approx(small.change.peak_bytes, rel=0.01)
+
+
+def test_one_device_is_too_small_for_all_of_seven_billion(folder: Path) -> None:
+    # 7.6 B numbers with gradient and moments in float32 are 113 GiB.
+    plan = make_plan(config_of(folder), device="h100")
+    assert not plan.fits
+    step = next(phase for phase in plan.phases if phase.phase == "actor: optimizer step")
+    assert step.device_bytes / GIB == pytest.approx(plan.roles[0].sizes.total * 16 / GIB)
+    assert plan.change is not None
+    assert "resources.ranks=" in " ".join(plan.change.settings)
+
+
+def test_offloading_moves_state_to_the_host(folder: Path) -> None:
+    on, off = (
+        make_plan(
+            config_of(folder, "resources.runtime=ray", "resources.ranks=4", f"actor.engine.offload={where}"),
+            device="h100", advises=False,
+        )
+        for where in ("none", "optimizer")
+    )  # fmt: skip
+
+    def update(plan: object, name: str) -> float:
+        return next(phase for phase in plan.phases if phase.phase == "actor: update").device.get(name, 0.0)  # type: ignore[attr-defined]
+
+    share = on.roles[0].sizes.total * 8 / 4
+    assert update(on, "optimizer") == pytest.approx(share)
+    assert update(off, "optimizer") == 0
+    host = next(phase for phase in off.phases if phase.phase == "actor: update").host
+    assert host["optimizer"] == pytest.approx(share)
+
+
+def test_a_reference_and_a_critic_are_beside_the_policy(folder: Path) -> None:
+    ranks = ("resources.runtime=ray", "resources.ranks=8")
+    alone_peak = make_plan(config_of(folder, *ranks), device="h100", advises=False).peak_bytes
+    both = make_plan(
+        config_of(folder, *ranks, "algorithm=ppo", "algorithm.use_kl_loss=true"), device="h100", advises=False
+    )
+    reference = both.roles[0].sizes.total * 4 / 8
+    critic = next(role for role in both.roles if role.name == "critic").sizes.total * 12 / 8
+    assert both.peak_bytes - alone_peak == pytest.approx(reference + critic, rel=0.02)
+
+
+def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
+    config = config_of(folder, "data.prompts_per_step=64")
+    device = device_named("h100")
+    lengths = lengths_of(config, None, None)
+    found = search(config, lengths, device, devices=8, available=0.94 * device.memory_bytes)
+    assert found.fastest is not None
+    assert found.cheapest is not None
+    assert found.fastest.devices <= 8
+    assert found.cheapest.device_hours <= found.fastest.device_hours
+    nothing = search(config, lengths, device, devices=1, available=0.94 * device.memory_bytes)
+    assert nothing.fastest is None
+
+
+def test_an_unknown_device_is_an_error_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="--device 'h1000' is not known: B200"):
+        device_named("h1000")
+    assert device_named("H100-80GB").name == device_named("h100").name == "H100"
+
+
+def test_a_budget_below_the_longest_sequence_is_refused(folder: Path) -> None:
+    config = config_of(folder)
+    lengths = replace(lengths_of(config, None, None), prompt=20_000)
+    roles = planned_roles(config, lengths, is_accelerator=True)
+    with pytest.raises(ValueError, match="above actor.engine.max_tokens_per_device of 16384"):
+        phases_of(config, roles, device_bytes=80.0 * GIB)
