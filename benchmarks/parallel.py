@@ -363,7 +363,7 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
         return (0.3 * torch.exp(log_probs) - log_probs - 0.01 * entropies).sum() / 500
 
     with sent_bytes() as counted:
-        value = engine.accumulate(rows, loss)
+        value = float(engine.accumulate(rows, loss))
         report = engine.step()
     weights = {
         name: whole_weight(engine.model.module, name, parameter, parameter.dtype).clone()

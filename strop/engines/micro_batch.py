@@ -137,7 +137,7 @@ class _Packing:
         return torch.bincount(places, minlength=self._tree.num_tokens)
 
     def predictions(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is predicted, each token once for rows that share all before it.
+        """Predicted tokens, each one once for rows that share all before it.
 
         Returns:
             Places [U] of the hidden states, the tokens [U] that they predict, and of each response token [M] the

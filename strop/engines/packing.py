@@ -117,7 +117,7 @@ def micro_batches(
                 f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by "
                 f"{len(row) - max_positions}"
             )
-    bins = [[numbers[row] for row in part] for part in _pieces(prefix_tree(every), max_tokens)]
+    bins = [[numbers[row] for row in part] for part in cut_tree(prefix_tree(every), max_tokens)]
     return bins + [[] for _ in range(parallel.max(len(bins)) - len(bins))]
 
 
@@ -129,8 +129,8 @@ class _Piece:
     rows: list[int]
 
 
-def _pieces(tree: PrefixTree, max_tokens: int) -> list[list[int]]:
-    """The rows of a tree in pieces of at most so many tokens, in ascending order in each."""
+def cut_tree(tree: PrefixTree, max_tokens: int) -> list[list[int]]:
+    """Rows of a tree in pieces of at most so many tokens, in ascending order in each."""
     below: dict[int | None, list[_Piece]] = defaultdict(list)
     ending: dict[int, list[int]] = defaultdict(list)
     for row, last in enumerate(tree.last):

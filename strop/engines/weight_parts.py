@@ -66,8 +66,7 @@ class Runs:
         return min(runs * self.length + min(rest, self.length), self.num_bytes)
 
     def within(self, start: int, stop: int) -> list[Runs]:
-        """Those of their bytes that lie in [start, stop), counted from `start`: cut runs at the edges, whole ones
-        between."""
+        """Bytes of them that lie in [start, stop), counted from `start`: cut runs at the edges, whole ones between."""
         low, high = self.before(start), self.before(stop)
         pieces: list[Runs] = []
         while low < high:

@@ -90,7 +90,7 @@ def gradient(
     engine = TrainEngine(model, config, OptimizerConfig(), total_steps=None)
     parts = [[row] for row in range(len(rows))] if apart else [None]
     given = None if router_loss is None else router_loss()
-    value = sum(engine.accumulate(rows, asked, rows=part, router_loss=given) for part in parts)
+    value = sum(float(engine.accumulate(rows, asked, rows=part, router_loss=given)) for part in parts)
     return value, torch.cat([p.grad.flatten() for _, p in model.named_parameters() if p.grad is not None])
 
 

@@ -36,7 +36,7 @@ from strop.rollout.weight_sync.transport import SendingTransport
 logger = logging.getLogger(__name__)
 
 _FINE, _FAILED, _LOST = 0, 1, 2
-"""How a rank is: _LOST is one that cannot send, which the receivers or the network have caused."""
+"""State of a rank: _LOST is one that cannot send, which the receivers or the network have caused."""
 _NUMBERS = 5
 """Of one offer, as the ranks tell it to each other."""
 
@@ -51,7 +51,7 @@ class PieceTransport(SendingTransport, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Offer:
-    """What a rank holds of a weight."""
+    """Part of a weight that a rank holds."""
 
     places: Runs
     num_changed: int
@@ -238,7 +238,7 @@ class PieceStream:
     def _buckets_of(
         self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
     ) -> Iterator[Bucket]:
-        """What travels of some weights: one bucket, none, or several of one large weight."""
+        """Buckets of some weights: one, none, or several of one large weight."""
         layout = _Layout(num_ranks=self._ranks.size)
         contents: list[Part | Tensor] = []
         for index, weight in enumerate(group):
@@ -337,7 +337,7 @@ class _Layout:
 def _tensors(
     module: nn.Module, metadata: WeightsMetadata, weights: Iterable[tuple[str, Tensor]] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What is sent; what is wrong with it is raised with the first one, where the ranks tell each other of it."""
+    """Weights that are sent; an error in them is raised with the first one, where the ranks tell each other of it."""
     yield from own_weights(module, metadata) if weights is None else weights
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.engines.attention import Segment
+from strop.engines.packing import cut_tree
+from strop.engines.prefix_tree import Node, PrefixTree
 from strop.trainer.plan.passes import PackedShape
 
 
@@ -64,33 +67,28 @@ def micro_batches_of(groups: Sequence[Group], *, max_tokens: int) -> list[list[G
     Raises:
         ValueError: one sequence is longer than that.
     """
-    pieces: list[Group] = []
-    for prompt, answers in groups:
-        open_piece: list[int] = []
+    nodes: list[Node] = []
+    last: list[int] = []
+    rows: list[tuple[int, int]] = []
+    for number, (prompt, answers) in enumerate(groups):
+        if prompt + max(answers) - 1 > max_tokens:
+            raise ValueError(
+                f"a sequence of {prompt + max(answers) - 1} tokens is above actor.engine.max_tokens_per_device of "
+                f"{max_tokens}: raise it, or lower data.max_prompt_tokens or data.max_response_tokens"
+            )
+        root = len(nodes)
+        nodes.append(Node(row=len(rows), start=0, end=prompt, parent=None))
         for answer in answers:
-            if prompt + answer - 1 > max_tokens:
-                raise ValueError(
-                    f"a sequence of {prompt + answer - 1} tokens is above actor.engine.max_tokens_per_device of "
-                    f"{max_tokens}: raise it, or lower data.max_prompt_tokens or data.max_response_tokens"
-                )
-            if open_piece and packed_tokens((prompt, (*open_piece, answer))) > max_tokens:
-                pieces.append((prompt, tuple(open_piece)))
-                open_piece = []
-            open_piece.append(answer)
-        if open_piece:
-            pieces.append((prompt, tuple(open_piece)))
-    bins: list[list[Group]] = []
-    room: list[int] = []
-    for piece in sorted(pieces, key=packed_tokens, reverse=True):
-        size = packed_tokens(piece)
-        number = next((n for n, free in enumerate(room) if free >= size), None)
-        if number is None:
-            number = len(bins)
-            bins.append([])
-            room.append(max_tokens)
-        bins[number].append(piece)
-        room[number] -= size
-    return bins
+            last.append(len(nodes))
+            nodes.append(Node(row=len(rows), start=prompt, end=prompt + answer - 1, parent=root))
+            rows.append((number, answer))
+    parts: list[list[Group]] = []
+    for part in cut_tree(PrefixTree(nodes=tuple(nodes), last=tuple(last)), max_tokens):
+        answers_of: dict[int, list[int]] = defaultdict(list)
+        for row in part:
+            answers_of[rows[row][0]].append(rows[row][1])
+        parts.append([(groups[number][0], tuple(answers)) for number, answers in answers_of.items()])
+    return parts
 
 
 def packed_tokens(group: Group) -> int:
@@ -111,9 +109,8 @@ def packed_shape(groups: Sequence[Group]) -> PackedShape:
             segments.append(Segment(start=start, length=prompt))
             behind = start + prompt
             for answer in answers:
-                segments.append(
-                    Segment(start=behind, length=answer - 1, prefix_start=start, prefix_length=prompt)
-                )
+                prefix = ((start, start + prompt),)
+                segments.append(Segment(start=behind, length=answer - 1, prefix=prefix))
                 behind += answer - 1
         start += packed_tokens((prompt, answers))
     return PackedShape(segments=tuple(segments), num_predicted=num_predicted)

@@ -15,7 +15,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.lora import adapters
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
-from strop.engines.parallel.pipeline import stage_layers
+from strop.engines.parallel.stages import stage_layers
 from strop.trainer.plan.passes import PassForm, layer_kind, layer_list, meta_module, truncate
 
 

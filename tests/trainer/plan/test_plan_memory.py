@@ -79,7 +79,7 @@ def test_rows_are_cut_as_the_engine_cuts_them() -> None:
     rows = [(number, answer) for number, (_, answers) in enumerate(groups) for answer in answers]
     data = make_rows(
         [torch.full((7,), number) for number, _ in rows],
-        [torch.zeros(answer, dtype=torch.int64) for _, answer in rows],
+        [torch.full((answer,), row) for row, (_, answer) in enumerate(rows)],
     )
     parts = micro_batches(data, max_tokens=150, parallel=alone(torch.device("cpu")))
     sizes = []
