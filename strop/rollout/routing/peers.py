@@ -108,7 +108,7 @@ class PeerServer:
         try:
             output = await self._client.generate(name, prompt, sampling_of(sampling), on_token=hear)
             for part in () if output.routed_experts is None else expert_parts(output.routed_experts):
-                wire.send({"call": number, "experts": part})
+                await wire.send_in_turn({"call": number, "experts": part})
             answer = {"call": number, "done": [len(output.token_ids), output.stop_reason]}
         except Exception as error:  # noqa: BLE001  (the caller gets it)
             answer = {"call": number, "failed": [type(error).__name__, str(error)]}

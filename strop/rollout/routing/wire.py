@@ -21,6 +21,8 @@ MAX_FRAME_BYTES = 16 << 20
 """A prompt of two million tokens."""
 MAX_UNREAD_BYTES = 64 << 20
 """Bytes that wait for a peer that does not read; with more it is cut off."""
+UNREAD_S = 60.0
+"""A peer that reads nothing for so long is cut off."""
 EXPERT_PART_BYTES = 4 << 20
 """Bytes of experts in one frame, before they are text; a part holds one token at least."""
 _LENGTH_BYTES = 4
@@ -39,6 +41,7 @@ class Wire:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._turn = asyncio.Lock()
 
     @classmethod
     async def over(cls, connection: socket.socket) -> Wire:
@@ -68,6 +71,21 @@ class Wire:
             transport.abort()
             raise ConnectionAbortedError("the other side reads nothing")
         self._writer.write(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+
+    async def send_in_turn(self, message: Message) -> None:
+        """Send one frame when the peer has read most of what was sent before: of many large ones one at a time.
+
+        Raises:
+            ValueError, ConnectionError: as of `send`.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await self._writer.drain()
+            except TimeoutError:
+                self.close()
+                raise ConnectionAbortedError(f"the other side has read nothing for {UNREAD_S:g} s") from None
+            self.send(message)
 
     async def read(self) -> Message:
         """The next frame.

@@ -147,6 +147,27 @@ def test_requests_of_other_workers_come_with_the_experts_of_their_tokens(
     run(body())
 
 
+def test_large_records_of_experts_wait_until_earlier_ones_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "EXPERT_PART_BYTES", 1 << 20)
+    monkeypatch.setattr(wire, "MAX_UNREAD_BYTES", 3 << 20)
+    experts = RoutedExperts(num_layers=20_000, num_chosen=1, tokens=(bytes(40_000),) * 65)
+
+    async def large(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        hear(0, -0.0, 0)
+        await asyncio.sleep(0.3)  # so that all end together
+        return dataclasses.replace(output(0), routed_experts=experts)
+
+    async def body() -> None:
+        engines = [ScriptedEngine(large) for _ in range(2)]
+        async with workers(*engines, capacity=12, patience_s=60, records_routing=True) as (_, (a, b)):
+            work = generated(a, [str(number) for number in range(24)], Sampling(key=0, max_tokens=1))
+            done, _ = await step((a, work), (b, nothing()))
+            assert [one.routed_experts for one in done] == [experts] * 24
+            assert [len(engine.asked) for engine in engines] == [12, 12]
+
+    run(body())
+
+
 @pytest.mark.parametrize(
     "value",
     [
