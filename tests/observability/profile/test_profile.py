@@ -97,6 +97,21 @@ def test_validation_of_fine_tuning_follows_its_step(tmp_path: Path) -> None:
         step(1, 12.0),
         ("validation", 1, 15.0, {}),
     ]
+def test_a_validation_in_the_first_step_is_a_phase_of_it_alone(tmp_path: Path) -> None:
+    events = [
+        ("created", 0, 0.0, {}), ("roles_started", 0, 2.0, {}), ("validation", 0, 5.0, {}),
+        ("validation", 1, 14.5, {}), step(1, 15.0), ("finished", 1, 15.0, {}),
+    ]  # fmt: skip
+    phases = phases_of(made_run(tmp_path / "run", events, SETTINGS))
+    assert phases.of("start", "first_validation", "testing") == 2.0 + 3.0 + 0.5
+    assert phases.seconds["first_validation"] == 3.0
+    again = [("created", 0, 0.0, {}), ("resumed", 4, 100.0, {}), ("roles_started", 4, 102.0, {})]
+    continued = phases_of(
+        made_run(tmp_path / "again", [*again, ("validation", 5, 111.5, {}), step(5, 112.0)], SETTINGS)
+    )
+    assert (continued.of("first_validation"), continued.of("start")) == (0.0, 2.0)
+
+
     assert phases_of(made_run(tmp_path / "run", events, SETTINGS)).seconds["testing"] == 3.5
 
 
