@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.algorithms.config import learns_from_older
 from strop.algorithms.specs import ADV_DECLARATIONS
 from strop.observability.profile.phases import CHECKPOINT, FIRST_VALIDATION, PREFLIGHT, TESTING, Phases
 from strop.observability.profile.steps import ProfiledStep
@@ -126,9 +127,18 @@ def _of_generation(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoi
 
 
 def _may_run_ahead(settings: Mapping[str, Any]) -> bool:
-    """False with an estimator that compares samples with those of the same policy, which are not had ahead."""
+    """The other settings of the run go with generation ahead (strop.trainer.checks: async_rollout, router_replay)."""
     declaration = ADV_DECLARATIONS.get(str(settings.get("algorithm.adv_estimator")))
-    return declaration is None or "reward_baselines" not in declaration.needs
+    if declaration is not None and "reward_baselines" in declaration.needs:
+        return False
+    if settings.get("rollout.router_replay") or settings.get("trainer.skip_rollout"):
+        return False
+    weights, rejects = settings.get("algorithm.correction.weights", "none"), "algorithm.correction.reject."
+    return learns_from_older(
+        str(settings.get("algorithm.policy_loss")),
+        settings.get("algorithm.old_log_probs"),
+        is_corrected=weights != "none" or any(key.startswith(rejects) for key in settings),
+    )
 
 
 def _more_workers(phases: Phases, count: int) -> Avoidable:

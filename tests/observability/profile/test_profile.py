@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 from strop.cli.main import main
 from strop.observability.profile.avoidable import Avoidable, avoidable_parts, largest_avoidable
 from strop.observability.profile.phases import Phases, phases_of
+from strop.config import ConfigError, load_config, to_dict
 from strop.observability.profile.report import profile_of
 from strop.observability.profile.steps import ProfiledStep, imbalance, summed_up
 from strop.observability.viewer.records import RunRecords
-from strop.run.profile.chrome_trace import StepTimeline
+from strop.observability.viewer.summary import flattened
+from strop.run.profile.chrome_trace import StepTimeline, trace_of
+from strop.run.profile.parts import TIMELINE, step_folder
+from strop.trainer.config import Config
 from strop.utils.timeline import Category, Fact, TimelineSpan, Track
 
 T0 = 1_700_000_000.0
@@ -170,6 +175,30 @@ def test_an_estimator_that_needs_the_same_policy_does_not_run_ahead() -> None:
 
 def test_half_as_many_syncs() -> None:
     part = parts(phases(update_weights=9.0), {"data.prompts_per_step": 20})["weight sync"]
+@pytest.mark.parametrize(
+    ("overrides", "goes"),
+    [
+        ([], True),
+        (["algorithm.policy_loss=cispo"], True),
+        (["algorithm.policy_loss=gspo"], False),
+        (["algorithm.policy_loss=gspo", "algorithm.old_log_probs=rollout"], True),
+        (["algorithm.policy_loss=reinforce"], False),
+        (["algorithm.policy_loss=reinforce", "algorithm.old_log_probs=rollout"], False),
+        (["algorithm.policy_loss=reinforce", "algorithm.correction.weights=token"], True),
+        (["algorithm.policy_loss=gspo", "algorithm.correction.reject={token_k1: 2.0}"], True),
+        (["algorithm.old_log_probs=recompute"], False),
+        (["rollout.router_replay=true"], False),
+        (["trainer.skip_rollout=recorded"], False),
+        (["algorithm.adv_estimator=remax"], False),
+    ],
+)
+def test_generation_ahead_is_named_where_the_run_could_have_it(overrides: list[str], goes: bool) -> None:
+    settings = flattened(to_dict(load_config(Config, overrides=overrides)))
+    with nullcontext() if goes else pytest.raises(ConfigError, match="max_staleness"):
+        load_config(Config, overrides=[*overrides, "rollout.max_staleness=1"])
+    assert ("tail of generation" in parts(phases({"tail": 8.0}, gen=20.0), settings)) == goes
+
+
     assert (part.seconds, part.setting) == (4.5, "data.prompts_per_step=40")
 
 
