@@ -22,6 +22,7 @@ _TRAINING = (
 )  # fmt: skip
 """Phases of a step after its samples are there and before the weights are handed over."""
 _AHEAD = "rollout.max_staleness"
+_ASYNC_NOTE = "; run.async_save=true writes them in the background"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +168,10 @@ def _of_intervals(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoid
             reason=f"it took {phases.of('update_weights'):.1f} s; with twice the prompts, a sample needs half of it",
         )
     last_step = max(phases.steps, default=0)
+    is_async = bool(settings.get("run.async_save"))
     for name, phase, key, note in (
         ("validation", TESTING, "eval.every", ""),
-        ("checkpoints", CHECKPOINT, "run.save_every", "; run.async_save=true writes them in the background"),
+        ("checkpoints", CHECKPOINT, "run.save_every", "" if is_async else _ASYNC_NOTE),
     ):
         every = settings.get(key)
         if not isinstance(every, int) or every < 1 or not last_step:

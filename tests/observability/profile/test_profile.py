@@ -216,6 +216,13 @@ def test_work_of_every_few_steps_is_done_more_rarely(phase: str, key: str, name:
 
 def span(
     name: str, start_s: float, end_s: float, rank: int = 0, category: Category = "call", **facts: Fact
+def test_checkpoints_of_the_background_are_not_named_where_they_are_on() -> None:
+    done = replace(phases(save_checkpoint=9.0), steps=tuple(range(1, 6)))
+    note = "run.async_save=true writes them in the background"
+    assert note in parts(done, {"run.save_every": 2, "run.async_save": False})["checkpoints"].reason
+    assert note not in parts(done, {"run.save_every": 2, "run.async_save": True})["checkpoints"].reason
+
+
 ) -> TimelineSpan:
     return TimelineSpan(
         name=name, category=category, track=Track("actor", rank), start_s=start_s, end_s=end_s, facts=facts
