@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +277,41 @@ def test_a_run_without_a_step_and_a_folder_without_a_run(
     assert "has done no step yet" in capsys.readouterr().err
     assert main(["profile", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_timeline_that_cannot_be_read_is_left_out_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    made_run(run, TWO_STEPS, SETTINGS)
+    for number, text in (
+        (1, json.dumps(trace_of(StepTimeline(step=1, seconds=10.0, spans=TWO_RANKS)))),
+        (2, '{"traceEvents": ['),  # the disk was full
+    ):
+        step_folder(run, number).mkdir(parents=True)
+        (step_folder(run, number) / TIMELINE).write_text(text)
+    assert main(["profile", str(run), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [step["step"] for step in answer["profiled"]] == [1]
+    (sentence,) = answer["unreadable"]
+    assert sentence.startswith("step 2 was profiled and is left out: ")
+    assert main(["profile", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "step 1, profiled" in out
+    assert "step 2 was profiled and is left out: " in out
+
+
+def test_the_command_loads_no_torch(tmp_path: Path) -> None:
+    made_run(tmp_path / "run", TWO_STEPS, SETTINGS)
+    code = (
+        "import sys; from strop.cli.main import main; import strop.observability.viewer.page.answers\n"
+        f"code = main(['profile', {str(tmp_path / 'run')!r}, '--json'])\n"
+        "print(code, sorted({'torch', 'transformers', 'tensordict', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
 
 
 def test_an_event_log_of_another_form_is_no_error(tmp_path: Path) -> None:
