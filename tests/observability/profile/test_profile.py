@@ -6,17 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from strop.cli.main import main
+from strop.config import ConfigError, load_config, to_dict
 from strop.observability.profile.avoidable import Avoidable, avoidable_parts, largest_avoidable
 from strop.observability.profile.phases import Phases, phases_of
-from strop.config import ConfigError, load_config, to_dict
 from strop.observability.profile.report import profile_of
 from strop.observability.profile.steps import ProfiledStep, imbalance, summed_up
 from strop.observability.viewer.records import RunRecords
@@ -97,13 +97,6 @@ def test_a_continued_run_has_two_starts(tmp_path: Path) -> None:
     assert phases.total == 12.0 + 14.0
 
 
-def test_validation_of_fine_tuning_follows_its_step(tmp_path: Path) -> None:
-    events = [
-        ("created", 0, 0.0, {}),
-        ("roles_started", 0, 2.0, {}),
-        step(1, 12.0),
-        ("validation", 1, 15.0, {}),
-    ]
 def test_a_validation_in_the_first_step_is_a_phase_of_it_alone(tmp_path: Path) -> None:
     events = [
         ("created", 0, 0.0, {}), ("roles_started", 0, 2.0, {}), ("validation", 0, 5.0, {}),
@@ -119,6 +112,13 @@ def test_a_validation_in_the_first_step_is_a_phase_of_it_alone(tmp_path: Path) -
     assert (continued.of("first_validation"), continued.of("start")) == (0.0, 2.0)
 
 
+def test_validation_of_fine_tuning_follows_its_step(tmp_path: Path) -> None:
+    events = [
+        ("created", 0, 0.0, {}),
+        ("roles_started", 0, 2.0, {}),
+        step(1, 12.0),
+        ("validation", 1, 15.0, {}),
+    ]
     assert phases_of(made_run(tmp_path / "run", events, SETTINGS)).seconds["testing"] == 3.5
 
 
@@ -175,8 +175,6 @@ def test_an_estimator_that_needs_the_same_policy_does_not_run_ahead() -> None:
     }
 
 
-def test_half_as_many_syncs() -> None:
-    part = parts(phases(update_weights=9.0), {"data.prompts_per_step": 20})["weight sync"]
 @pytest.mark.parametrize(
     ("overrides", "goes"),
     [
@@ -201,6 +199,8 @@ def test_generation_ahead_is_named_where_the_run_could_have_it(overrides: list[s
     assert ("tail of generation" in parts(phases({"tail": 8.0}, gen=20.0), settings)) == goes
 
 
+def test_half_as_many_syncs() -> None:
+    part = parts(phases(update_weights=9.0), {"data.prompts_per_step": 20})["weight sync"]
     assert (part.seconds, part.setting) == (4.5, "data.prompts_per_step=40")
 
 
@@ -216,8 +216,6 @@ def test_work_of_every_few_steps_is_done_more_rarely(phase: str, key: str, name:
     assert not parts(done, {key: 5})
 
 
-def span(
-    name: str, start_s: float, end_s: float, rank: int = 0, category: Category = "call", **facts: Fact
 def test_checkpoints_of_the_background_are_not_named_where_they_are_on() -> None:
     done = replace(phases(save_checkpoint=9.0), steps=tuple(range(1, 6)))
     note = "run.async_save=true writes them in the background"
@@ -225,6 +223,8 @@ def test_checkpoints_of_the_background_are_not_named_where_they_are_on() -> None
     assert note not in parts(done, {"run.save_every": 2, "run.async_save": True})["checkpoints"].reason
 
 
+def span(
+    name: str, start_s: float, end_s: float, rank: int = 0, category: Category = "call", **facts: Fact
 ) -> TimelineSpan:
     return TimelineSpan(
         name=name, category=category, track=Track("actor", rank), start_s=start_s, end_s=end_s, facts=facts
