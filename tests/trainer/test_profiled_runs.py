@@ -14,6 +14,7 @@ from tiny_runs import Done, Project, train_in
 from strop.cli.main import main
 from strop.observability.profile.report import profile_of
 from strop.observability.viewer.records import RunRecords
+from strop.observability.trackers.setup import read_metrics
 from strop.rewards import RewardError
 from strop.run.profile.chrome_trace import StepTimeline, read_trace
 from strop.run.profile.parts import PROFILE, TIMELINE, profiled_steps, step_folder
@@ -165,7 +166,7 @@ def test_the_command_accounts_for_all_of_the_time(profiled: Done, capsys: pytest
 
 def test_fine_tuning_is_profiled_as_well(project: Project, tmp_path: Path) -> None:
     config = project.config(
-        "trainer.profile_steps=[2,99]",
+        "trainer.profile_steps=[2,3,99]",
         "sft.max_steps=3",
         "eval.every=1",
         f"sft.data.val_files=['{project.task.sft}']",
@@ -173,14 +174,18 @@ def test_fine_tuning_is_profiled_as_well(project: Project, tmp_path: Path) -> No
     said: list[str] = []
     with start_run(tmp_path / "run", config, command=["strop", "sft"]).run as run:
         fine_tune(config, run, say=said.append)
-    assert profiled_steps(tmp_path / "run") == [2]
+    assert profiled_steps(tmp_path / "run") == [2, 3]
     assert "WARNING: trainer.profile_steps names 99, but the last step is 3" in said
     recorded = read_trace(step_folder(tmp_path / "run", 2) / TIMELINE)
     assert "update" in {span.name for span in of(recorded, "call", Track("actor", 0))}
     records = RunRecords(tmp_path / "run")
     records.read_on()
     profile = profile_of(records)
-    assert {"start", "update", "testing"} <= profile.phases.seconds.keys()
+    assert {"start", "update", "testing", "save_checkpoint"} <= profile.phases.seconds.keys()
+    (saved,) = of(read_trace(step_folder(tmp_path / "run", 3) / TIMELINE), "phase")[-1:]
+    assert saved.name == "save_checkpoint"
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["timing_s/save_checkpoint"] == pytest.approx(saved.seconds, abs=0.01)
     assert profile.as_json()["seconds"] == pytest.approx(sum(profile.phases.seconds.values()))
 
 
