@@ -12,16 +12,19 @@ import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.cli.main import main
+from strop.controller import InlineRuntime, Worker, role
 from strop.observability.profile.report import profile_of
-from strop.observability.viewer.records import RunRecords
 from strop.observability.trackers.setup import read_metrics
+from strop.observability.viewer.records import RunRecords
 from strop.rewards import RewardError
 from strop.run.profile.chrome_trace import StepTimeline, read_trace
 from strop.run.profile.parts import PROFILE, TIMELINE, profiled_steps, step_folder
 from strop.run.profile.waits import merged, overlap
+from strop.trainer.profiling import StepProfiler
+from strop.trainer.sections import TrainerConfig
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import start_run
-from strop.utils import timeline
+from strop.utils import process_profiler, timeline
 from strop.utils.timeline import CONTROLLER, TimelineSpan, Track
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
@@ -201,6 +204,24 @@ def test_an_error_in_a_profiled_step_ends_the_profilers(project: Project, tmp_pa
     assert not timeline.is_recorded()
     assert timeline.start(), "the next run records its own"
     timeline.stop()
+
+
+class Unprofiled(Worker):
+    """Its profilers cannot be started, as those of a process that somebody else profiles."""
+
+    def start_profile(self, *, memory: bool) -> str:
+        super().start_profile(memory=memory)
+        raise RuntimeError("profiled already")
+
+
+def test_profilers_that_cannot_be_started_end(tmp_path: Path) -> None:
+    groups = list(InlineRuntime().groups({"actor": role(Unprofiled)}).values())
+    profiler = StepProfiler(TrainerConfig(profile_steps=(1,)), tmp_path, say=print)
+    with pytest.raises(RuntimeError, match="profiled already"), profiler.step(1, groups):
+        pytest.fail("the step is not begun")
+    assert not timeline.is_recorded()
+    assert process_profiler.start("actor-0", memory=False), "nothing runs any more"
+    process_profiler.drop()
 
 
 def test_memory_is_recorded_on_cuda_alone_and_with_steps(project: Project, tmp_path: Path) -> None:
