@@ -23,6 +23,21 @@ _WITHOUT_RATIO = ("reinforce", "gpg")
 """Losses that take no ratio to another policy."""
 
 
+def learns_from_older(policy_loss: str, old_log_probs: str | None, *, is_corrected: bool) -> bool:
+    """Samples of older policies can be trained on with these settings: a correction is on, or the ratio of the loss is,
+    or becomes where old_log_probs is not set, that to the policy that sampled."""
+    if is_corrected:
+        return True
+    if old_log_probs is None:
+        return _clips_what_is_older(policy_loss)
+    return old_log_probs == "rollout" and policy_loss not in _WITHOUT_RATIO
+
+
+def _clips_what_is_older(policy_loss: str) -> bool:
+    """gspo's clip is so narrow that it would leave out nearly all samples of another policy."""
+    return policy_loss not in (*_WITHOUT_RATIO, "gspo")
+
+
 @section("algorithm")
 class AlgorithmConfig:
     """Advantages from rewards, and the policy loss from advantages."""
@@ -135,7 +150,7 @@ class AlgorithmConfig:
     def clips_what_is_older(self) -> bool:
         """A ratio to the policy that sampled does what it should in the loss: some have none, and gspo's clip is so
         narrow that it would leave out nearly all samples of another policy."""
-        return self.policy_loss not in (*_WITHOUT_RATIO, "gspo")
+        return _clips_what_is_older(self.policy_loss)
 
     @property
     def is_ratio_to_rollout(self) -> bool:

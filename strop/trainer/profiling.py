@@ -58,9 +58,9 @@ class StepProfiler:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         clocks = _clocks(groups)
-        timeline.start()
-        labels = {label for label in _ask_all(groups, "start_profile", memory=self._memory) if label}
         try:
+            timeline.start()
+            labels = {label for label in _ask_all(groups, "start_profile", memory=self._memory) if label}
             with timeline.span(f"step {step}", "step"):
                 yield
         except BaseException:

@@ -212,7 +212,10 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             numbers |= self._validate(self._val, step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self._config.run.save_every):
-            self._checkpointer.save(step, None, facts={}, is_last=is_last)
+            stages = Stages()
+            with stages.stage("save_checkpoint"):
+                self._checkpointer.save(step, None, facts={}, is_last=is_last)
+            trackers.log(step, {TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
         self._checkpointer.poll()
         self._stop.check_time(self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})

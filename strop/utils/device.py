@@ -6,6 +6,7 @@ No other module names a vendor. torch is imported only when a question about thi
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -133,11 +134,31 @@ def record_memory() -> None:
 
 
 def save_memory(path: Path) -> None:
-    """Write the history since `record_memory`, for pytorch.org/memory_viz, and end it."""
+    """Write the history since `record_memory`, for pytorch.org/memory_viz."""
     import torch
 
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+
+
+def end_memory() -> None:
+    """End the history of `record_memory`."""
+    import torch
+
     torch.cuda.memory._record_memory_history(enabled=None)
+
+
+_NSYS_SESSION = "NSYS_PROFILING_SESSION_ID"
+"""Variable that `nsys` sets in the processes that it profiles."""
+
+
+def trace_activities() -> set[torch.profiler.ProfilerActivity]:
+    """Activities that torch's profiler can record here: all that this machine has, and those of the CPU alone where
+    Nsight Systems profiles the process. Both would subscribe to CUPTI, which takes one subscriber."""
+    from torch import profiler
+
+    if os.environ.get(_NSYS_SESSION):
+        return {profiler.ProfilerActivity.CPU}
+    return set(profiler.supported_activities())
 
 
 def start_capture() -> None:

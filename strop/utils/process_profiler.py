@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.utils import timeline
-from strop.utils.device import record_memory, save_memory, start_capture, stop_capture, trace_range
+from strop.utils.device import (
+    end_memory,
+    record_memory,
+    save_memory,
+    start_capture,
+    stop_capture,
+    trace_activities,
+    trace_range,
+)
 from strop.utils.timeline import TimelineSpan
 
 if TYPE_CHECKING:
@@ -52,15 +60,15 @@ def start(label: str, *, memory: bool) -> bool:
     import torch  # heavy: asked for only in steps that are profiled
 
     owns_timeline = timeline.start()
+    trace = torch.profiler.profile(activities=trace_activities(), acc_events=True)
+    trace.start()
+    _running = _Running(label=label, trace=trace, records_memory=memory, owns_timeline=owns_timeline)
     if memory:
         record_memory()
     start_capture()
-    trace = torch.profiler.profile(acc_events=True)
-    trace.start()
     shown = trace_range()
     marks = (torch.profiler.record_function,) if shown is None else (torch.profiler.record_function, shown)
     timeline.mark_in(marks)
-    _running = _Running(label=label, trace=trace, records_memory=memory, owns_timeline=owns_timeline)
     return owns_timeline
 
 
@@ -76,14 +84,17 @@ def stop(folder: Path, write_part: WritePart) -> None:
     if running is None:
         return
     spans = timeline.stop() if running.owns_timeline else []
-    running.trace.stop()
-    stop_capture()
-    folder.mkdir(parents=True, exist_ok=True)
-    if running.owns_timeline:
-        write_part(folder, running.label, spans)
-    if running.records_memory:
-        save_memory(folder / f"memory-{running.label}.pickle")
-    running.trace.export_chrome_trace(str(folder / f"trace-{running.label}.json.gz"))
+    with contextlib.ExitStack() as stack:
+        if running.records_memory:
+            stack.callback(end_memory)
+        running.trace.stop()
+        stop_capture()
+        folder.mkdir(parents=True, exist_ok=True)
+        if running.owns_timeline:
+            write_part(folder, running.label, spans)
+        if running.records_memory:
+            save_memory(folder / f"memory-{running.label}.pickle")
+        running.trace.export_chrome_trace(str(folder / f"trace-{running.label}.json.gz"))
 
 
 def drop() -> None:
@@ -93,6 +104,8 @@ def drop() -> None:
     timeline.stop()
     if running is None:
         return
+    if running.records_memory:
+        end_memory()
     with contextlib.suppress(RuntimeError):  # torch's profiler may be what failed
         running.trace.stop()
     stop_capture()

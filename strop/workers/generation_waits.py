@@ -1,11 +1,14 @@
-"""Seconds of a call of generation that it would not have needed: its tail, and the wait for the last rewards."""
+"""Seconds of a call of generation that it would not have needed: its tail, and the wait for the last rewards
+(torch-free)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from strop.workers.reports import EpisodeReport
+if TYPE_CHECKING:
+    from strop.workers.reports import EpisodeReport
 
 TAIL, REWARDS = "tail", "rewards"
 """Names of the two waits."""

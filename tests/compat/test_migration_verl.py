@@ -911,6 +911,8 @@ def test_a_critic_without_sizes_of_its_own_loads_beside_the_actor(
             {"trainer.profile_steps": [3], "trainer.profile_memory": True},
         ),
         (["global_profiler.tool=nsys", "global_profiler.steps=[1]"], {"trainer.profile_steps": [1]}),
+        (["global_profiler.tool=torch_memory", "global_profiler.steps=[0]"], {}),  # no step has this number
+        (["trainer.profile_steps=[0,-1]"], {}),
         (["global_profiler.steps=[1]"], {}),  # no tool is started there
         (["global_profiler.tool=torch_memory"], {}),
         (

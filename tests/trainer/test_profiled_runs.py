@@ -12,15 +12,19 @@ import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.cli.main import main
+from strop.controller import InlineRuntime, Worker, role
 from strop.observability.profile.report import profile_of
+from strop.observability.trackers.setup import read_metrics
 from strop.observability.viewer.records import RunRecords
 from strop.rewards import RewardError
 from strop.run.profile.chrome_trace import StepTimeline, read_trace
 from strop.run.profile.parts import PROFILE, TIMELINE, profiled_steps, step_folder
 from strop.run.profile.waits import merged, overlap
+from strop.trainer.profiling import StepProfiler
+from strop.trainer.sections import TrainerConfig
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import start_run
-from strop.utils import timeline
+from strop.utils import process_profiler, timeline
 from strop.utils.timeline import CONTROLLER, TimelineSpan, Track
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
@@ -165,7 +169,7 @@ def test_the_command_accounts_for_all_of_the_time(profiled: Done, capsys: pytest
 
 def test_fine_tuning_is_profiled_as_well(project: Project, tmp_path: Path) -> None:
     config = project.config(
-        "trainer.profile_steps=[2,99]",
+        "trainer.profile_steps=[2,3,99]",
         "sft.max_steps=3",
         "eval.every=1",
         f"sft.data.val_files=['{project.task.sft}']",
@@ -173,14 +177,18 @@ def test_fine_tuning_is_profiled_as_well(project: Project, tmp_path: Path) -> No
     said: list[str] = []
     with start_run(tmp_path / "run", config, command=["strop", "sft"]).run as run:
         fine_tune(config, run, say=said.append)
-    assert profiled_steps(tmp_path / "run") == [2]
+    assert profiled_steps(tmp_path / "run") == [2, 3]
     assert "WARNING: trainer.profile_steps names 99, but the last step is 3" in said
     recorded = read_trace(step_folder(tmp_path / "run", 2) / TIMELINE)
     assert "update" in {span.name for span in of(recorded, "call", Track("actor", 0))}
     records = RunRecords(tmp_path / "run")
     records.read_on()
     profile = profile_of(records)
-    assert {"start", "update", "testing"} <= profile.phases.seconds.keys()
+    assert {"start", "update", "testing", "save_checkpoint"} <= profile.phases.seconds.keys()
+    (saved,) = of(read_trace(step_folder(tmp_path / "run", 3) / TIMELINE), "phase")[-1:]
+    assert saved.name == "save_checkpoint"
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["timing_s/save_checkpoint"] == pytest.approx(saved.seconds, abs=0.01)
     assert profile.as_json()["seconds"] == pytest.approx(sum(profile.phases.seconds.values()))
 
 
@@ -196,6 +204,24 @@ def test_an_error_in_a_profiled_step_ends_the_profilers(project: Project, tmp_pa
     assert not timeline.is_recorded()
     assert timeline.start(), "the next run records its own"
     timeline.stop()
+
+
+class Unprofiled(Worker):
+    """Its profilers cannot be started, as those of a process that somebody else profiles."""
+
+    def start_profile(self, *, memory: bool) -> str:
+        super().start_profile(memory=memory)
+        raise RuntimeError("profiled already")
+
+
+def test_profilers_that_cannot_be_started_end(tmp_path: Path) -> None:
+    groups = list(InlineRuntime().groups({"actor": role(Unprofiled)}).values())
+    profiler = StepProfiler(TrainerConfig(profile_steps=(1,)), tmp_path, say=print)
+    with pytest.raises(RuntimeError, match="profiled already"), profiler.step(1, groups):
+        pytest.fail("the step is not begun")
+    assert not timeline.is_recorded()
+    assert process_profiler.start("actor-0", memory=False), "nothing runs any more"
+    process_profiler.drop()
 
 
 def test_memory_is_recorded_on_cuda_alone_and_with_steps(project: Project, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         )
         console.print(rank_table(profile, step.step))
         print_plain(f"open {step.file} in ui.perfetto.dev; traces of torch are beside it")
+    for sentence in profile.unreadable:
+        print_plain(f"\n{sentence}")
     return 0
 
 

@@ -20,16 +20,23 @@ def profiled_steps(key: str, value: Any, facts: Facts) -> Outcome:
         return skip("not set")
     if key == _STEPS and not facts.get(_TOOL):
         return skip(f"read where {_TOOL} is set")
-    entries = value if isinstance(value, list | tuple) else [value]
-    steps = sorted({step for entry in entries if (step := integer(entry)) > 0})
+    if not (steps := _numbers(value)):
+        return skip("no step has such a number: steps count from 1")
     return many({"trainer.profile_steps": steps}, "each with its timeline and the traces of torch")
+
+
+def _numbers(value: Any) -> list[int]:
+    """Steps of a setting, those that a run has: from 1 on."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    return sorted({step for entry in entries if (step := integer(entry)) > 0})
 
 
 def profile_tool(key: str, value: Any, facts: Facts) -> Outcome:
     """The tool of the profiled steps: torch's trace is always written, the memory's history on request."""
     if not value:
         return skip("not set")
-    if not facts.get(_STEPS):
+    steps = facts.get(_STEPS)
+    if not steps or not _numbers(steps):
         return skip(f"read with {_STEPS}")
     if value == "torch":
         return many({}, f"with {_STEPS}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.algorithms.config import learns_from_older
 from strop.algorithms.specs import ADV_DECLARATIONS
 from strop.observability.profile.phases import CHECKPOINT, FIRST_VALIDATION, PREFLIGHT, TESTING, Phases
 from strop.observability.profile.steps import ProfiledStep
@@ -21,6 +22,7 @@ _TRAINING = (
 )  # fmt: skip
 """Phases of a step after its samples are there and before the weights are handed over."""
 _AHEAD = "rollout.max_staleness"
+_ASYNC_NOTE = "; run.async_save=true writes them in the background"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +128,18 @@ def _of_generation(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoi
 
 
 def _may_run_ahead(settings: Mapping[str, Any]) -> bool:
-    """False with an estimator that compares samples with those of the same policy, which are not had ahead."""
+    """The other settings of the run go with generation ahead (strop.trainer.checks: async_rollout, router_replay)."""
     declaration = ADV_DECLARATIONS.get(str(settings.get("algorithm.adv_estimator")))
-    return declaration is None or "reward_baselines" not in declaration.needs
+    if declaration is not None and "reward_baselines" in declaration.needs:
+        return False
+    if settings.get("rollout.router_replay") or settings.get("trainer.skip_rollout"):
+        return False
+    weights, rejects = settings.get("algorithm.correction.weights", "none"), "algorithm.correction.reject."
+    return learns_from_older(
+        str(settings.get("algorithm.policy_loss")),
+        settings.get("algorithm.old_log_probs"),
+        is_corrected=weights != "none" or any(key.startswith(rejects) for key in settings),
+    )
 
 
 def _more_workers(phases: Phases, count: int) -> Avoidable:
@@ -157,9 +168,10 @@ def _of_intervals(phases: Phases, settings: Mapping[str, Any]) -> Iterator[Avoid
             reason=f"it took {phases.of('update_weights'):.1f} s; with twice the prompts, a sample needs half of it",
         )
     last_step = max(phases.steps, default=0)
+    is_async = bool(settings.get("run.async_save"))
     for name, phase, key, note in (
         ("validation", TESTING, "eval.every", ""),
-        ("checkpoints", CHECKPOINT, "run.save_every", "; run.async_save=true writes them in the background"),
+        ("checkpoints", CHECKPOINT, "run.save_every", "" if is_async else _ASYNC_NOTE),
     ):
         every = settings.get(key)
         if not isinstance(every, int) or every < 1 or not last_step:

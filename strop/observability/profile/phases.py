@@ -102,6 +102,8 @@ def _of_start(stretch: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             begin = _time(event) - _number(event.get("seconds"))
             seconds[START] += max(0.0, begin - since)
             break
+        if event["kind"] == "validation" and event["step"] > 0:  # inside the step, whose event follows
+            continue
         name = {ROLES_STARTED: START, "preflight": PREFLIGHT, "validation": FIRST_VALIDATION}.get(
             event["kind"]
         )

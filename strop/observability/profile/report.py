@@ -22,6 +22,8 @@ class Profile:
     phases: Phases
     avoidable: Avoidable | None
     profiled: tuple[ProfiledStep, ...]
+    unreadable: tuple[str, ...] = ()
+    """A sentence for each profiled step whose timeline cannot be read."""
 
     def share(self, seconds: float) -> float:
         """Of the time of the run."""
@@ -40,21 +42,19 @@ class Profile:
             ],
             "avoidable": None if part is None else {**asdict(part), "share": self.share(part.seconds)},
             "profiled": [{**asdict(step), "file": str(step.file)} for step in self.profiled],
+            "unreadable": list(self.unreadable),
         }
 
 
 def profile_of(records: RunRecords) -> Profile:
-    """The profile of a run, as its records were last read.
-
-    Raises:
-        RunError: a timeline of it cannot be read.
-    """
+    """The profile of a run, as its records were last read."""
     phases = phases_of(records)
-    profiled = [step for step in read_profiled(records.path) if step.step in phases.steps]  # not taken back
+    profiled, unreadable = read_profiled(records.path, phases.steps)
     settings: Mapping[str, Any] = flattened(records.config)
     return Profile(
         run=records.path,
         phases=phases,
         avoidable=largest_avoidable(phases, settings, profiled),
         profiled=tuple(profiled),
+        unreadable=tuple(unreadable),
     )

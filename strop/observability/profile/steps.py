@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.run.errors import RunError
 from strop.run.profile.chrome_trace import StepTimeline, read_trace
 from strop.run.profile.parts import TIMELINE, profiled_steps, step_folder
 from strop.run.profile.waits import Interval, merged, overlap
@@ -45,14 +46,24 @@ class ProfiledStep:
     """In which roles moved to the host, and their devices waited."""
 
 
-def read_profiled(run: Path) -> list[ProfiledStep]:
-    """Every profiled step of the run in this folder.
+def read_profiled(run: Path, steps: Collection[int]) -> tuple[list[ProfiledStep], list[str]]:
+    """The profiled steps of the run in this folder, and a sentence for each of them whose timeline cannot be read.
 
-    Raises:
-        RunError: a timeline cannot be read.
+    Args:
+        run: the folder.
+        steps: those that count; others were taken back.
     """
-    files = {step: step_folder(run, step) / TIMELINE for step in profiled_steps(run)}
-    return [summed_up(read_trace(file), file) for file in files.values()]
+    read: list[ProfiledStep] = []
+    unreadable: list[str] = []
+    for step in profiled_steps(run):
+        if step not in steps:
+            continue
+        file = step_folder(run, step) / TIMELINE
+        try:
+            read.append(summed_up(read_trace(file), file))
+        except RunError as error:
+            unreadable.append(f"step {step} was profiled and is left out: {error}")
+    return read, unreadable
 
 
 def summed_up(timeline: StepTimeline, file: Path) -> ProfiledStep:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,16 @@ from typing import Any
 import pytest
 
 from strop.cli.main import main
+from strop.config import ConfigError, load_config, to_dict
 from strop.observability.profile.avoidable import Avoidable, avoidable_parts, largest_avoidable
 from strop.observability.profile.phases import Phases, phases_of
 from strop.observability.profile.report import profile_of
 from strop.observability.profile.steps import ProfiledStep, imbalance, summed_up
 from strop.observability.viewer.records import RunRecords
-from strop.run.profile.chrome_trace import StepTimeline
+from strop.observability.viewer.summary import flattened
+from strop.run.profile.chrome_trace import StepTimeline, trace_of
+from strop.run.profile.parts import TIMELINE, step_folder
+from strop.trainer.config import Config
 from strop.utils.timeline import Category, Fact, TimelineSpan, Track
 
 T0 = 1_700_000_000.0
@@ -90,6 +97,21 @@ def test_a_continued_run_has_two_starts(tmp_path: Path) -> None:
     assert phases.total == 12.0 + 14.0
 
 
+def test_a_validation_in_the_first_step_is_a_phase_of_it_alone(tmp_path: Path) -> None:
+    events = [
+        ("created", 0, 0.0, {}), ("roles_started", 0, 2.0, {}), ("validation", 0, 5.0, {}),
+        ("validation", 1, 14.5, {}), step(1, 15.0), ("finished", 1, 15.0, {}),
+    ]  # fmt: skip
+    phases = phases_of(made_run(tmp_path / "run", events, SETTINGS))
+    assert phases.of("start", "first_validation", "testing") == 2.0 + 3.0 + 0.5
+    assert phases.seconds["first_validation"] == 3.0
+    again = [("created", 0, 0.0, {}), ("resumed", 4, 100.0, {}), ("roles_started", 4, 102.0, {})]
+    continued = phases_of(
+        made_run(tmp_path / "again", [*again, ("validation", 5, 111.5, {}), step(5, 112.0)], SETTINGS)
+    )
+    assert (continued.of("first_validation"), continued.of("start")) == (0.0, 2.0)
+
+
 def test_validation_of_fine_tuning_follows_its_step(tmp_path: Path) -> None:
     events = [
         ("created", 0, 0.0, {}),
@@ -153,6 +175,30 @@ def test_an_estimator_that_needs_the_same_policy_does_not_run_ahead() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("overrides", "goes"),
+    [
+        ([], True),
+        (["algorithm.policy_loss=cispo"], True),
+        (["algorithm.policy_loss=gspo"], False),
+        (["algorithm.policy_loss=gspo", "algorithm.old_log_probs=rollout"], True),
+        (["algorithm.policy_loss=reinforce"], False),
+        (["algorithm.policy_loss=reinforce", "algorithm.old_log_probs=rollout"], False),
+        (["algorithm.policy_loss=reinforce", "algorithm.correction.weights=token"], True),
+        (["algorithm.policy_loss=gspo", "algorithm.correction.reject={token_k1: 2.0}"], True),
+        (["algorithm.old_log_probs=recompute"], False),
+        (["rollout.router_replay=true"], False),
+        (["trainer.skip_rollout=recorded"], False),
+        (["algorithm.adv_estimator=remax"], False),
+    ],
+)
+def test_generation_ahead_is_named_where_the_run_could_have_it(overrides: list[str], goes: bool) -> None:
+    settings = flattened(to_dict(load_config(Config, overrides=overrides)))
+    with nullcontext() if goes else pytest.raises(ConfigError, match="max_staleness"):
+        load_config(Config, overrides=[*overrides, "rollout.max_staleness=1"])
+    assert ("tail of generation" in parts(phases({"tail": 8.0}, gen=20.0), settings)) == goes
+
+
 def test_half_as_many_syncs() -> None:
     part = parts(phases(update_weights=9.0), {"data.prompts_per_step": 20})["weight sync"]
     assert (part.seconds, part.setting) == (4.5, "data.prompts_per_step=40")
@@ -168,6 +214,13 @@ def test_work_of_every_few_steps_is_done_more_rarely(phase: str, key: str, name:
     assert (part.seconds, part.setting) == (pytest.approx(3.0), f"{key}=4")
     assert not parts(done, {key: 0}), "it is done at the end alone"
     assert not parts(done, {key: 5})
+
+
+def test_checkpoints_of_the_background_are_not_named_where_they_are_on() -> None:
+    done = replace(phases(save_checkpoint=9.0), steps=tuple(range(1, 6)))
+    note = "run.async_save=true writes them in the background"
+    assert note in parts(done, {"run.save_every": 2, "run.async_save": False})["checkpoints"].reason
+    assert note not in parts(done, {"run.save_every": 2, "run.async_save": True})["checkpoints"].reason
 
 
 def span(
@@ -224,6 +277,41 @@ def test_a_run_without_a_step_and_a_folder_without_a_run(
     assert "has done no step yet" in capsys.readouterr().err
     assert main(["profile", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_timeline_that_cannot_be_read_is_left_out_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    made_run(run, TWO_STEPS, SETTINGS)
+    for number, text in (
+        (1, json.dumps(trace_of(StepTimeline(step=1, seconds=10.0, spans=TWO_RANKS)))),
+        (2, '{"traceEvents": ['),  # the disk was full
+    ):
+        step_folder(run, number).mkdir(parents=True)
+        (step_folder(run, number) / TIMELINE).write_text(text)
+    assert main(["profile", str(run), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [step["step"] for step in answer["profiled"]] == [1]
+    (sentence,) = answer["unreadable"]
+    assert sentence.startswith("step 2 was profiled and is left out: ")
+    assert main(["profile", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "step 1, profiled" in out
+    assert "step 2 was profiled and is left out: " in out
+
+
+def test_the_command_loads_no_torch(tmp_path: Path) -> None:
+    made_run(tmp_path / "run", TWO_STEPS, SETTINGS)
+    code = (
+        "import sys; from strop.cli.main import main; import strop.observability.viewer.page.answers\n"
+        f"code = main(['profile', {str(tmp_path / 'run')!r}, '--json'])\n"
+        "print(code, sorted({'torch', 'transformers', 'tensordict', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
 
 
 def test_an_event_log_of_another_form_is_no_error(tmp_path: Path) -> None:

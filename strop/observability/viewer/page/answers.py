@@ -175,7 +175,7 @@ def profile(catalog: Catalog, words: Words) -> dict[str, Any]:
     files = {step.step: step.file for step in found.profiled}
     step = int(words["step"]) if words.get("step") else max(files, default=None)
     if step is not None and step not in files:
-        raise RunError(f"step {step} of {run.path} was not profiled")
+        raise RunError(f"step {step} of {run.path} was not profiled, or its timeline cannot be read")
     timeline = None if step is None else timeline_rows(read_trace(files[step]))
     return dict(_harmless({**found.as_json(), "step": step, "timeline": timeline}))
 

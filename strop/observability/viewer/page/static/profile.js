@@ -22,8 +22,9 @@ strop.profilePart = async function (main, words) {
     : el("p", { class: "finding plain" }, el("strong", {}, `Largest avoidable part: ${part.name}, ${part.seconds.toFixed(2)} s (${strop.percent(part.share)}). `),
       `${part.reason}. `, el("code", {}, part.setting));
   main.replaceChildren(el("h2", {}, "Time"), controls, sentence, el("div", { class: "wide" }, table));
+  main.append(...answer.unreadable.map((sentence) => el("p", { class: "finding plain" }, sentence)));
   if (answer.timeline) await strop.drawTimeline(main, answer);
-  else main.append(el("p", { class: "dim" }, "No step was profiled: trainer.profile_steps=[3] adds the timeline of step 3."));
+  else if (!answer.unreadable.length) main.append(el("p", { class: "dim" }, "No step was profiled: trainer.profile_steps=[3] adds the timeline of step 3."));
 };
 
 // Bars of every row; those of a part lie on those of the whole.
