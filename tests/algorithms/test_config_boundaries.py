@@ -12,6 +12,7 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.algorithms.reward_kl_config import KlControlConfig
 from strop.algorithms.rollout_correction_config import STATISTICS, CorrectionConfig, read_rule
+from strop.utils.setting_text import setting_text
 
 TINY = 1e-12
 NAN, INF = math.nan, math.inf
@@ -217,8 +218,9 @@ def test_edges_of_what_is_learned_from_a_teacher(
         assert getattr(config, field) == value
         assert config.is_on == (config.kind != "none")
     for value in refused:
+        shown = setting_text(value)
         with pytest.raises(
-            ValueError, match=f"algorithm.distillation.{field} is {value!r}|{field} is {value}"
+            ValueError, match=f"algorithm.distillation.{field} is {shown!r}|{field} is {shown}"
         ):
             DistillationConfig(**given, **{field: value})
 

@@ -57,7 +57,7 @@ def test_a_function_gets_the_settings_it_takes() -> None:
             r"loss 'mine' has no setting 'betas'; did you mean 'beta'\? It has beta, is_soft, share",
         ),
         ({"clip_low": 0.1}, "'clip_low' of loss 'mine' has a key of its own: set algorithm.clip_ratio_low"),
-        ({"is_soft": 1}, "'is_soft' of loss 'mine' is 1; it must be true or false, and its default is False"),
+        ({"is_soft": 1}, "'is_soft' of loss 'mine' is 1; it must be true or false, and its default is false"),
         ({"beta": float("nan")}, "'beta' of loss 'mine' is nan; it must be a number"),
     ],
 )
