@@ -1,9 +1,11 @@
-"""Reads of a device by the host, counted on a CPU: tensors that would lie on a device are followed.
+"""Waits of the host for a device, counted on a CPU: tensors that would lie on a device are followed.
 
 A tensor is on the device if it is a weight, was sent there (`strop.utils.device.sent`), or comes from such a tensor. A
-read is whatever makes the host wait for it: its numbers in Python or numpy, its copy in host memory, and operations
-whose shape depends on numbers. A copy that is begun and not waited for (`non_blocking`) is none, and waiting for it
-(`HostCopy.wait`) is one where nothing was read since it was begun.
+wait is a read, that is its numbers in Python or numpy, its copy in host memory, and operations whose shape depends on
+numbers; and a copy to the device by another way than `sent`, from memory that is not pinned: `to` with a device or with
+a tensor on it (also with `non_blocking`), `copy_`, and an index. A copy to the host that is begun and not waited for
+(`non_blocking`) is none, and waiting for it (`HostCopy.wait`) is one where nothing was read since it was begun. Tensors
+that are made with `device=` may lie on either; copies of Python's numbers by that way are not seen.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ TO_HOST = {Tensor.cpu, Tensor.tolist, Tensor.numpy, Tensor.to}
 
 
 class DeviceReads(TorchDispatchMode):
-    """Counts reads by line of strop."""
+    """Counts waits by line of strop."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
         self._storages: dict[int, Any] = {}  # kept, so that no address comes twice
+        self._on_either: dict[int, Any] = {}
         self.lines: Counter[str] = Counter()
         for weight in weights:
             self.place(weight)
@@ -53,11 +56,16 @@ class DeviceReads(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._storages[storage._cdata] = storage
 
+    def place_on_either(self, tensor: Tensor) -> None:
+        """The tensor lies on the device or in host memory."""
+        storage = tensor.untyped_storage()
+        self._on_either[storage._cdata] = storage
+
     def has(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._storages
 
     def note(self) -> None:
-        """A read, at the innermost line of strop."""
+        """A wait, at the innermost line of strop."""
         frames = [
             f for f in traceback.extract_stack() if "/strop/" in f.filename and "/tests/" not in f.filename
         ]
@@ -69,21 +77,7 @@ class DeviceReads(TorchDispatchMode):
         name = func.overloadpacket
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         is_placed = any(map(self.has, given))
-        if is_placed and (
-            name is aten._local_scalar_dense
-            or name in SHAPED_BY_NUMBERS
-            or (
-                name is aten.copy_
-                and not self.has(args[0])
-                and self.has(args[1])
-                and not _is_async(args, kwargs)
-            )
-            or (name is aten.repeat_interleave and kwargs.get("output_size") is None)
-            or (
-                name in INDEXED
-                and any(leaf.dtype == torch.bool for leaf in tree_leaves(args[1]) if leaf is not None)
-            )
-        ):
+        if is_placed and (self._reads(name, args, kwargs) or self._sends(name, args, kwargs)):
             self.note()
         results = func(*args, **kwargs)
         if is_placed and name is not aten._local_scalar_dense:
@@ -91,6 +85,26 @@ class DeviceReads(TorchDispatchMode):
                 if isinstance(leaf, Tensor):
                     self.place(leaf)
         return results
+
+    def _reads(self, name: Any, args: Any, kwargs: Any) -> bool:
+        """An operation with tensors of the device brings numbers to the host."""
+        if name is aten.copy_:
+            return not self.has(args[0]) and not _is_async(args, kwargs)
+        if name is aten.repeat_interleave:
+            return kwargs.get("output_size") is None
+        if name in INDEXED:
+            return any(leaf.dtype == torch.bool for leaf in tree_leaves(args[1]) if leaf is not None)
+        return name is aten._local_scalar_dense or name in SHAPED_BY_NUMBERS
+
+    def _sends(self, name: Any, args: Any, kwargs: Any) -> bool:
+        """An operation with tensors of the device brings some of host memory there, and waits."""
+        if name is aten.copy_:
+            return not self.has(args[1]) and not _is_async(args, kwargs)
+        return name in INDEXED and any(
+            not self.has(leaf) and leaf.untyped_storage()._cdata not in self._on_either
+            for leaf in tree_leaves(args[1])
+            if leaf is not None
+        )
 
 
 def _is_async(args: Any, kwargs: Any) -> bool:
@@ -107,8 +121,18 @@ class _Transfers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in TO_HOST or not self._reads.has(args[0]):
-            return func(*args, **kwargs)
+        if func in TO_HOST and self._reads.has(args[0]):
+            return self._from_device(func, args, kwargs)
+        results = func(*args, **kwargs)
+        if func is Tensor.to and self._is_device((*args[1:], *kwargs.values())):
+            self._reads.note()
+            results = _copied(results)
+            self._reads.place(results)
+        elif isinstance(results, Tensor) and isinstance(kwargs.get("device"), torch.device):
+            self._reads.place_on_either(results)
+        return results
+
+    def _from_device(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is Tensor.to:
             if "cpu" not in (args[1:] + tuple(kwargs.values())):
                 return func(*args, **kwargs)
@@ -117,6 +141,10 @@ class _Transfers(TorchFunctionMode):
             return _copied(args[0])
         self._reads.note()
         return _copied(args[0]) if func is Tensor.cpu else func(*args, **kwargs)
+
+    def _is_device(self, given: tuple[Any, ...]) -> bool:
+        """One of the arguments of `to` is a device, or lies on it."""
+        return any(isinstance(one, torch.device) or self._reads.has(one) for one in given)
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -127,7 +155,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def device_reads(weights: Iterable[Tensor]) -> Iterator[DeviceReads]:
-    """Count the reads of what is computed with these weights."""
+    """Count the waits of what is computed with these weights."""
     reads = DeviceReads(weights)
 
     def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from strop.engines.varlen import VarlenPlan, half_of, runs_on, varlen_plan
+from strop.utils.device import sent
 
 ATTENTION_NAME = "strop_packed"
 """Name under which the attention function is registered with transformers."""
@@ -277,7 +278,7 @@ class PackedAttention:
             slots.append(base + at_slot)
             base += valid.numel()
         order = torch.argsort(torch.cat(tokens))
-        return buckets, torch.cat(slots)[order].to(self.device)
+        return buckets, sent(torch.cat(slots)[order], self.device)
 
     @cached_property
     def _varlen(self) -> VarlenPlan | None:
@@ -322,9 +323,12 @@ class PackedAttention:
         sizes = form.window, form.chunk
         if sizes not in self._masks:
             self._masks[sizes] = [
-                _causal_mask(
-                    b.prefix, b.lengths, b.shape[1:], b.blocks, window=form.window, chunk=form.chunk
-                ).to(b.query_index.device)
+                sent(
+                    _causal_mask(
+                        b.prefix, b.lengths, b.shape[1:], b.blocks, window=form.window, chunk=form.chunk
+                    ),
+                    self.device,
+                )
                 for b in self.buckets
             ]
         return self._masks[sizes][number]
@@ -435,13 +439,13 @@ def _make_bucket(
             of_segments[row, : segment.num_keys] = segment.keys()
         key_index = torch.from_numpy(of_segments).flatten()
     if int(before.max()) > 0 or blocks is not None:
-        mask = _causal_mask(before, lengths, (q, k), blocks).to(device)
+        mask = sent(_causal_mask(before, lengths, (q, k), blocks), device)
     if places is not None:
         query_index = places.queries[query_index].masked_fill(~valid.flatten(), 0)
         key_index = None if key_index is None else places.keys[key_index]
     bucket = Bucket(
-        query_index=query_index.to(device),
-        key_index=None if key_index is None else key_index.to(device),
+        query_index=sent(query_index, device),
+        key_index=None if key_index is None else sent(key_index, device),
         shape=(len(group), q, k),
         mask=mask,
         prefix=before,

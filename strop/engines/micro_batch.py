@@ -86,7 +86,7 @@ def pack(
     )
     if parallel is None or parallel.cp_size == 1:  # else each rank has a plan of its own
         packed.attention.prepare()
-    return packed if parallel is None else _shared_out(packed, parallel)
+    return packed if parallel is None else _shared_out(packed, hidden_index, parallel)
 
 
 class _Packing:
@@ -160,8 +160,8 @@ class _Packing:
         return torch.from_numpy(np.concatenate(runs))
 
 
-def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
-    """The micro-batch, with this rank's part of it."""
+def _shared_out(tokens: Tokens, hidden_index: Tensor, parallel: Parallel) -> Tokens:
+    """The micro-batch, with this rank's part of it; `hidden_index` [U] of the tokens, in host memory."""
     sizes = {
         "context_parallel": parallel.cp_size,
         "sequence_parallel": parallel.sp_size,
@@ -176,7 +176,7 @@ def _shared_out(tokens: Tokens, parallel: Parallel) -> Tokens:
     if not divided:
         return tokens
     group = None if parallel.tp_mesh is None else parallel.tp_mesh.get_group()
-    return with_shard(tokens, lambda whole: _part(whole, parallel), group)
+    return with_shard(tokens, lambda whole: _part(whole, hidden_index, parallel), group)
 
 
 def with_shard(tokens: Tokens, part_of: Callable[[Tokens], Part], group: dist.ProcessGroup | None) -> Tokens:
@@ -208,22 +208,22 @@ def _with_first_row_of_ids(part: Part) -> Part:
     return dataclasses.replace(part, input_ids=part.input_ids[:1])
 
 
-def _part(tokens: Tokens, parallel: Parallel) -> Part:
-    """This rank's part of a micro-batch that several ranks share."""
+def _part(tokens: Tokens, hidden_index: Tensor, parallel: Parallel) -> Part:
+    """This rank's part of a micro-batch that several ranks share; `hidden_index` as of `_shared_out`."""
     key_heads = tokens.model.key_heads
     whole: dict[str, Any] = {
         "input_ids": tokens.input_ids,
         "position_ids": tokens.position_ids,
         "attention": tokens.attention,
-        "hidden_index": tokens.hidden_index,
         "targets": tokens.targets,
     }
     if parallel.cp_group is not None:
-        return context_shard(**whole, parallel=parallel, key_heads=key_heads)
+        return context_shard(**whole, hidden_index=hidden_index, parallel=parallel, key_heads=key_heads)
     if parallel.tp_mesh is not None:
-        return tensor_shard(**whole, group=parallel.tp_mesh.get_group(), key_heads=key_heads)
+        group = parallel.tp_mesh.get_group()
+        return tensor_shard(**whole, hidden_index=tokens.hidden_index, group=group, key_heads=key_heads)
     assert parallel.sp_group is not None, "several ranks share the row"
-    return shard_micro_batch(**whole, group=parallel.sp_group)
+    return shard_micro_batch(**whole, hidden_index=hidden_index, group=parallel.sp_group)
 
 
 def _positions(row: Row, some: slice, inputs: Vision | None) -> Tensor:

@@ -70,7 +70,7 @@ class PrmWorker(TrainedWorker):
 
         def rewards(tokens: Tokens) -> dict[str, Tensor]:
             now = tokens.log_probs(temperature=1.0)[0]
-            reference = before[tokens.response_index].to(now, non_blocking=True)
+            reference = sent(before[tokens.response_index], now.device).to(now)
             return {"process_rewards": process_rewards(now, reference, beta=self._prm.beta)}
 
         return self.token_columns(data, rewards)

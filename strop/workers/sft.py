@@ -71,7 +71,7 @@ class SupervisedWorker(TrainedWorker):
         def loss(tokens: Tokens) -> Tensor:
             loads.add(tokens)
             if self._distillation.is_on:
-                ids, log_probs = (column[tokens.response_index] for column in top)
+                ids, log_probs = (sent(column[tokens.response_index], tokens.model.device) for column in top)
                 return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
             log_probs, _ = tokens.log_probs(temperature=1.0)
             token_weights = sent(weights[tokens.response_index], log_probs.device).to(log_probs)

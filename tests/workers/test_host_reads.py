@@ -1,4 +1,4 @@
-"""The host reads the device once per optimizer step and once per decoded token, packing included.
+"""The host waits for the device once per optimizer step and once per decoded token, packing included.
 
 On a CPU nothing waits, so tensors that would lie on a device are followed (device_reads.py).
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from actor_batches import make_actor, random_batch, totals_of
 from critic_batches import make_critic, value_batch
 from device_reads import DeviceReads, device_reads
@@ -19,10 +21,13 @@ from prm_batches import make_prm, outcome_batch, prm_ref
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.data.sft.config import SftDistillationConfig
 from strop.engines import attention, varlen
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
 from strop.engines.parallel.offload import HostCopies
+from strop.engines.parallel.ulysses import SequenceShard
 from strop.protocol import DataProto, columns
 from strop.rollout.native import sampling
 from strop.rollout.native.batch import DecodeBatch
@@ -30,6 +35,7 @@ from strop.rollout.native.cpu import kernel
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
+from strop.utils.device import sent
 from strop.utils.host_copy import HostCopy
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.sft import SupervisedWorker
@@ -56,12 +62,32 @@ def test_each_kind_of_read_is_noticed(read: Callable[[Tensor], object]) -> None:
     assert reads.count == 1
 
 
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda x, host: host.to(x), lambda x, host: host.to(x.device, non_blocking=True),
+        lambda x, host: host.to(device=x.device), lambda x, host: x.copy_(host), lambda x, host: x[host.long()],
+        lambda x, host: x.index_put((host.long(),), x),
+    ],
+)  # fmt: skip
+def test_each_copy_to_the_device_that_is_waited_for_is_noticed(
+    send: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    weight = torch.ones(1)
+    with device_reads([weight]) as reads:
+        found = send(2 * weight, torch.zeros(1))
+        assert reads.count == 1
+        assert reads.has(found)
+        send(sent(torch.ones(1), weight.device), sent(torch.zeros(1), weight.device))
+    assert reads.count == 1, reads.lines
+
+
 def test_what_is_not_waited_for_is_no_read_and_a_copy_lies_in_host_memory() -> None:
     weight = torch.ones(3)
     with device_reads([weight]) as reads:
         copy = (2 * weight).to("cpu", non_blocking=True)
         assert copy.tolist() == [2.0, 2.0, 2.0]
-        weight[torch.tensor([0, 2])].sum().to(torch.float64)
+        weight[sent(torch.tensor([0, 2]), weight.device)].sum().to(torch.float64)
         early = HostCopy({"twice": 2 * weight})
         assert reads.count == 0
         weight.sum().item()
@@ -71,10 +97,16 @@ def test_what_is_not_waited_for_is_no_read_and_a_copy_lies_in_host_memory() -> N
     assert reads.count == 2
 
 
+def placed(worker: TrainedWorker) -> list[Tensor]:
+    """Tensors of the worker's model."""
+    module = worker.engine.model.module
+    return [*module.parameters(), *module.buffers()]
+
+
 def reads_of(worker: TrainedWorker, update: Callable[[], object]) -> DeviceReads:
     """Reads of the second update, when the optimizer has its state."""
     update()
-    with device_reads(p for _, p in worker.engine.model.named_parameters()) as reads:
+    with device_reads(placed(worker)) as reads:
         update()
     return reads
 
@@ -82,8 +114,8 @@ def reads_of(worker: TrainedWorker, update: Callable[[], object]) -> DeviceReads
 @pytest.mark.parametrize("max_tokens", [FEW, MANY])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"use_kl_loss": True, "entropy_coeff": 0.02}],
-    ids=["some rows are only measured", "kl-entropy"],
+    [{}, {"use_kl_loss": True, "entropy_coeff": 0.02}, {"policy_loss": "gspo"}],
+    ids=["some rows are only measured", "kl-entropy", "a loss of whole rows"],
 )
 def test_a_policy_update_reads_once(tiny_model: Path, settings: dict[str, Any], max_tokens: int) -> None:
     batch = random_batch()
@@ -99,14 +131,26 @@ def test_an_update_of_values_reads_once(tiny_model: Path) -> None:
     assert reads.count == 1, reads.lines
 
 
-def test_a_step_of_fine_tuning_reads_once(tiny_model: Path) -> None:
+@pytest.mark.parametrize("coef", [0.0, 1.0], ids=["tokens", "a teacher's word"])
+def test_a_step_of_fine_tuning_reads_once(tiny_model: Path, coef: float) -> None:
     batch = random_batch()
-    batch = batch.union(DataProto.from_dict({"loss_mask": batch.tensors()["response_mask"]}))
+    mask = batch.tensors()["response_mask"]
+    top = [torch.arange(10, 14).repeat(len(row), 1) for row in columns.rows(mask)]
+    batch = batch.union(
+        DataProto.from_dict(
+            {
+                "loss_mask": mask,
+                "teacher_ids": columns.jagged(top),
+                "teacher_logprobs": columns.jagged([torch.full(ids.shape, -2.0) for ids in top]),
+            }
+        )
+    )
     worker = SupervisedWorker(
         ModelConfig(path=str(tiny_model), dtype="float64"),
         EngineConfig(max_tokens_per_device=MANY),
         OptimizerConfig(lr=1e-3),
         TrainingInit(device="cpu", num_updates=10),
+        SftDistillationConfig(coef=coef),
     )
     reads = reads_of(worker, lambda: worker.update(batch, totals_of(batch)))
     assert reads.count == 1, reads.lines
@@ -120,9 +164,18 @@ def test_an_update_of_a_process_reward_model_reads_once(tiny_model: Path) -> Non
     assert reads.count == 1, reads.lines
 
 
+def test_process_rewards_of_all_micro_batches_are_waited_for_once(tiny_model: Path) -> None:
+    batch = outcome_batch()
+    batch = batch.union(prm_ref(batch, tiny_model))
+    prm = make_prm(tiny_model, max_tokens=MANY)
+    with device_reads(placed(prm)) as reads:
+        prm.compute_process_rewards(batch)
+    assert reads.count == 1, reads.lines
+
+
 def test_log_probs_of_all_micro_batches_are_waited_for_once(tiny_model: Path) -> None:
     batch, actor = random_batch(), make_actor(tiny_model, AlgorithmConfig(), max_tokens=MANY)
-    with device_reads(p for _, p in actor.engine.model.named_parameters()) as reads:
+    with device_reads(placed(actor)) as reads:
         found = actor.compute_log_prob(batch)
     assert reads.count == 1, reads.lines
     assert bool(columns.flat(found.tensors()["old_log_probs"]).isfinite().all())
@@ -177,6 +230,32 @@ def test_packing_for_flash_attention_reads_nothing(tiny_model: Path, monkeypatch
     assert calls, "the kernel's stand-in was asked"
 
 
+@pytest.mark.parametrize(
+    "axes", [{"sp_size": 2}, {"cp_size": 2}, {"sp_size": 2, "cp_size": 2}], ids=lambda axes: "-".join(axes)
+)
+def test_a_rank_takes_its_part_of_a_micro_batch_without_a_read(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, axes: dict[str, int]
+) -> None:
+    """Packing communicates nothing: groups are asked for their ranks alone."""
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 4 if group == "row_group" else 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
+    groups = {f"{name.removesuffix('_size')}_group" for name in axes} | (
+        {"row_group"} if len(axes) > 1 else set()
+    )
+    parallel: Any = SimpleNamespace(
+        **dict.fromkeys(("sp_size", "cp_size", "tp_size"), 1) | axes, tp_mesh=None,
+        **{name: name if name in groups else None for name in ("sp_group", "cp_group", "row_group")},
+    )  # fmt: skip
+    model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
+    batch = random_batch()
+    with device_reads([]) as reads:
+        tokens = pack(batch, model, parallel=parallel)
+        assert isinstance(tokens.shard, SequenceShard)
+        assert reads.has(tokens.hidden_index)
+        assert reads.has(tokens.shard.send_index)
+    assert reads.count == 0, reads.lines
+
+
 WAYS = {
     "sampled": {},
     "greedy beside sampled": {"temperature": 0.0},
@@ -204,11 +283,11 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     )
     with torch.no_grad():
         _step(batch)
-        placed = [*(p for _, p in model.named_parameters()), batch._cache.table]
+        tensors = [*model.module.parameters(), *model.module.buffers(), batch._cache.table]
         if batch._steps is not None:
             (shape,) = batch._steps._shapes.values()
-            placed += [shape._ids, shape._lengths, shape._positions]
-        with device_reads(placed) as reads:
+            tensors += [shape._ids, shape._lengths, shape._positions]
+        with device_reads(tensors) as reads:
             for _ in range(6):
                 _step(batch)
     assert reads.count == 6, reads.lines

@@ -16,6 +16,7 @@ from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses import distillation, verl_convention
 from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import policy_loss_terms
+from strop.utils.device import sent
 from strop.utils.metrics import Metric
 from strop.utils.tensor_metrics import TensorMetrics
 
@@ -103,7 +104,7 @@ def policy_loss(
     weights = arguments.pop("weights")
     arguments["log_probs"] = log_probs
     if "row_ids" in spec.declaration.needs:
-        arguments["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
+        arguments["row_ids"] = sent(row_ids, log_probs.device)
     arguments.setdefault("old_log_probs", log_probs.detach())
     trained = weights != 0
     statistics_by_name: dict[str, Tensor] = {ENTROPY.last: entropies}

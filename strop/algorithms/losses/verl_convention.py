@@ -23,6 +23,7 @@ from strop.algorithms.losses.terms import get_policy_loss_fn
 from strop.algorithms.results import describe
 from strop.algorithms.specs import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
 from strop.algorithms.verl_config import VerlConfig, algorithm_fields, call_with_known, parameters_of, takes
+from strop.utils.device import sent
 from strop.utils.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
@@ -97,7 +98,7 @@ def loss_of_tokens(
     _, row, lengths = torch.unique_consecutive(row_ids, return_inverse=True, return_counts=True)
     position = torch.arange(len(row_ids)) - (lengths.cumsum(0) - lengths)[row]
     shape = (len(lengths), int(lengths.max()))
-    at = tuple(part.to(trained.device, non_blocking=True) for part in (row, position))
+    at = tuple(sent(part, trained.device) for part in (row, position))
     padded = {
         name: column.new_zeros(shape).index_put(at, column)
         for name, column in columns.items()

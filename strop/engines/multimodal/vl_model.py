@@ -20,6 +20,7 @@ from strop.engines.attention import Span
 from strop.engines.multimodal.pixels import MediaProcessor
 from strop.engines.multimodal.placeholders import ToolImages
 from strop.protocol.trajectory import Media
+from strop.utils.device import sent
 
 
 class Reader:
@@ -155,7 +156,7 @@ class Vision(Reader, ABC):
         for kind in self.token_ids:
             chosen = [medium for medium in media if medium.kind == kind]
             if chosen:
-                pixels = torch.cat([self.pixels(medium) for medium in chosen]).to(device)
+                pixels = sent(torch.cat([self.pixels(medium) for medium in chosen]), device)
                 arguments |= self.arguments_of(kind, chosen, pixels)
         return arguments
 

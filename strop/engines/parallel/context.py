@@ -57,6 +57,7 @@ from strop.engines.parallel.ulysses import (
     sequence_shard,
     tokens_per_rank,
 )
+from strop.utils.device import sent
 
 
 def check_context_parallel(config: Any, cp_size: int, *, section: str = "engine") -> None:
@@ -262,8 +263,8 @@ def context_shard(
     group, device, num_tokens = parallel.cp_group, input_ids.device, input_ids.shape[1]
     layout = context_layout(attention.segments, num_tokens, dist.get_world_size(group))
     rank, n = dist.get_rank(group), layout.tokens.shape[1]
-    mine = layout.tokens[rank].to(device)
-    where = layout.where[hidden_index.cpu()]
+    mine = sent(layout.tokens[rank], device)
+    where = layout.where[hidden_index]
     holders, places = where // n, where % n
 
     def own(row: Tensor) -> Tensor:

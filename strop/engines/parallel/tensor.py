@@ -322,7 +322,8 @@ def tensor_shard(
     """A micro-batch as the ranks of a tensor-parallel group run it.
 
     Args:
-        input_ids, position_ids, attention, hidden_index, targets, group: as of `shard_micro_batch`.
+        input_ids, position_ids, attention, targets, group: as of `shard_micro_batch`.
+        hidden_index: [M], packed position whose hidden state predicts each target.
         key_heads: of `TensorParallel`.
         length: tokens with padding, at least.
     """

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.parallel.ranks import exchanged
+from strop.utils.device import sent
 
 
 def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
@@ -200,8 +201,8 @@ class SequenceShard:
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
-        sent = F.embedding(self.send_index, hidden)
-        received = exchange_rows(sent, self.send_counts, self.receive_counts, self.group)
+        asked = F.embedding(self.send_index, hidden)
+        received = exchange_rows(asked, self.send_counts, self.receive_counts, self.group)
         return F.embedding(self.receive_index, received)
 
     def share(self, values: Tensor) -> Tensor:
@@ -250,20 +251,19 @@ def shard_micro_batch(
     Args:
         input_ids, position_ids: [1, N].
         attention: over the N tokens.
-        hidden_index: [M], packed position whose hidden state predicts each target.
+        hidden_index: [M], in host memory: packed position whose hidden state predicts each target.
         targets: [M].
         group: the ranks that share each sequence.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     num_tokens = input_ids.shape[1]
     n = tokens_per_rank(num_tokens, size)
-    index = hidden_index.cpu()  # collectives take their counts from the host
     return sequence_shard(
         input_ids=piece(input_ids, n, size, rank),
         position_ids=piece(position_ids, n, size, rank),
         attention=UlyssesAttention(attention, num_tokens=num_tokens, group=group),
-        holders=index // n,
-        places=index % n,
+        holders=hidden_index // n,
+        places=hidden_index % n,
         targets=targets,
         group=group,
     )
@@ -302,11 +302,11 @@ def sequence_shard(
         targets=piece(targets, m, size, rank),
         num_predicted=len(targets),
         group=group,
-        send_index=places[here].to(device),
+        send_index=sent(places[here], device),
         send_counts=here.sum(1).tolist(),
         receive_counts=torch.bincount(holders[rank], minlength=size).tolist(),
         # Rows arrive ordered by the rank that held them, then as they were wanted.
-        receive_index=torch.argsort(torch.argsort(holders[rank], stable=True)).to(device),
+        receive_index=sent(torch.argsort(torch.argsort(holders[rank], stable=True)), device),
     )
 
 
