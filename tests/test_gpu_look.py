@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -10,10 +11,13 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import steps
+from benchmarks.gpu import kernels, steps
 from benchmarks.gpu.look import Facts, Look
+from benchmarks.gpu.memory import check_sentence
+from strop.engines.attention import AttentionForm, PackedAttention
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,22 +47,103 @@ def test_a_measurement_that_fails_keeps_its_facts_and_costs_itself_alone(tmp_pat
     assert "needs about 1000" in late["skipped"]
     assert fine["bf16_tflops"] == 5.0
     assert look.num_failed == 1
-    assert look.ceilings() == {"bf16_tflops": 5.0, "copy_tb_per_s": 3.0}
 
 
-def test_a_step_that_ends_badly_and_one_that_hangs_have_their_lines(
+def test_measurements_say_which_rates_of_the_device_are_not_its_own(tmp_path: Path) -> None:
+    look = Look(device="cpu", out=tmp_path, step="env", deadline=time.time() + 60)
+    facts: Facts = {}
+    assert look.ceilings(facts) == facts["rates_of_an_h100"] == {"bf16_tflops": 770.0, "copy_tb_per_s": 3.0}
+    look.measure("ceilings", lambda facts: facts.update(bf16_tflops=5.0))
+    assert look.ceilings(facts) == {"bf16_tflops": 5.0, "copy_tb_per_s": 3.0}
+    assert facts["rates_of_an_h100"] == {"copy_tb_per_s": 3.0}
+    look.measure("ceilings", lambda facts: facts.update(copy_tb_per_s=2.0))
+    own: Facts = {}
+    assert look.ceilings(own) == {"bf16_tflops": 5.0, "copy_tb_per_s": 2.0}
+    assert own == {}
+
+
+def test_steps_side_by_side_have_their_lines_when_each_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = {"what": "measured before"}
     (tmp_path / "slow.jsonl").write_text(json.dumps(measured) + "\n")
-    rows = []
-    for name, code in (("bad", "raise SystemExit(3)"), ("slow", "import time; time.sleep(60)")):
-        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        now = time.time()
-        running = gpu.Running(gpu.Step(name, 5, 0, ""), process, now, now + (5 if name == "bad" else 0.5))
-        rows.append(gpu._end(running, tmp_path))
-    assert [(row["status"], row["measured"]) for row in rows] == [("failed", []), ("stopped", [measured])]
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    programs = {"slow": "import time; time.sleep(60)", "bad": "raise SystemExit(3)", "fine": "pass"}
+    monkeypatch.setattr(gpu, "_command", lambda name, *_: [sys.executable, "-c", programs[name]])
+    monkeypatch.setattr(gpu, "LEAST_S", 0.0)
+    steps = [gpu.Step("slow", 4, 0, ""), gpu.Step("bad", 30, 0, ""), gpu.Step("fine", 30, 0, "")]
+    begin = time.time()
+    *early, late = gpu._run(steps, tmp_path, begin + 100, "cuda")
+    assert sorted((row["step"], row["status"]) for row in early) == [("bad", "failed"), ("fine", "ok")]
+    assert all(row["seconds"] < late["seconds"] for row in early)
+    assert (late["step"], late["status"], late["measured"]) == ("slow", "stopped", [measured])
+    assert late["why"] == "at its limit of 4 s"
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [*early, late]
+
+
+INTERRUPTED = """
+import sys
+from benchmarks.gpu import __main__ as gpu
+
+program = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+gpu._command = lambda *_: [sys.executable, "-c", program]
+sys.argv = ["gpu", "--device", "cpu", "--only", "env", "--out", sys.argv[1]]
+gpu.main()
+"""
+
+
+def test_a_call_that_is_ended_ends_its_steps_and_the_next_one_takes_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "work" / "model").mkdir(parents=True)
+    log = tmp_path / "env.log"
+    call = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(tmp_path)], cwd=ROOT)
+    try:
+        until = time.time() + 60
+        while not (log.is_file() and log.read_text().endswith("\n")) and time.time() < until:
+            time.sleep(0.05)
+        assert not (tmp_path / "work").exists(), "a toy of an earlier call"
+        step = Path(f"/proc/{log.read_text().strip()}")
+        assert step.exists()
+        call.terminate()
+        assert call.wait(timeout=30) == 128 + signal.SIGTERM
+    finally:
+        call.kill()
+    assert not step.exists()
+    assert (tmp_path / "summary.txt").is_file()
+
+
+def test_rows_of_one_prompt_are_planned_for_the_step_of_kernels() -> None:
+    prompt, *responses = kernels.responses_of_one_prompt(2, 16)
+    assert (prompt.start, prompt.num_keys) == (0, 16)
+    assert [(one.start, one.length, one.num_keys) for one in responses] == [(16, 16, 32), (32, 16, 32)]
+    states = torch.zeros(48, 1, 8)
+    plan = PackedAttention([prompt, *responses], device=torch.device("cpu"))
+    assert plan.attend(0, states, states, states, AttentionForm(scaling=1.0)).shape == (48, 1, 8)
+
+
+SENTENCE = (
+    "the device has no memory left: x. Lower actor.engine.max_tokens_per_device, set "
+    "model.gradient_checkpointing=true, or lower rollout.max_running"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "error"),
+    [
+        (0, SENTENCE, "its memory was enough"),
+        (1, f"Traceback (most recent call last):\n{SENTENCE}", "a person reads a traceback"),
+        (1, SENTENCE.replace("rollout.max_running", "something"), "does not name rollout.max_running"),
+        (
+            1,
+            "",
+            "does not name actor.engine.max_tokens_per_device, model.gradient_checkpointing, rollout.max",
+        ),
+    ],
+)
+def test_a_run_that_is_to_have_no_memory_passes_with_its_sentence_alone(
+    code: int, said: str, error: str
+) -> None:
+    check_sentence(1, SENTENCE)
+    with pytest.raises(RuntimeError, match=error):
+        check_sentence(code, said)
 
 
 def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

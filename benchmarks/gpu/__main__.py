@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -30,6 +30,10 @@ from strop.utils.device import num_devices
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 5.0
 """Kept for the summary."""
+LEAST_S = 12.0
+"""A step that would have less is skipped."""
+POLL_S = 0.1
+"""Between two looks at the steps that run."""
 CPU_FACTOR = 4.0
 """Limits of a rehearsal, over those of a card: toys, but slow imports."""
 
@@ -81,9 +85,8 @@ def main() -> None:
     if num_devices(arguments.device) == 0:
         sys.exit("torch finds no GPU on this machine; `make gpu DEVICE=cpu` rehearses the steps with toys")
     out: Path = arguments.out.resolve()
-    for file in (*out.glob("*.jsonl"), *out.glob("*.log"), *out.glob("summary.txt")):
-        file.unlink()
-    out.mkdir(parents=True, exist_ok=True)
+    _clear(out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     on_card = arguments.device != "cpu"
     end = time.time() + arguments.total_s - END_S if on_card else float("inf")
     # A rehearsal runs them one after another: on a small machine.
@@ -98,6 +101,15 @@ def main() -> None:
     sys.exit(any(row["status"] != "ok" for row in rows))
 
 
+def _clear(out: Path) -> None:
+    """Remove what an earlier call left, its model too, which may be a toy: nothing of it is this one's."""
+    for file in (*out.glob("*.jsonl"), *out.glob("*.log"), *out.glob("summary.txt")):
+        file.unlink()
+    if (out / "work").exists():
+        shutil.rmtree(out / "work")
+    out.mkdir(parents=True, exist_ok=True)
+
+
 def _chosen(only: str) -> list[Step]:
     names = [name for name in only.split(",") if name]
     unknown = set(names) - {step.name for step in STEPS}
@@ -107,28 +119,37 @@ def _chosen(only: str) -> list[Step]:
 
 
 def _run(group: Sequence[Step], out: Path, end: float, device: str) -> list[dict[str, Any]]:
-    """The lines of steps that run side by side."""
-    running: list[Running | dict[str, Any]] = []
-    for step in group:
-        begin = time.time()
-        deadline = min(begin + step.limit_s * (CPU_FACTOR if device == "cpu" else 1), end)
-        if deadline - begin < 12:
-            running.append(_row(step, out, "skipped", 0.0, "no time was left"))
-            continue
-        with (out / f"{step.name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.steps", step.name, device, str(out), str(deadline - 4)],
-                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
-            )  # fmt: skip
-        running.append(Running(step, process, begin, deadline))
+    """The lines of steps that run side by side, in the order in which they end."""
+    rows: list[dict[str, Any]] = []
+    running: list[Running] = []
     try:
-        return [one if isinstance(one, dict) else _end(one, out) for one in running]
+        for step in group:
+            begin = time.time()
+            deadline = min(begin + step.limit_s * (CPU_FACTOR if device == "cpu" else 1), end)
+            if deadline - begin < LEAST_S:
+                rows.append(_row(step, out, "skipped", 0.0, "no time was left"))
+            else:
+                process = _start(_command(step.name, device, out, deadline - 4), out / f"{step.name}.log")
+                running.append(Running(step, process, begin, deadline))
+        rows += _ends(running, out)
     except BaseException:  # an interrupt ends what was started too
         for one in running:
-            if isinstance(one, Running):
+            if one.process.returncode is None:
                 _kill(one.process)
         raise
+    return rows
+
+
+def _command(step: str, device: str, out: Path, deadline: float) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu.steps", step, device, str(out), str(deadline)]
+
+
+def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+        )  # fmt: skip
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -144,16 +165,25 @@ _ENVIRONMENT = {
 }  # fmt: skip
 
 
+def _ends(running: Sequence[Running], out: Path) -> Iterator[dict[str, Any]]:
+    """The line of each step as soon as it has ended, or was ended at its deadline."""
+    left = list(running)
+    while left:
+        for one in [one for one in left if one.process.poll() is not None or time.time() >= one.deadline]:
+            left.remove(one)
+            yield _end(one, out)
+        time.sleep(POLL_S if left else 0)
+
+
 def _end(running: Running, out: Path) -> dict[str, Any]:
-    """Wait for a step until its deadline, end it with whatever it has started, and print its line."""
-    step, process = running.step, running.process
-    try:
-        code = process.wait(timeout=max(0.1, running.deadline - time.time()))
-        status, why = ("ok", "") if code == 0 else ("failed", f"exit code {code}; see {step.name}.log")
-    except subprocess.TimeoutExpired:
+    """End a step with whatever it has started, and print its line."""
+    step, code, seconds = running.step, running.process.poll(), time.time() - running.begin
+    if code is None:
         status, why = "stopped", f"at its limit of {running.deadline - running.begin:.0f} s"
-    _kill(process)
-    return _row(step, out, status, time.time() - running.begin, why)
+    else:
+        status, why = ("ok", "") if code == 0 else ("failed", f"exit code {code}; see {step.name}.log")
+    _kill(running.process)
+    return _row(step, out, status, seconds, why)
 
 
 def _row(step: Step, out: Path, status: str, seconds: float, why: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _note_rate(look: Look, facts: Facts, *, batch: int, tokens: int, taken: floa
     every sequence, could be read."""
     seen = batch * sum(_prompt_tokens(look) + n for n in range(tokens))
     num_bytes = tokens * 2 * num_parameters(look) + seen * token_bytes(look)
-    bound = num_bytes / (1e12 * look.ceilings()["copy_tb_per_s"])
+    bound = num_bytes / (1e12 * look.ceilings(facts)["copy_tb_per_s"])
     facts |= {"new_tokens": tokens, "tokens_per_s": round(batch * tokens / taken)}
     facts |= {"ms_per_step": round(1e3 * taken / tokens, 3), "share_of_bound": round(bound / taken, 3)}
     facts |= peak_gib(look)

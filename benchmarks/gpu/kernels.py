@@ -32,11 +32,7 @@ def _packed(look: Look, facts: Facts) -> None:
     padded call of each backend."""
     sizes, count, length = shape(look), look.size(8, 2), look.size(512, 16)
     heads, kv_heads, dim = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
-    segments = [Segment(start=0, length=length)] + [
-        Segment(start=length * (n + 1), length=length, prefix_start=0, prefix_length=length)
-        for n in range(count)
-    ]
-    num_tokens = length * (count + 1)
+    segments, num_tokens = responses_of_one_prompt(count, length), length * (count + 1)
 
     def states(*form: int) -> Tensor:
         return torch.randn(*form, dim, device=look.device, dtype=torch.bfloat16, requires_grad=True)
@@ -61,6 +57,13 @@ def _packed(look: Look, facts: Facts) -> None:
             facts[f"one call with a mask, {backend.name}"] = look.attempt(
                 lambda work=work: micros(look, work, count=10)
             )
+
+
+def responses_of_one_prompt(count: int, length: int) -> list[Segment]:
+    """A prompt and its responses end to end, each of so many tokens."""
+    prompt = Segment(start=0, length=length)
+    starts = range(length, length * (count + 1), length)
+    return [prompt] + [Segment(start=start, length=length, prefix=((0, length),)) for start in starts]
 
 
 def _backends() -> Iterator[SDPBackend]:
@@ -95,7 +98,7 @@ def _decode(look: Look, facts: Facts) -> None:
                 ),
             )
         read = 2 * b * used * kv_heads * dim * 2
-        facts[f"{b} sequences, bound"] = round(1e6 * read / (1e12 * look.ceilings()["copy_tb_per_s"]), 1)
+        facts[f"{b} sequences, bound"] = round(1e6 * read / (1e12 * look.ceilings(facts)["copy_tb_per_s"]), 1)
 
 
 def _sampling(look: Look, facts: Facts) -> None:
@@ -132,4 +135,4 @@ def _head(look: Look, facts: Facts) -> None:
     finally:
         head_module.DEVICE_CHUNK_ELEMENTS = usual
     operations = 8 * count * hidden_size * vocab  # forward, again, and two products of the backward pass
-    facts["bound"] = round(1e3 * operations / (1e12 * look.ceilings()["bf16_tflops"]), 2)
+    facts["bound"] = round(1e3 * operations / (1e12 * look.ceilings(facts)["bf16_tflops"]), 2)

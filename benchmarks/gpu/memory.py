@@ -22,6 +22,9 @@ from benchmarks.gpu.workload import (
 from strop.cli.main import main
 from strop.rollout.native.engine import NativeEngine
 
+SETTINGS = ("actor.engine.max_tokens_per_device", "model.gradient_checkpointing", "rollout.max_running")
+"""What a person may change where memory ends."""
+
 
 def memory(look: Look) -> None:
     """Offload and restore, the engine's sleep, and the end of memory."""
@@ -87,7 +90,15 @@ def _out_of_memory(look: Look, what: str, gib: int, facts: Facts) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         print(said.getvalue()[-6000:])
-    lines = said.getvalue().strip().splitlines()
-    facts |= {"lines": len(lines), "last": lines[-3:]}
-    if any("Traceback" in line for line in lines):
+    facts["last"] = said.getvalue().strip().splitlines()[-3:]
+    check_sentence(facts["exit"], said.getvalue())
+
+
+def check_sentence(code: int, said: str) -> None:
+    """Refuse what a run that should lack memory has said, where it did not, or where it leaves a person alone."""
+    if code == 0:
+        raise RuntimeError("the run ended well: its memory was enough, and no sentence was seen")
+    if "Traceback" in said:
         raise RuntimeError("a person reads a traceback where memory ends")
+    if missing := [name for name in SETTINGS if name not in said]:
+        raise RuntimeError(f"the sentence does not name {', '.join(missing)}")

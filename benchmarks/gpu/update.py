@@ -66,7 +66,7 @@ def _note_rate(look: Look, facts: Facts, taken: float, tokens: int) -> None:
     as if they were computed for each row."""
     operations = 6 * num_parameters(look) * tokens
     facts |= {"s": round(taken, 3), "tokens_per_s": round(tokens / taken), **peak_gib(look)}
-    facts["mfu"] = round(operations / taken / (1e12 * look.ceilings()["bf16_tflops"]), 4)
+    facts["mfu"] = round(operations / taken / (1e12 * look.ceilings(facts)["bf16_tflops"]), 4)
 
 
 def _rows(
