@@ -158,7 +158,7 @@ def trace_activities() -> set[torch.profiler.ProfilerActivity]:
 
     if os.environ.get(_NSYS_SESSION):
         return {profiler.ProfilerActivity.CPU}
-    return set(profiler.supported_activities())
+    return set(profiler.supported_activities())  # type: ignore[no-untyped-call]
 
 
 def start_capture() -> None:
