@@ -6,7 +6,8 @@ names of bounds, stand in strop.utils.field_types.
 sections.py has the base of sections; wrong_values.py and places.py word the sentences about values that do not fit,
 which errors.py collects; yaml_text.py reads and writes YAML, interpolation.py fills in `${...}`, and hydra_files.py
 finds presets beside a file.
-save.py is the way out, preset_difference.py what differs from a preset; explanation.py explains one key, from docs.py.
+save.py is the way out, preset_difference.py what differs from a preset, difference.py what turns one configuration into
+another; explanation.py explains one key, from docs.py.
 Imports no other package of strop but utils, and no torch.
 """
 

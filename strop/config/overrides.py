@@ -31,6 +31,10 @@ class Override:
     """As it was typed."""
 
 
+_NO_TEXTS = ("true", "false", "null", "inf", "nan", "none")
+"""Words that the grammar, or a reader, takes for something else without quotes."""
+
+
 def _spelling_advice(key: str, value: str) -> str:
     """Advice on writing a value that the grammar does not take."""
     if value.endswith(","):
@@ -60,6 +64,12 @@ def _part_with_quotes(part: str, is_in_mapping: bool) -> str:
     text = text.strip()
     is_plain = not text or text[0] in "'\"" or re.fullmatch(r"[\w.+-]+", text)
     return f"{name}{colon}{text if is_plain else text_in_list(text)}"
+
+
+def override_text(key: str, value: object) -> str:
+    """The override that gives a key this plain value."""
+    is_word = isinstance(value, str) and re.fullmatch(r"[a-z][a-z_]*", value) and value not in _NO_TEXTS
+    return f"{key}={value if is_word else _in_grammar(value)}"
 
 
 def _in_grammar(value: object) -> str:

@@ -25,6 +25,10 @@ class SubprocessEngineConfig(Protocol):
         """Devices of one engine."""
 
     @property
+    def memory_share(self) -> float:
+        """Share of a device's memory that it takes."""
+
+    @property
     def spans_nodes(self) -> bool:
         """One engine may have its devices on several nodes."""
 

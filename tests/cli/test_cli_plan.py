@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_plan_as_json_says_whether_it_fits_and_what_would(config: Path) -> Non
         "h100",
         "--memory-gib",
         "24",
-        *small.record["suggestion"].split(),
+        *shlex.split(small.record["suggestion"]),
         "--json",
     )
     assert fits.code == 0
@@ -56,12 +57,23 @@ def test_a_plan_as_text_names_the_phase_with_most(config: Path) -> None:
     assert "actor: update:" in result.out
 
 
-def test_placements_come_with_their_cost(config: Path) -> None:
+def test_a_suggested_placement_is_a_run_that_costs_the_same(config: Path) -> None:
     record = cli("plan", "--config", str(config), "--device", "h100", "--devices", "4", "--json").record
     fastest = record["placements"]["fastest"]
-    assert record["suggestion"] == " ".join(fastest["settings"])
-    assert fastest["device_hours_per_step"] == pytest.approx(
-        fastest["step_seconds"] * fastest["devices"] / 3600
+    again = cli("plan", str(config), *shlex.split(record["suggestion"]), "--device", "h100", "--json").record
+    assert again["peak_bytes"] == fastest["peak_bytes"]
+    assert again["step_seconds"] == pytest.approx(fastest["step_seconds"])
+    assert again["device_hours_per_step"] == pytest.approx(fastest["device_hours_per_step"])
+
+
+def test_a_plan_for_a_cpu_offers_what_a_cpu_has(config: Path) -> None:
+    result = cli("plan", str(config), "--device", "cpu", "--memory-gib", "2")
+    assert result.code == 1
+    assert "no change of budget, running sequences, checkpointing, adapters makes it fit" in result.out
+    assert "each process with a model has an equal part" in result.out
+    assert (
+        "processes on a CPU share its cores"
+        in cli("plan", str(config), "--device", "cpu", "--devices", "2").sentence
     )
 
 
@@ -71,4 +83,7 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     )
     assert "is no file" in cli("plan", str(tmp_path / "no.yaml")).sentence
     assert "is not known: B200" in cli("plan", str(config), "--device", "abacus").sentence
+    assert "--response-tokens is 1e+06, above data.max_response_tokens" in (
+        cli("plan", str(config), "--device", "h100", "--response-tokens", "1e6").sentence
+    )
     assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence

@@ -6,6 +6,7 @@ Exit codes: 0 it fits; 1 it does not.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from strop.cli.settings import add_trust_argument, load_settings
 from strop.cli.unused_keys import Reads, refuse_unread
 from strop.trainer.sections import FINE_TUNING_SECTIONS
 from strop.utils.quiet_libraries import quiet_models
+from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_unread(args, "plan", READS)
     quiet_models()
     from strop.trainer.plan.placement import search
-    from strop.trainer.plan.plan import lengths_of, make_plan
+    from strop.trainer.plan.plan import make_plan
 
     plan = make_plan(
         config,
@@ -100,9 +102,13 @@ def run(args: argparse.Namespace) -> int:
     )
     placements = None
     if args.devices is not None:
-        lengths = lengths_of(config, args.response_tokens, args.prompt_tokens)
+        if plan.device.is_cpu:
+            raise UsageError(
+                f"--devices is {args.devices}, but processes on a CPU share its cores and memory, so that there is "
+                f"nothing to place; name the devices of the run with --device"
+            )
         available = plan.memory_bytes - plan.baseline_bytes
-        placements = search(config, lengths, plan.device, devices=args.devices, available=available)
+        placements = search(config, plan.roles, plan.device, devices=args.devices, available=available)
     if args.json:
         print_json(_record(plan, placements))
     else:
@@ -173,10 +179,15 @@ def _placement(placement: Placement | None) -> dict[str, Any] | None:
 def _suggestion(plan: Plan, placements: Placements | None) -> str:
     """Settings to give beside those that are there; empty where these are as good."""
     if placements is not None:
-        return "" if placements.fastest is None else " ".join(placements.fastest.settings)
+        return "" if placements.fastest is None else _words(placements.fastest.settings)
     if plan.fits or plan.change is None:
         return ""
-    return " ".join(plan.change.settings)
+    return _words(plan.change.settings)
+
+
+def _words(settings: Sequence[str]) -> str:
+    """Settings as a shell takes them."""
+    return " ".join(map(shell_word, settings))
 
 
 def _lines(plan: Plan, placements: Placements | None) -> list[str]:
@@ -215,9 +226,10 @@ def _lines(plan: Plan, placements: Placements | None) -> list[str]:
 def _change_line(plan: Plan) -> str:
     """The smallest change with which a run fits."""
     if plan.change is None:
-        return "no change of budget, checkpointing, offload, adapters or ranks makes it fit"
+        tried = "adapters" if plan.device.is_cpu else "offload, adapters or ranks"
+        return f"no change of budget, running sequences, checkpointing, {tried} makes it fit"
     peak = (plan.change.peak_bytes + plan.baseline_bytes) / GIB
-    return f"smallest change: {' '.join(plan.change.settings)} ({peak:.2f} GiB)"
+    return f"smallest change: {_words(plan.change.settings)} ({peak:.2f} GiB)"
 
 
 def _placement_lines(placements: Placements) -> list[str]:
@@ -226,7 +238,7 @@ def _placement_lines(placements: Placements) -> list[str]:
         return [f"{head}; use more devices, or adapters (model.lora.rank)"]
     lines = [head]
     for name, placement in (("fastest", placements.fastest), ("cheapest", placements.cheapest)):
-        settings = " ".join(placement.settings)
+        settings = _words(placement.settings)
         lines.append(
             f"  {name}: {placement.devices} devices, {placement.time.step:.3g} s a step, idle "
             f"{placement.time.idle_share:.0%}, {placement.device_hours:.3g} device-hours: {settings}"

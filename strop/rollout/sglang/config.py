@@ -47,6 +47,11 @@ class SglangConfig:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def memory_share(self) -> float:
+        """Share of a device's memory that an engine takes."""
+        return self.mem_fraction_static
+
+    @property
     def spans_nodes(self) -> bool:
         """All devices of an engine are on one node."""
         return False

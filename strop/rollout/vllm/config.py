@@ -57,6 +57,11 @@ class VllmConfig:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def memory_share(self) -> float:
+        """Share of a device's memory that an engine takes."""
+        return self.gpu_memory_utilization
+
+    @property
     def spans_nodes(self) -> bool:
         """An engine takes whole nodes where one has too few devices for it."""
         return True

@@ -21,15 +21,18 @@ for line in open("/proc/self/status"):
 """
 TIMEOUT_S = 120.0
 ASSUMED_BYTES = 750 << 20
-"""Assumption for a system that does not tell it."""
+"""Assumption for a system that does not tell it, or not in that time."""
 
 
 @lru_cache
 def baseline_bytes(*, uses_ray: bool = False) -> int:
     """Most memory of such a process on this machine, measured in one of its own: about ten seconds."""
     program = f"import ray\n{_PROGRAM}" if uses_ray else _PROGRAM
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ASSUMED_BYTES
     words = result.stdout.split()
     return int(words[-1]) if result.returncode == 0 and words else ASSUMED_BYTES

@@ -62,20 +62,11 @@ def groups_of(lengths: Lengths, *, num_groups: int, group_size: int) -> list[Gro
 
 
 def micro_batches_of(groups: Sequence[Group], *, max_tokens: int) -> list[list[Group]]:
-    """Groups cut into micro-batches as `strop.engines.packing.micro_batches` cuts rows.
-
-    Raises:
-        ValueError: one sequence is longer than that.
-    """
+    """Groups cut into micro-batches as `strop.engines.packing.micro_batches` cuts rows; none is longer than that."""
     nodes: list[Node] = []
     last: list[int] = []
     rows: list[tuple[int, int]] = []
     for number, (prompt, answers) in enumerate(groups):
-        if prompt + max(answers) - 1 > max_tokens:
-            raise ValueError(
-                f"a sequence of {prompt + max(answers) - 1} tokens is above actor.engine.max_tokens_per_device of "
-                f"{max_tokens}: raise it, or lower data.max_prompt_tokens or data.max_response_tokens"
-            )
         root = len(nodes)
         nodes.append(Node(row=len(rows), start=0, end=prompt, parent=None))
         for answer in answers:

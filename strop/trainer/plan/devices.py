@@ -70,6 +70,7 @@ _TABLE = {
     "B200": (180, 8.0, 900, 50, 8),
     "H200": (139.8, 4.8, 450, 50, 8),
     "H100": (79.2, 3.35, 450, 50, 8),
+    "H100 PCIe": (79.6, 2.0, 52, 50, 8),
     "H800": (79.2, 3.35, 200, 50, 8),
     "H20": (95.6, 4.0, 450, 50, 8),
     "A100-40GB": (39.4, 1.555, 300, 25, 8),
@@ -82,26 +83,26 @@ _TABLE = {
     "RTX 3090": (23.6, 0.936, 26, 12.5, 8),
     "MI300X": (191.0, 5.3, 448, 50, 8),
 }
-"""Of the makers' data sheets; the memory as drivers show it. Links: NVLink in one direction, else PCIe 4.0 x16."""
+"""Of the makers' data sheets; the memory as drivers show it. Links: NVLink in one direction, else PCIe 4.0 x16; of the
+H100 PCIe 5.0."""
 
 
 def device_named(name: str) -> Device:
-    """A device by its name, such as h100, H100-80GB or RTX 4090.
+    """A device by its name, such as h100 or RTX 4090, or as its driver calls it: NVIDIA H100 80GB HBM3.
 
     Raises:
         ValueError: it is not in the table.
     """
-    words = re.sub(r"[-_ ]?(80|141|192|180|96|48|24)\s?(gb|gib)", "", name, flags=re.IGNORECASE)
-    plain = {re.sub(r"[-_ ]", "", key).lower(): key for key in _TABLE}
-    key = plain.get(re.sub(r"[-_ ]", "", words).lower())
-    if key is None:
+    spelled = re.sub(r"\brtx[- ]?(?=\d)", "RTX ", name.replace("_", " "), flags=re.IGNORECASE)
+    matches = [key for key in _TABLE if re.search(rf"\b{key.replace('-', '.*')}\b", spelled, re.IGNORECASE)]
+    peak = half_precision_peak(spelled)
+    if not matches or peak is None:
         raise ValueError(
             f"--device {name!r} is not known: {', '.join(_TABLE)}, or cpu; for another one give the nearest of them "
             f"with --memory-gib"
         )
+    key = max(matches, key=len)
     memory, bandwidth, link, network, per_node = _TABLE[key]
-    peak = half_precision_peak(key.removesuffix("-40GB"))
-    assert peak is not None, "the table of peaks has it"
     return Device(
         name=key,
         memory_bytes=memory * GIB,
@@ -117,16 +118,19 @@ def device_named(name: str) -> Device:
     )
 
 
-def this_cpu(*, dtype: torch.dtype, rows: int, hidden: int, inner: int, num_threads: int = 0) -> Device:
+def this_cpu(
+    *, dtype: torch.dtype, rows: int, hidden: int, inner: int, num_threads: int = 0, processes: int = 1
+) -> Device:
     """This machine's processor, at products and operators of the sizes of a pass; about a second the first time.
 
     Args:
         dtype: of the products.
         rows: tokens of a pass.
         hidden, inner: sizes of the model.
-        num_threads: of a process; 0: as many as torch takes now.
+        num_threads: of a process; 0: as many as torch takes now, shared by the processes.
+        processes: on the machine.
     """
-    threads = num_threads or torch.get_num_threads()
+    threads = num_threads or max(1, torch.get_num_threads() // processes)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

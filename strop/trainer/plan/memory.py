@@ -16,7 +16,7 @@ from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.trainer.config import Config
 from strop.trainer.plan.parameters import Count, Share, share_of
 from strop.trainer.plan.passes import PackedShape
-from strop.trainer.plan.roles import RolePlan, traced
+from strop.trainer.plan.roles import RolePlan
 
 HEAP_GAPS = 0.08
 """Share of activations by which the heap of a process on a CPU is larger: freed pieces that nothing fits into
@@ -91,14 +91,10 @@ def phases_of(config: Config, roles: Sequence[RolePlan], *, device_bytes: float 
     main = [role for role in roles if role.name not in config.resources.apart]
     actor = roles[0]
     is_cpu = device_bytes is None
-    phases = []
+    phases = [_load(main)] if is_cpu else []
     generates_here = "rollout" not in config.resources.apart
     for working in (None, *main):
-        others = {
-            f"{role.name}: idle": 0.0 if config.resources.offload_idle and not is_cpu else _idle(role, is_cpu)
-            for role in main
-            if role is not working
-        }
+        others = _others(config, main, working, is_cpu)
         if working is None:
             if generates_here:
                 phases.append(_rollout(config, actor, others, device_bytes))
@@ -118,6 +114,35 @@ def phases_of(config: Config, roles: Sequence[RolePlan], *, device_bytes: float 
     if not generates_here:
         phases.append(_rollout_apart(config, actor, device_bytes))
     return phases
+
+
+def least_bytes(config: Config, roles: Sequence[RolePlan], *, device_bytes: float | None) -> float:
+    """Most of the phases whose memory is state alone: found without a trace, so that what is far too large costs no
+    time."""
+    main = [role for role in roles if role.name not in config.resources.apart]
+    is_cpu = device_bytes is None
+    states = [
+        _optimizer_step(role, _others(config, main, role, is_cpu), is_cpu) for role in main if role.learns
+    ]
+    return max(phase.device_bytes for phase in states)
+
+
+def _others(
+    config: Config, main: Sequence[RolePlan], working: RolePlan | None, is_cpu: bool
+) -> dict[str, float]:
+    """Roles that are idle beside one that works."""
+    return {
+        f"{role.name}: idle": 0.0 if config.resources.offload_idle and not is_cpu else _idle(role, is_cpu)
+        for role in main
+        if role is not working
+    }
+
+
+def _load(main: Sequence[RolePlan]) -> PhaseMemory:
+    """On a CPU, where device and host are one: the last of the models is whole, the others are sharded by then."""
+    last = max(main, key=lambda role: load_host_bytes([role]))
+    others = {f"{role.name}: weights": _worst(role).weights for role in main if role is not last}
+    return PhaseMemory(phase="load", device={f"{last.name}: whole model": load_host_bytes([last]), **others})
 
 
 def _forwards(config: Config, role: RolePlan) -> bool:
@@ -281,10 +306,16 @@ class CacheForm:
         return self.slots * self.tokens * self.token_bytes
 
 
+def validates(config: Config) -> bool:
+    """Prompts of validation are played, as many at once as may run: their number is not known here."""
+    return bool(config.data.val_files)
+
+
 def cache_form(
     config: Config, actor: RolePlan, ranks: int, *, tensor: int = 1, pipeline: int = 1
 ) -> CacheForm:
-    """The table of keys and values of a rank that generates, when all answers are as long as they may be.
+    """The table of keys and values of a rank that generates, when all answers are as long as they may be: those of a
+    step, or of a validation.
 
     Args:
         config: of the run.
@@ -294,6 +325,8 @@ def cache_form(
     """
     group = tensor * pipeline
     sequences = -(-config.samples_per_step * group // ranks)
+    if validates(config):
+        sequences = config.rollout.max_running * group
     longest = -(-(actor.lengths.prompt + actor.lengths.max_response) // GROW_TOKENS) * GROW_TOKENS
     sizes = actor.sizes
     heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
@@ -308,21 +341,32 @@ def _rollout(
     config: Config, actor: RolePlan, others: Mapping[str, float], device_bytes: float | None
 ) -> PhaseMemory:
     """Generation on the devices of the actor."""
-    is_cpu = device_bytes is None
+    phase = _before_prefill(config, actor, others, device_bytes)
+    if config.rollout.own_processes is not None:
+        return phase
+    axes = actor.axes
+    cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
+    prefill = _prefill_bytes(config, actor, cache, is_cpu=device_bytes is None)
+    return dataclasses.replace(phase, device={**phase.device, "prefill and logits": prefill})
+
+
+def _before_prefill(
+    config: Config, actor: RolePlan, others: Mapping[str, float], device_bytes: float | None
+) -> PhaseMemory:
+    """Generation, without what needs a trace."""
+    is_cpu, own = device_bytes is None, config.rollout.own_processes
     others = {name: size for name, size in others.items() if name != "actor: idle"}
     state = _state(actor, 0, is_cpu, gradients=False, optimizer=actor.engine.offload == "none")
-    if config.resources.offload_idle and config.rollout.own_processes and not is_cpu:
+    if config.resources.offload_idle and own and not is_cpu:
         state = {}
-    if config.rollout.own_processes is not None:
+    if own is not None:
         device = {**state, **others}
         if device_bytes is not None:
-            share = getattr(config.rollout.own_processes, "gpu_memory_utilization", 0.5)
-            device[f"{config.rollout.engine} (its share of the device)"] = share * device_bytes
+            device[f"{config.rollout.engine} (its share of the device)"] = own.memory_share * device_bytes
         return PhaseMemory(phase="rollout", device=device)
     axes = actor.axes
     cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
     parts = {**state, **others, "keys and values": cache.num_bytes, **_generation_copies(actor, is_cpu)}
-    parts["prefill and logits"] = _prefill_bytes(config, actor, cache, is_cpu)
     return PhaseMemory(phase="rollout", device=parts, host=_host(actor, 0, is_cpu, gradients=False))
 
 
@@ -348,7 +392,7 @@ def _prefill_bytes(config: Config, actor: RolePlan, cache: CacheForm, is_cpu: bo
     tokens = min(room, prompts * actor.lengths.prompt)
     each = max(1, tokens // prompts)
     segments = tuple(Segment(start=i * each, length=each) for i in range(prompts))
-    passes = traced(actor.shape, actor.form, PackedShape(segments=segments, num_predicted=prompts))
+    passes = actor.traced(PackedShape(segments=segments, num_predicted=prompts), checkpointing=False)
     kept = config.data.prompts_per_step / actor.axes.data * actor.lengths.prompt * cache.token_bytes
     logits = cache.slots * actor.sizes.vocab * 4 * 2
     return (
@@ -364,10 +408,15 @@ def _rollout_apart(config: Config, actor: RolePlan, device_bytes: float | None) 
     ranks, is_cpu = config.resources.apart["rollout"], device_bytes is None
     sizes, item = actor.sizes, actor.form.compute_dtype.itemsize
     if (own := config.rollout.own_processes) is not None:
-        share = getattr(own, "gpu_memory_utilization", 0.5)
         weights = sizes.total * item / own.num_devices
-        room = share * device_bytes if device_bytes is not None else weights
-        parts = {"weights": weights, "keys and values": max(0.0, room - weights)}
+        if device_bytes is None:
+            return PhaseMemory(phase="rollout (apart)", device={"weights": weights})
+        room = own.memory_share * device_bytes
+        sequence = cache_form(config, actor, ranks, tensor=own.num_devices)
+        least = sequence.tokens * sequence.token_bytes
+        parts = {"weights": weights, "keys and values": max(least, room - weights)}
+        if weights + least > room:
+            parts[f"left free by {config.rollout.engine}"] = device_bytes - room
         return PhaseMemory(phase="rollout (apart)", device=parts)
     cache = cache_form(config, actor, ranks)
     wide = sizes.total - sizes.linear

@@ -16,7 +16,7 @@ from strop.engines.lora import adapters
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
 from strop.engines.parallel.stages import stage_layers
-from strop.trainer.plan.passes import PassForm, layer_kind, layer_list, meta_module, truncate
+from strop.trainer.plan.passes import PassForm, layer_list, truncated_module
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,7 @@ def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) ->
 
 def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     """Count the parameters of a model, an adapter included."""
-    module = meta_module(shape, form)
-    kinds = tuple(layer_kind(layer) for layer in layer_list(module))
-    kept = truncate(module, kinds)  # adapters of hundreds of layers take minutes
+    module, kinds, kept = truncated_module(shape, form)  # adapters of hundreds of layers take minutes
     text = shape.get_text_config()
     if form.lora.enabled:
         adapters.add_lora(CausalLM(module, compute_dtype=form.compute_dtype), replace(form.lora, path=""))

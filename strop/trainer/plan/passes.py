@@ -118,14 +118,14 @@ def trace_passes(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) ->
     Raises:
         ValueError: a layer of the model computes with the values of tensors, so that shapes alone do not tell.
     """
-    module = meta_module(shape, form)
-    kinds = tuple(layer_kind(layer) for layer in layer_list(module))
+    module, kinds, kept = truncated_module(shape, form)
     try:
         with torch.enable_grad():
-            return _traced(module, kinds, form, batch)
+            return _traced(module, kinds, kept, form, batch)
     except (RuntimeError, NotImplementedError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"a pass of {type(module).__name__} cannot be followed without numbers ({str(error).splitlines()[0]}): the "
+            f"a pass of {type(module).__name__} cannot be followed without numbers ({reason}): the "
             f"plan needs layers whose shapes do not depend on values"
         ) from error
 
@@ -177,8 +177,28 @@ def truncate(module: Any, kinds: Sequence[Hashable]) -> list[Hashable]:
     return [kinds[i] for i in chosen]
 
 
-def _traced(module: Any, kinds: tuple[Hashable, ...], form: PassForm, batch: PackedShape) -> Passes:
-    kept = truncate(module, kinds)
+_TEMPLATES: dict[tuple[object, ...], tuple[Any, tuple[Hashable, ...], list[Hashable]]] = {}
+"""Truncated modules: hundreds of layers take seconds to make."""
+
+
+def truncated_module(
+    shape: PreTrainedConfig, form: PassForm
+) -> tuple[Any, tuple[Hashable, ...], list[Hashable]]:
+    """The model on the meta device with two layers of each kind; the kinds of all layers, and of those that are
+    left."""
+    experts = getattr(shape, "_experts_implementation", None)
+    key = (type(shape), shape.to_json_string(), experts, form.has_value_head, form.weights_dtype)
+    if key not in _TEMPLATES:
+        module = meta_module(shape, form)
+        kinds = tuple(layer_kind(layer) for layer in layer_list(module))
+        _TEMPLATES[key] = module, kinds, truncate(module, kinds)
+    module, kinds, kept = _TEMPLATES[key]
+    return copy.deepcopy(module), kinds, kept
+
+
+def _traced(
+    module: Any, kinds: tuple[Hashable, ...], kept: list[Hashable], form: PassForm, batch: PackedShape
+) -> Passes:
     _set_checkpointing(module, form)
     use_packed_attention(module, None, by_formula=form.by_formula)
     if form.is_accelerator:

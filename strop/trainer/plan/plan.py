@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strop.trainer.config import Config
 from strop.trainer.plan.baseline import baseline_bytes
@@ -12,7 +12,7 @@ from strop.trainer.plan.devices import Device, device_named, this_cpu
 from strop.trainer.plan.memory import PhaseMemory, load_host_bytes, phases_of
 from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.smallest_change import Change, smallest_change
-from strop.trainer.plan.step_time import StepTime, step_time
+from strop.trainer.plan.step_time import StepTime, all_devices, step_time
 from strop.utils.device import device_name
 
 DEVICE_RESERVE = 0.06
@@ -34,7 +34,7 @@ class Plan:
     time: StepTime
     change: Change | None
     """The smallest change with which it fits; None where it fits, or no change is known."""
-    ranks: int
+    num_devices: int
     """Of all pools."""
     assumptions: Sequence[str]
     roles: Sequence[RolePlan]
@@ -72,7 +72,7 @@ class Plan:
     @property
     def device_hours_per_step(self) -> float:
         """Hours of devices that a step costs."""
-        return self.time.step * self.ranks / 3600
+        return self.time.step * self.num_devices / 3600
 
 
 def make_plan(
@@ -95,24 +95,24 @@ def make_plan(
         advises: look for the smallest change where it does not fit.
 
     Raises:
-        ValueError: an unknown device, or a model that cannot be planned.
+        ValueError: an unknown device, lengths above their limits, or a model that cannot be planned.
     """
     lengths = lengths_of(config, mean_response_tokens, prompt_tokens)
     is_accelerator = (device or device_name(config.resources.device)) != "cpu"
     roles = planned_roles(config, lengths, is_accelerator=is_accelerator)
     planned_on = _device(config, device, roles[0])
-    memory = (
-        memory_gib * 2**30 if memory_gib else planned_on.memory_bytes * (1 - DEVICE_RESERVE * is_accelerator)
-    )
+    memory = memory_gib * 2**30 if memory_gib else planned_on.memory_bytes
+    memory *= 1 - DEVICE_RESERVE * is_accelerator
     phases = phases_of(config, roles, device_bytes=memory if is_accelerator else None)
     baseline = 0 if is_accelerator else baseline_bytes(uses_ray=config.resources.runtime == "ray")
     time = step_time(config, roles, planned_on)
-    processes = 1 if is_accelerator else max(1, config.resources.ranks)
-    share = memory / processes
+    share = memory if is_accelerator else memory / processes_of_node(config)
     peak = max(phase.device_bytes for phase in phases) + baseline
     change = None
     if peak > share and advises:
-        change = smallest_change(config, lengths, share - baseline, is_accelerator=is_accelerator)
+        change = smallest_change(
+            config, roles, share - baseline, is_accelerator=is_accelerator, per_node=planned_on.per_node
+        )
     return Plan(
         device=planned_on,
         phases=phases,
@@ -121,17 +121,36 @@ def make_plan(
         memory_bytes=share,
         time=time,
         change=change,
-        ranks=config.resources.ranks + sum(config.resources.apart.values()),
+        num_devices=all_devices(config),
         assumptions=_assumptions(config, lengths, planned_on),
         roles=roles,
     )
 
 
+def processes_of_node(config: Config) -> int:
+    """Processes with a model on a machine, where those of all pools are spread evenly."""
+    resources = config.resources
+    return -(-(resources.ranks + sum(resources.apart.values())) // resources.nodes)
+
+
 def lengths_of(config: Config, mean_response: float | None, prompt: int | None) -> Lengths:
-    """Lengths of a run; arguments as of `make_plan`."""
-    longest = config.data.max_response_tokens
+    """Lengths of a run; arguments as of `make_plan`.
+
+    Raises:
+        ValueError: one is above its limit.
+    """
+    longest, longest_prompt = config.data.max_response_tokens, config.data.max_prompt_tokens
+    if mean_response is not None and mean_response > longest:
+        raise ValueError(
+            f"--response-tokens is {mean_response:g}, above data.max_response_tokens of {longest}: give the mean of "
+            f"answers that are cut there"
+        )
+    if prompt is not None and prompt > longest_prompt:
+        raise ValueError(
+            f"--prompt-tokens is {prompt}, above data.max_prompt_tokens of {longest_prompt}: a run refuses such prompts"
+        )
     return Lengths(
-        prompt=prompt or config.data.max_prompt_tokens,
+        prompt=prompt or longest_prompt,
         mean_response=float(mean_response or longest / 2),
         max_response=longest,
     )
@@ -145,10 +164,10 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
     if kind != "cpu":
         import torch  # only where there is an accelerator
 
-        return device_named(
-            str(getattr(torch, kind).get_device_name()).replace("NVIDIA", "").split("GB")[0].strip()
-        )
-    text = actor.shape.get_text_config()
+        found = getattr(torch, kind)
+        memory = float(found.get_device_properties(0).total_memory)
+        return replace(device_named(str(found.get_device_name(0))), memory_bytes=memory)
+    text = actor.shape.config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     return this_cpu(
         dtype=actor.form.compute_dtype,
@@ -156,6 +175,7 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
         hidden=int(text.hidden_size),
         inner=int(inner),
         num_threads=config.resources.num_threads,
+        processes=processes_of_node(config),
     )
 
 
@@ -169,12 +189,15 @@ def _assumptions(config: Config, lengths: Lengths, device: Device) -> list[str]:
         "not counted: time of rewards, tools and validation, images, and memory of the controller's rows"
     )
     lines = [of_lengths, device.stated, not_counted]
+    if device.is_cpu:
+        lines.append("of the machine's memory, each process with a model has an equal part")
+    else:
+        lines.append("memory of the host is not checked: that of the devices' machines is not known here")
     if config.rollout.own_processes is not None:
-        lines.append(
-            f"{config.rollout.engine} is priced like the native engine, within its share of the device"
-        )
+        where = "its own memory is not counted" if device.is_cpu else "within its share of the device"
+        lines.append(f"{config.rollout.engine} is priced like the native engine, {where}")
     if any(engine.kind == "megatron" for engine in config.used_engines.values()):
         lines.append("Megatron's engine is counted like the torch engine of the same axes")
     if any(engine.compile for engine in config.used_engines.values()):
-        lines.append("actor.engine.compile is not counted: it keeps less and is faster")
+        lines.append("engine.compile is not counted: it keeps less and is faster")
     return lines

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import torch
 from transformers import PreTrainedConfig
@@ -26,6 +26,16 @@ from strop.trainer.plan.passes import PackedShape, Passes, PassForm, trace_passe
 
 LEARNERS = ("actor", "critic", "prm")
 VALUE_MODELS = ("critic", "reward_model")
+LEAST_GROUPS, FULL_BATCHES = 4, 4
+"""Groups of usual lengths that a micro-batch is chosen from, at least, and in micro-batches that they fill."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's config.json, compared by its text, so that what is computed from it is kept."""
+
+    text: str
+    config: PreTrainedConfig = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +43,7 @@ class RolePlan:
     """A role with a model."""
 
     name: str
-    shape: PreTrainedConfig
+    shape: Shape
     form: PassForm
     engine: EngineConfig
     axes: Axes
@@ -55,28 +65,46 @@ class RolePlan:
     @cached_property
     def sizes(self) -> ModelSizes:
         """Its parameters."""
-        return _sized(self.shape, self.form)
+        return _sized(
+            self.shape,
+            dataclasses.replace(self.form, is_sharded=False, checkpointing=False, by_formula=False),
+        )
 
     @cached_property
-    def longest(self) -> list[list[Group]]:
+    def longest(self) -> Batches:
         """Micro-batches of a rank in an update whose answers are all as long as they may be."""
         return self.micro_batches(dataclasses.replace(self.lengths, mean_response=self.lengths.max_response))
 
     @cached_property
-    def usual(self) -> list[list[Group]]:
+    def usual(self) -> Batches:
         """Micro-batches of a rank in an update, by the distribution of lengths."""
         return self.micro_batches(self.lengths)
 
-    def micro_batches(self, lengths: Lengths) -> list[list[Group]]:
-        """Of a rank in an update."""
+    def micro_batches(self, lengths: Lengths, *, most_groups: int | None = None) -> Batches:
+        """Of a rank in an update, or of the first of its groups.
+
+        Raises:
+            ValueError: a sequence is longer than the budget.
+        """
+        if lengths.longest > self.budget:
+            raise ValueError(
+                f"a sequence of {lengths.longest} tokens is above {self.name}.engine.max_tokens_per_device of "
+                f"{self.engine.max_tokens_per_device}{self._sharing}: raise it, or lower data.max_prompt_tokens or "
+                f"data.max_response_tokens"
+            )
         ranks, groups = self.axes.data, max(1, self.num_groups // self.updates)
         size = self.group_size
         if groups < ranks:  # groups are cut
             size = max(1, -(-groups * size // ranks))
             groups = ranks
         groups = -(-groups // ranks)
-        every = groups_of(lengths, num_groups=groups, group_size=size)
-        return micro_batches_of(every, max_tokens=self.budget)
+        return _cut(lengths, min(groups, most_groups or groups), size, self.budget)
+
+    @property
+    def _sharing(self) -> str:
+        """Ranks that share a sequence, in words."""
+        shared = self.axes.sequence * self.axes.context
+        return f" on each of the {shared} that share it" if shared > 1 else ""
 
     @property
     def budget(self) -> int:
@@ -86,14 +114,25 @@ class RolePlan:
     @cached_property
     def passes(self) -> Passes:
         """Passes over the largest micro-batch that answers of full length make."""
-        return traced(self.shape, self.form, self.on_rank(self.longest[0]))
+        return self.traced(self.on_rank(self.longest[0]))
+
+    @cached_property
+    def usual_batch(self) -> PackedShape:
+        """A micro-batch of usual lengths, of the middle size; of many groups one from fewer, so that a search over
+        numbers of ranks meets the same ones again."""
+        enough = max(LEAST_GROUPS, FULL_BATCHES * self.budget // self.lengths.longest)
+        batches = self.micro_batches(self.lengths, most_groups=enough)
+        is_longest = batches[0] == self.longest[0]
+        return self.on_rank(batches[0 if is_longest else len(batches) // 2])
 
     @cached_property
     def usual_passes(self) -> Passes:
-        """Passes over a micro-batch of usual lengths, of the middle size."""
-        if self.usual[0] == self.longest[0]:
-            return self.passes
-        return traced(self.shape, self.form, self.on_rank(self.usual[len(self.usual) // 2]))
+        """Passes over it."""
+        return self.traced(self.usual_batch)
+
+    def traced(self, batch: PackedShape, **changes: bool) -> Passes:
+        """Passes over a micro-batch, in another form where one is given."""
+        return _traced(self.shape, dataclasses.replace(self.form, **changes), batch)
 
     @property
     def usual_tokens(self) -> list[int]:
@@ -111,28 +150,40 @@ class RolePlan:
         return packed_shape(batch)
 
 
-_TRACES: dict[tuple[str, PassForm, PackedShape], Passes] = {}
-_SIZES: dict[tuple[str, PassForm], ModelSizes] = {}
+Batches = tuple[tuple[Group, ...], ...]
+"""Micro-batches, each of some groups."""
 
 
-def traced(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) -> Passes:
+@lru_cache(maxsize=1024)
+def _cut(lengths: Lengths, num_groups: int, group_size: int, max_tokens: int) -> Batches:
+    """Micro-batches of groups; the role says before whether each sequence fits."""
+    groups = groups_of(lengths, num_groups=num_groups, group_size=group_size)
+    return tuple(map(tuple, micro_batches_of(groups, max_tokens=max_tokens)))
+
+
+@lru_cache(maxsize=512)
+def _traced(shape: Shape, form: PassForm, batch: PackedShape) -> Passes:
     """As `trace_passes`; a search asks for few different ones, many times."""
-    key = (shape.to_json_string(), form, batch)
-    if key not in _TRACES:
-        _TRACES[key] = trace_passes(shape, form, batch)
-    return _TRACES[key]
+    return trace_passes(shape.config, form, batch)
 
 
-def _sized(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
-    """As `model_sizes`, whatever the form of passes."""
-    key = (shape.to_json_string(), dataclasses.replace(form, is_sharded=False, checkpointing=False))
-    if key not in _SIZES:
-        _SIZES[key] = model_sizes(shape, form)
-    return _SIZES[key]
+@lru_cache(maxsize=64)
+def _sized(shape: Shape, form: PassForm) -> ModelSizes:
+    """As `model_sizes`."""
+    return model_sizes(shape.config, form)
+
+
+def shapes_of(roles: Sequence[RolePlan]) -> dict[str, Shape]:
+    """The models of roles, by the names of these."""
+    return {role.name: role.shape for role in roles}
 
 
 def planned_roles(
-    config: Config, lengths: Lengths, *, is_accelerator: bool, world: int | None = None
+    config: Config,
+    lengths: Lengths,
+    *,
+    is_accelerator: bool,
+    shapes: Mapping[str, Shape] | None = None,
 ) -> list[RolePlan]:
     """The roles of a run that have a model, the policy first.
 
@@ -140,7 +191,7 @@ def planned_roles(
         config: of the run.
         lengths: of prompts and answers.
         is_accelerator: the roles run on one; a CPU otherwise.
-        world: ranks of the main pool; None: as the configuration says.
+        shapes: of the models by role, where they are known; None: each config.json is read.
 
     Raises:
         ValueError: a model has no config.json, or is of a family that cannot be planned.
@@ -164,13 +215,13 @@ def planned_roles(
         model = dataclasses.replace(config.model, path=paths[name] or config.model.path)
         if name in ("teacher", "reward_model"):
             model = dataclasses.replace(model, dtype=getattr(config, name).dtype)
-        ranks = config.resources.apart.get(name) or world or config.resources.ranks
+        ranks = config.resources.ranks_of(name)
         settings, optim = learners.get(name, (config.actor, None))
         lora = {"actor": config.model.lora, "critic": config.critic.lora}.get(name, LoraConfig())
         roles.append(
             RolePlan(
                 name=name,
-                shape=_shape(model),
+                shape=_shape(model) if shapes is None else shapes[name],
                 form=_form(model, name, lora, device=device, ranks=ranks),
                 engine=engine,
                 axes=Axes.of(engine, ranks),
@@ -185,8 +236,9 @@ def planned_roles(
     return roles
 
 
-def _shape(model: ModelConfig) -> PreTrainedConfig:
-    return load_model_config(model)
+def _shape(model: ModelConfig) -> Shape:
+    config = load_model_config(model)
+    return Shape(config.to_json_string(), config)
 
 
 def _form(model: ModelConfig, name: str, lora: LoraConfig, *, device: torch.device, ranks: int) -> PassForm:

@@ -112,7 +112,7 @@ def decode_seconds(
 
 def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: int) -> float:
     tokens = prompts * actor.lengths.prompt
-    share = tokens / max(1, actor.on_rank(actor.usual[0]).num_tokens)
+    share = tokens / max(1, actor.usual_batch.num_tokens)
     layers: Work = sum((actor.usual_passes.layers[kind].forward for kind in actor.usual_passes.kinds), Work())
     return device.seconds(layers * share) / ranks
 
@@ -131,7 +131,7 @@ class PassSeconds:
 def pass_seconds(role: RolePlan, device: Device) -> PassSeconds:
     """Seconds of a rank of a role for the rows of one update."""
     passes, axes = role.usual_passes, role.axes
-    middle = role.on_rank(role.usual[0 if passes is role.passes else len(role.usual) // 2]).num_tokens
+    middle = role.usual_batch.num_tokens
     tokens = sum(role.usual_tokens)
     num_batches = len(role.usual)
     times = tokens / max(1, middle)
@@ -202,32 +202,21 @@ class StepTime:
     """Of all devices, over the step: waiting for the longest answer, for other ranks, or for the other pool."""
 
 
-def step_time(
-    config: Config,
-    roles: Sequence[RolePlan],
-    device: Device,
-    *,
-    apart: int | None = None,
-    engine_ranks: int | None = None,
-) -> StepTime:
+def step_time(config: Config, roles: Sequence[RolePlan], device: Device) -> StepTime:
     """Seconds of a step.
 
     Args:
         config: of the run.
         roles: with a model, the policy first.
         device: of every rank.
-        apart: ranks that generate alone; None: as the configuration says.
-        engine_ranks: ranks of an engine among them; None: the same.
     """
     actor = roles[0]
-    apart = config.resources.apart.get("rollout", 0) if apart is None else apart
-    samples = config.samples_per_step
     own = config.rollout.own_processes
-    if engine_ranks is None:
-        alone = 1 if apart else _generating_ranks(actor)
-        engine_ranks = own.num_devices if own is not None else alone
-    devices = apart or actor.axes.world
-    engines = max(1, devices // engine_ranks) if devices >= engine_ranks else 1
+    apart = devices_of(config, "rollout") if "rollout" in config.resources.apart else 0
+    samples = config.samples_per_step
+    alone = 1 if apart else _generating_ranks(actor)
+    engine_ranks = own.num_devices if own is not None else alone
+    engines = max(1, (apart or actor.axes.world) // engine_ranks)
     stages = {
         "gen": generation_seconds(config, actor, device, engines=engines, ranks=engine_ranks, samples=samples)
     }
@@ -255,18 +244,23 @@ def step_time(
     trains = sum(value for name, value in stages.items() if name not in ("gen", "update_weights"))
     busy = _busy(actor.lengths, actor, config, engines=engines)
     gen, sync = stages["gen"], stages.get("update_weights", 0.0)
-    if apart and config.rollout.max_staleness > 0:
-        step = max(gen, trains) + sync
-        total = step * (apart + actor.axes.world)
-        worked = gen * busy * apart + (trains - sent) * actor.axes.world
-    elif apart:
-        step = gen + trains + sync
-        total = step * (apart + actor.axes.world)
-        worked = gen * busy * apart + (trains - sent) * actor.axes.world
-    else:
-        step = gen + trains + sync
-        total, worked = step, gen * busy + trains - sent
+    main = actor.axes.world
+    is_ahead = apart and config.rollout.max_staleness > 0
+    step = (max(gen, trains) if is_ahead else gen + trains) + sync
+    worked = gen * busy * (apart or main) + (trains - sent) * main
+    total = step * (apart + main)
     return StepTime(stages=stages, step=step, idle_share=max(0.0, 1 - worked / total) if total else 0.0)
+
+
+def devices_of(config: Config, role: str) -> int:
+    """Devices of a role: one of each process, or as many as its engine spans."""
+    each = config.rollout.num_devices if role == "rollout" and role in config.resources.apart else 1
+    return config.resources.ranks_of(role) * each
+
+
+def all_devices(config: Config) -> int:
+    """Devices of all pools."""
+    return config.resources.ranks + sum(devices_of(config, role) for role in config.resources.apart)
 
 
 def _generating_ranks(actor: RolePlan) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plan_configs import config_of as small
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -99,18 +100,16 @@ def test_lengths_have_their_mean_and_their_limit() -> None:
 
 def test_what_does_not_fit_is_said_with_a_change_that_fits(folder: Path) -> None:
     config = config_of(folder, "resources.runtime=ray", "resources.ranks=8")
-    plan = make_plan(config, device="h100")
-    assert plan.fits is (plan.peak_bytes <= plan.memory_bytes)
-    small = make_plan(config, device="h100", memory_gib=40)
-    assert not small.fits
-    assert small.change is not None
+    tight = make_plan(config, device="h100", memory_gib=40)
+    assert not tight.fits
+    assert tight.change is not None
     changed = make_plan(
-        config_of(folder, "resources.runtime=ray", "resources.ranks=8", *small.change.settings),
+        config_of(folder, "resources.runtime=ray", "resources.ranks=8", *tight.change.settings),
         device="h100",
         memory_gib=40,
     )
     assert changed.fits
-    assert changed.peak_bytes == pytest.approx(small.change.peak_bytes, rel=0.01)
+    assert changed.peak_bytes == pytest.approx(tight.change.peak_bytes, rel=0.01)
 
 
 def test_one_device_is_too_small_for_all_of_seven_billion(folder: Path) -> None:
@@ -156,25 +155,82 @@ def test_a_reference_and_a_critic_are_beside_the_policy(folder: Path) -> None:
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
     config = config_of(folder, "data.prompts_per_step=64")
     device = device_named("h100")
-    lengths = lengths_of(config, None, None)
-    found = search(config, lengths, device, devices=8, available=0.94 * device.memory_bytes)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    found = search(config, roles, device, devices=8, available=0.94 * device.memory_bytes)
     assert found.fastest is not None
     assert found.cheapest is not None
     assert found.fastest.devices <= 8
     assert found.cheapest.device_hours <= found.fastest.device_hours
-    nothing = search(config, lengths, device, devices=1, available=0.94 * device.memory_bytes)
+    nothing = search(config, roles, device, devices=1, available=0.94 * device.memory_bytes)
     assert nothing.fastest is None
-
-
-def test_an_unknown_device_is_an_error_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="--device 'h1000' is not known: B200"):
-        device_named("h1000")
-    assert device_named("H100-80GB").name == device_named("h100").name == "H100"
 
 
 def test_a_budget_below_the_longest_sequence_is_refused(folder: Path) -> None:
     config = config_of(folder)
     lengths = replace(lengths_of(config, None, None), prompt=20_000)
     roles = planned_roles(config, lengths, is_accelerator=True)
-    with pytest.raises(ValueError, match="above actor.engine.max_tokens_per_device of 16384"):
+    with pytest.raises(ValueError, match="above actor.engine.max_tokens_per_device of 16384:"):
         phases_of(config, roles, device_bytes=80.0 * GIB)
+    critic = replace(roles[0], name="critic")
+    with pytest.raises(ValueError, match="above critic.engine.max_tokens_per_device of 16384:"):
+        _ = critic.longest
+
+
+def test_means_and_prompts_above_their_limits_are_refused(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    with pytest.raises(ValueError, match="--response-tokens is 193, above data.max_response_tokens of 192"):
+        lengths_of(config, 193, None)
+    with pytest.raises(ValueError, match="--prompt-tokens is 65, above data.max_prompt_tokens of 64"):
+        lengths_of(config, None, 65)
+    assert lengths_of(config, 192, 64).longest == 255
+
+
+def test_a_reserve_is_left_of_given_memory_as_well(tmp_path: Path) -> None:
+    plan = make_plan(small(tmp_path), device="h100", memory_gib=50, advises=False)
+    assert plan.memory_bytes == pytest.approx(47 * GIB)
+
+
+def test_processes_of_a_machine_share_its_memory(tmp_path: Path) -> None:
+    ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.max_staleness=1")
+    config = small(tmp_path, *ray, "resources.apart={rollout:2}", "resources.nodes=2")
+    plan = make_plan(config, device="cpu", memory_gib=30, advises=False)
+    assert plan.memory_bytes == pytest.approx(10 * GIB)
+
+
+def test_a_model_is_whole_on_a_cpu_while_it_is_loaded(tmp_path: Path) -> None:
+    ray = ("resources.runtime=ray", "resources.ranks=16")
+    roles = planned_roles(
+        small(tmp_path, *ray), lengths_of(small(tmp_path), None, None), is_accelerator=False
+    )
+    load = next(phase for phase in phases_of(small(tmp_path, *ray), roles, device_bytes=None))
+    assert load.phase == "load"
+    assert load.device_bytes == roles[0].sizes.total * 4
+
+
+def test_a_validation_takes_as_many_slots_as_may_run(tmp_path: Path) -> None:
+    # 4 layers, 8 heads, keys and values of 16 numbers in bfloat16; 256 tokens fill a slot.
+    slot = 256 * 4 * 8 * 2 * 16 * 2
+    for settings, slots in (
+        (("rollout.max_running=200",), 128),
+        (("rollout.max_running=200", "data.val_files=[x]"), 200),
+    ):
+        plan = make_plan(small(tmp_path, *settings), device="h100", advises=False)
+        rollout = next(phase for phase in plan.phases if phase.phase == "rollout")
+        assert rollout.device["keys and values"] == slots * slot
+
+
+def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> None:
+    config = small(
+        tmp_path, "resources.runtime=ray", "rollout.engine=vllm", "resources.apart={rollout:1}",
+        "rollout.max_staleness=1", "rollout.vllm.gpu_memory_utilization=0.5",
+    )  # fmt: skip
+    weights = make_plan(config, device="h100", advises=False).roles[0].sizes.total * 2
+    for share, fits in ((4.0, True), (1.5, False)):
+        roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+        device = share * weights + 2 * 256 * 4 * 8 * 2 * 16 * 2
+        apart = next(
+            phase
+            for phase in phases_of(config, roles, device_bytes=device)
+            if phase.phase == "rollout (apart)"
+        )
+        assert (apart.device_bytes <= device) is fits

@@ -1,0 +1,88 @@
+"""Suggestions of a plan: given as overrides, the run is the one that was priced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plan_configs import config_of
+from transformers import Qwen3Config
+
+from strop.trainer.plan.placement import Placement, search
+from strop.trainer.plan.plan import DEVICE_RESERVE, make_plan
+from strop.trainer.plan.smallest_change import smallest_change
+from strop.trainer.plan.step_time import generation_seconds
+
+GRPO = ()
+PPO = ("algorithm=ppo", "algorithm.use_kl_loss=true")
+PLACED = (
+    "resources.runtime=ray", "resources.ranks=4", "resources.nodes=2", "model.gradient_checkpointing=true",
+    "actor.engine.tensor_parallel=2", "rollout.engine=vllm", "rollout.vllm.tensor_parallel=2",
+    "resources.apart={rollout:1}", "rollout.max_staleness=1",
+)  # fmt: skip
+GIB = 2**30
+
+
+def check_again(placement: Placement, folder: Path, *overrides: str) -> None:
+    """Plan the suggestion as a run of its own."""
+    config = config_of(folder, *overrides, *placement.settings)
+    assert config == placement.config
+    plan = make_plan(config, device="h100", advises=False)
+    assert plan.peak_bytes == placement.peak_bytes
+    assert plan.step_seconds == pytest.approx(placement.time.step)
+    assert plan.num_devices == placement.devices
+    assert plan.device_hours_per_step == pytest.approx(placement.device_hours)
+
+
+@pytest.mark.parametrize("overrides", [GRPO, PPO, PLACED])
+def test_a_placement_costs_as_a_run_what_it_did_in_the_search(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, *overrides)
+    plan = make_plan(config, device="h100", advises=False)
+    found = search(config, plan.roles, plan.device, devices=16, available=plan.memory_bytes)
+    assert found.fastest is not None
+    assert found.cheapest is not None
+    check_again(found.fastest, tmp_path, *overrides)
+    check_again(found.cheapest, tmp_path, *overrides)
+
+
+@pytest.mark.parametrize("overrides", [GRPO, PPO])
+def test_the_smallest_change_is_one_of_every_role(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    settings = (*overrides, "data.val_files=[x]")
+    peak = make_plan(config_of(tmp_path, *settings), device="h100", advises=False).peak_bytes
+    memory = 0.6 * peak / GIB
+    plan = make_plan(config_of(tmp_path, *settings), device="h100", memory_gib=memory)
+    assert not plan.fits
+    assert plan.change is not None
+    again = config_of(tmp_path, *settings, *plan.change.settings)
+    assert len({engine.max_tokens_per_device for engine in again.used_engines.values()}) == 1
+    changed = make_plan(again, device="h100", memory_gib=memory, advises=False)
+    assert changed.fits
+    assert changed.peak_bytes == plan.change.peak_bytes
+
+
+def test_more_ranks_come_with_their_nodes(tmp_path: Path) -> None:
+    deep = Qwen3Config(
+        hidden_size=512, num_hidden_layers=16, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
+        intermediate_size=1536, vocab_size=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    config = config_of(tmp_path, model=deep)
+    roles = make_plan(config, device="h100", advises=False).roles
+    available = 0.4 * roles[0].sizes.total * 16
+    change = smallest_change(config, roles, available, is_accelerator=True, per_node=2)
+    assert change is not None
+    again = config_of(tmp_path, *change.settings, model=deep)
+    assert again.resources.ranks > 2
+    assert again.resources.nodes == again.resources.ranks // 2
+    plan = make_plan(again, device="h100", memory_gib=available / GIB / (1 - DEVICE_RESERVE), advises=False)
+    assert plan.peak_bytes == change.peak_bytes <= available
+
+
+def test_devices_apart_are_those_of_each_process(tmp_path: Path) -> None:
+    ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.engine=vllm", "rollout.max_staleness=1")
+    config = config_of(tmp_path, *ray, "resources.apart={rollout:3}", "rollout.vllm.tensor_parallel=4")
+    plan = make_plan(config, device="h100", advises=False)
+    assert plan.num_devices == 4 + 3 * 4
+    apart = generation_seconds(config, plan.roles[0], plan.device, engines=3, ranks=4, samples=128)
+    assert plan.seconds_by_stage["gen"] == apart
