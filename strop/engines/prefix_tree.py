@@ -24,8 +24,9 @@ from torch import Tensor
 
 from strop.protocol.trajectory import Media
 
-MIN_SHARED = 16
-"""Fewest tokens at the beginning of different prompts that are computed once."""
+MIN_SHARED = 8
+"""Fewest tokens at the beginning of different prompts that are computed once: more than the 3 to 6 of a chat template's
+header. From 16 on, a pass over 16 rows of 128 tokens takes a tenth less time on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +134,10 @@ def _tree(rows: Sequence[Row], ways: Sequence[Sequence[int]], forks: Sequence[in
 
 
 def _is_worth_sharing(rows: Iterable[Row], num_tokens: int) -> bool:
-    """True where it pays that these rows are joined by so many first tokens.
+    """True where these rows are to be joined by so many first tokens.
 
     A chat template begins all prompts alike. As a node of its own, its few tokens would give every row keys to gather
-    and a mask, where it has none by itself. The prompt of a group pays however short it is.
+    and a mask, where it has none by itself. The prompt of a group is shared however short it is.
 
     Some of the rows are joined wherever all of them are: a part of a tree is never larger than its cut has it.
     """

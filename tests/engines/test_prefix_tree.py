@@ -196,7 +196,7 @@ def test_some_rows_of_a_tree_never_take_more_tokens_than_there(
     rows = []
     for num_prompt, forks, num_response, expert in shapes:
         ids = torch.zeros(num_prompt + num_response, dtype=torch.int64)
-        for place, token in zip((3, 12, 15, 18), forks, strict=False):
+        for place, token in zip((3, 7, 9, 18), forks, strict=False):
             ids[place : place + 1] = token
         experts = torch.full((len(ids) - 1, 2), expert, dtype=torch.int16)
         rows.append(Row(prompt=ids[:num_prompt], response=ids[num_prompt:], experts=experts))
