@@ -76,7 +76,7 @@ def total_norm(gradients: Mapping[str, Tensor], stages: Stages | None = None) ->
     for name, gradient in gradients.items():
         if stages is None or name not in stages.counted_elsewhere:
             shards.setdefault(_sharding(gradient), []).append(local(gradient))
-    squares = [_summed(sum_of_squares(tensors), sharding) for sharding, tensors in shards.items()]
+    squares = [_reduced(sum_of_squares(tensors), sharding) for sharding, tensors in shards.items()]
     total = reduce(
         lambda some, more: some + more.to(some.device), squares or [torch.zeros((), dtype=torch.float64)]
     )
@@ -101,9 +101,9 @@ def non_finite(gradients: Mapping[str, Tensor], stages: Stages | None = None) ->
         names.setdefault(_sharding(gradient), []).append(name)
     bad: set[str] = set()
     for sharding, group in names.items():
-        flags = [0.0 if bool(torch.isfinite(local(gradients[name])).all()) else 1.0 for name in group]
-        flags = _reduced(flags, sharding, dist.ReduceOp.MAX)
-        bad.update(name for name, flag in zip(group, flags, strict=True) if flag)
+        is_bad = [not torch.isfinite(local(gradients[name])).all() for name in group]
+        flags = _reduced(torch.tensor(is_bad, dtype=torch.float64), sharding, dist.ReduceOp.MAX)
+        bad.update(name for name, flag in zip(group, flags.tolist(), strict=True) if flag)
     here = [name for name in gradients if name in bad]
     if stages is None:
         return here
@@ -118,27 +118,17 @@ def _sharding(tensor: Tensor) -> _Sharding | None:
     return tensor.device_mesh, tuple(i for i, p in enumerate(tensor.placements) if not p.is_replicate())
 
 
-def _summed(total: Tensor, sharding: _Sharding | None) -> Tensor:
-    """A scalar added up over the ranks that hold different shards; copies of one shard count once."""
-    if sharding is None:
-        return total
-    mesh, dims = sharding
-    total = total.to(mesh.device_type)  # shards may be kept in host memory
-    for dim in dims:
-        dist.all_reduce(total, group=mesh.get_group(dim))
-    return total
-
-
-def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp.RedOpType) -> list[float]:
-    """Maxima or sums as of `_summed`."""
+def _reduced(
+    values: Tensor, sharding: _Sharding | None, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> Tensor:
+    """Sums or maxima over the ranks that hold different shards; copies of one shard count once."""
     if sharding is None:
         return values
     mesh, dims = sharding
-    tensor = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
+    values = values.to(mesh.device_type)  # shards may be kept in host memory
     for dim in dims:
-        dist.all_reduce(tensor, op=how, group=mesh.get_group(dim))
-    result: list[float] = tensor.tolist()
-    return result
+        dist.all_reduce(values, op=how, group=mesh.get_group(dim))
+    return values
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:

@@ -95,6 +95,10 @@ class _Packing:
     def __init__(self, rows: Sequence[Row], inputs: Vision | None) -> None:
         self._rows, self._inputs = rows, inputs
         self._tree = prefix_tree(rows)
+        self._media_positions = {
+            number: _positions(row, inputs) for number, row in enumerate(rows) if row.media
+        }
+        """Positions [T] or [3, T] of rows with media."""
         self.ids: list[Tensor] = []
         self.positions: list[Tensor] = []
         self.experts: list[Tensor] = []
@@ -120,7 +124,10 @@ class _Packing:
         media = [medium for medium in row.media if node.start <= medium.start < node.end]
         blocks = self._inputs.blocks(ids) if media and self._inputs is not None else ()
         self.ids.append(ids)
-        self.positions.append(_positions(row, of_node, self._inputs))
+        positions = self._media_positions.get(node.row)
+        self.positions.append(
+            torch.arange(node.start, node.end) if positions is None else positions[..., of_node]
+        )
         self.segments.append(Segment(start=start, length=len(node), prefix=before, blocks=blocks))
         self.media += media
         if row.experts is not None:
@@ -226,17 +233,14 @@ def _part(tokens: Tokens, hidden_index: Tensor, parallel: Parallel) -> Part:
     return shard_micro_batch(**whole, hidden_index=hidden_index, group=parallel.sp_group)
 
 
-def _positions(row: Row, some: slice, inputs: Vision | None) -> Tensor:
-    """Positions [n] of some of a row's tokens; [3, n] of a row with media, if the model counts those along three
-    axes."""
-    if not row.media:
-        return torch.arange(some.start, some.stop)
+def _positions(row: Row, inputs: Vision | None) -> Tensor:
+    """Positions [T] of a row with media, which fit its tokens; [3, T] if the model counts along three axes."""
     if inputs is None:
         raise ValueError(
             "a sample has images, but the model takes text alone: use a vision-language model with its image processor"
         )
     inputs.check(row.ids.tolist(), row.media, "a sample")
-    return inputs.positions(torch.from_numpy(row.ids), row.media)[..., some]
+    return inputs.positions(torch.from_numpy(row.ids), row.media)
 
 
 def _targets(row: Row, inputs: Vision | None) -> Tensor:

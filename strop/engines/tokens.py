@@ -28,7 +28,7 @@ from strop.engines.moe.routing import RoutedLayers, RouterPass, Routing
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.tensor import TensorShard
-from strop.engines.parallel.ulysses import SequenceShard
+from strop.engines.parallel.ulysses import SequenceShard, whole_share
 from strop.utils.device import sent
 
 Part = SequenceShard | TensorShard | ContextTensorShard
@@ -136,25 +136,19 @@ class Tokens:
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
-        num_chosen, turn = chosen.shape[1], self._turn
-        num_turns = int(turn.max()) + 1 if len(turn) else 1
-        # Rows that share a prediction may each have chosen tokens of their own.
-        slot = sent(self.prediction_index * num_turns + turn, self.model.device)
-        of_slots = self.targets.new_zeros(len(self.targets) * num_turns, num_chosen)
-        of_slots[slot] = chosen.to(self.targets)
-        columns = of_slots.view(-1, num_turns * num_chosen)
-        if self.shard is not None:
-            columns = self.shard.share(columns)
+        # Rows that share a prediction have tokens of their own there: each is a row of the head by itself.
+        share = (whole_share if self.shard is None else self.shard.token_share)(self.prediction_index)
+        prediction, token = (sent(index, self.model.device) for index in (share.prediction, share.token))
         log_probs, entropies, at = self.model.head.log_probs_at(
-            self._hidden, self._local_targets, columns, temperature=temperature, num_likely=num_chosen
+            F.embedding(prediction, self._hidden),
+            self._local_targets[prediction],
+            F.pad(chosen.to(self.targets), (0, 0, 0, 1))[token],
+            temperature=temperature,
+            num_likely=chosen.shape[1],
         )
-
-        def of_each_slot(share: Tensor) -> Tensor:
-            return self._whole(share).reshape(-1, num_chosen)[slot]
-
-        is_likely = of_each_slot(at.is_likely.to(torch.uint8)).bool()
-        at = ChosenTokens(log_probs=of_each_slot(at.log_probs), is_likely=is_likely)
-        return self._gather(log_probs), self._gather(entropies), at
+        is_likely = share.gather(at.is_likely.to(torch.uint8)).bool()
+        at = ChosenTokens(log_probs=share.gather(at.log_probs), is_likely=is_likely)
+        return share.gather(log_probs), share.gather(entropies), at
 
     def top_k(self, k: int, *, temperature: float, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k most likely tokens in the place of each: ids [M, k] and log-probs [M, k], without gradient.
@@ -220,11 +214,7 @@ class Tokens:
 
     def _gather(self, share: Tensor) -> Tensor:
         """Results of all M tokens, from those of this rank's share of the predictions."""
-        return self._of_each_row(self._whole(share))
-
-    def _whole(self, share: Tensor) -> Tensor:
-        """Results of all U predictions, from those of this rank's share."""
-        return share if self.shard is None else self.shard.gather(share)
+        return self._of_each_row(share if self.shard is None else self.shard.gather(share))
 
     def _of_each_row(self, results: Tensor) -> Tensor:
         """Results of all M tokens, from those of the predictions [U, ...]; a gradient is the sum over its tokens."""
@@ -234,15 +224,6 @@ class Tokens:
     def _prediction(self) -> Tensor:
         """`prediction_index` on the device."""
         return sent(self.prediction_index, self.model.device)
-
-    @property
-    def _turn(self) -> Tensor:
-        """[M], in host memory: number of each token among those of its prediction."""
-        order = torch.argsort(self.prediction_index, stable=True)
-        numbers = self.prediction_index[order]
-        turn = torch.empty_like(order)
-        turn[order] = torch.arange(len(order)) - torch.searchsorted(numbers, numbers)
-        return turn
 
 
 @dataclass(frozen=True)

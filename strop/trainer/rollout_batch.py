@@ -108,11 +108,17 @@ class RolloutBatch:
             return self.rows
         parts = balanced_rows(
             [report.num_tokens for report in self.reports],
-            [report.num_shared_tokens for report in self.reports],
+            [self._num_shared_tokens(row) for row in range(len(self))],
             [report.uid for report in self.reports],
             mesh.dp,
         )
         return cast(DataProto, Partition(self.rows, parts))
+
+    def _num_shared_tokens(self, row: int) -> int:
+        """First tokens of a row that the row before begins with as well; 0 where a filter has dropped that one."""
+        report = self.reports[row]
+        follows = row > 0 and self.reports[row - 1].id == report.row_before
+        return report.num_shared_tokens if follows else 0
 
     def columns_for(self, consumer: Consumer) -> DataProto:
         """The rows with the columns that a consumer reads, of those that there are."""

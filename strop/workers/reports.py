@@ -81,6 +81,8 @@ class EpisodeReport:
     """Its training sequences, where there are several."""
     row: str = ""
     """Name of a training sequence, where this is the report of one of several."""
+    row_before: str = ""
+    """Name of the training sequence before it."""
 
     @property
     def id(self) -> str:
@@ -101,10 +103,12 @@ class EpisodeReport:
         """One report per training sequence, in order."""
         if not self.sequences:
             return (self,)
-        count = len(self.sequences)
+        names = [
+            row_id(self.episode_id, number, len(self.sequences)) for number in range(len(self.sequences))
+        ]
         return tuple(
-            replace(self, sequences=(), row=row_id(self.episode_id, number, count), **size._asdict())
-            for number, size in enumerate(self.sequences)
+            replace(self, sequences=(), row=name, row_before=before, **size._asdict())
+            for before, name, size in zip(["", *names], names, self.sequences, strict=False)
         )
 
     @property

@@ -21,6 +21,7 @@ from strop.algorithms.verl_aggregation import agg_loss
 from strop.engines.parallel.balance import (
     UNBALANCE,
     _halves,
+    _Loads,
     balance_parts,
     get_seqlen_balanced_partitions,
     sequence_workload,
@@ -226,7 +227,7 @@ def test_the_work_of_a_sequence_grows_faster_than_its_length() -> None:
 
 
 def test_a_heavy_unit_is_cut_by_its_load() -> None:
-    loads = [3, 1, 1, 1, 9]
+    loads = _Loads([3, 1, 1, 1, 9], [0] * 5)
     assert _halves([0, 1, 2, 3], loads, heavy=5) == [[0], [1, 2, 3]]
     assert _halves([0, 1, 2, 3], loads, heavy=6) == [[0, 1, 2, 3]]  # not above
     assert _halves([4], loads, heavy=1) == [[4]]  # one row cannot be cut

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.engines.parallel.balance import UNBALANCE, balance_parts, get_seqlen_balanced_partitions
+from strop.engines.parallel.balance import (
+    UNBALANCE,
+    balance_parts,
+    balanced_rows,
+    get_seqlen_balanced_partitions,
+)
 
 
 def loads(workloads: list[int], parts: list[list[int]]) -> list[int]:
@@ -118,3 +123,30 @@ def test_only_groups_above_a_quarter_of_a_part_are_cut_first() -> None:
     # The same with 47, 38, 9 and 6, of which none is above 12.5, and only the 9 = 5 + 4 above half of that: at best 53
     # whole, then 47 + 4 and 38 + 5 + 6.
     assert balance_parts([47, 38, 5, 4, 3, 3], ["a", "b", "c", "c", "d", "d"], 2) == [[0, 3], [1, 2, 4, 5]]
+
+
+def test_the_turns_of_an_episode_stay_together() -> None:
+    # Ten turns, each behind all before it, are one run of 1,100 tokens. Cut anywhere, the second rank would compute all
+    # of it too, and the first one a part of it once more.
+    turns = list(range(200, 1200, 100))
+    assert balanced_rows(turns, [0, *turns[:-1]], [0] * 10, 2) == [list(range(10)), []]
+
+
+def test_the_episodes_of_a_prompt_are_cut_between_them() -> None:
+    turns = list(range(200, 1200, 100))
+    parts = balanced_rows(turns * 2, [0, *turns[:-1]] * 2, [0] * 20, 2)
+    assert parts == [list(range(10)), list(range(10, 20))]
+
+
+def test_a_run_of_rows_is_cut_in_one_place_and_its_second_part_has_the_whole_load() -> None:
+    # 60, and five rows more of 60 that save 20 each: 60 + 5 * 40 = 260 together. Three rows to each part: 140 and 140.
+    parts = balance_parts([60] * 6, [0] * 6, 2, [0, *[20] * 5])
+    assert parts == [[0, 1, 2], [3, 4, 5]]
+    # 100, then 60 and 60 that save 10: cut behind the first row, 100 and 110; behind the second, 150 and 60.
+    assert balance_parts([100, 60, 60], [0] * 3, 2, [0, 10, 10]) == [[0], [1, 2]]
+
+
+def test_a_row_saves_nothing_in_another_part() -> None:
+    # Behind its row before, the second row adds 1; by itself it has 100, more than any part is meant to have.
+    parts = balance_parts([100, 100, 50, 51], [0, 0, 1, 2], 2, [0, 99, 0, 0])
+    assert parts == [[0, 1], [2, 3]]

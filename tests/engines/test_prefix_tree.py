@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from references.token_passes import TEXT_MODEL
 from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows, micro_batches, token_rows
 from strop.engines.parallel.ranks import alone
-from strop.engines.prefix_tree import PrefixTree, Row, prefix_tree
+from strop.engines.prefix_tree import MIN_SHARED, PrefixTree, Row, prefix_tree
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 
@@ -103,13 +104,115 @@ def test_what_stands_for_other_images_or_goes_to_other_experts_is_not_shared() -
 
     one = Row(prompt=torch.tensor([1, 2, 9, 9, 9, 3]), response=torch.tensor([4, 5]), media=(image("a"),))
     other = dataclasses.replace(one, media=(image("b"),))
-    assert [len(node) for node in prefix_tree([one, one, other]).nodes] == [2, 5, 5]
+    assert [len(node) for node in prefix_tree([one, one, other]).nodes] == [7, 7]
     experts = torch.zeros(7, 4, dtype=torch.int16)
     changed = experts.clone()
     changed[4, 3] = 1
     routed = [dataclasses.replace(one, experts=chosen) for chosen in (experts, changed, experts)]
-    assert [len(node) for node in prefix_tree(routed[:2]).nodes] == [4, 3, 3]
+    assert [len(node) for node in prefix_tree(routed[:2]).nodes] == [7, 7]
     assert prefix_tree(routed[::2]).num_tokens == 7
+
+
+def test_rows_with_the_same_experts_share_whatever_lies_between_them() -> None:
+    rows = [[1, 2, 3], [1, 2, 4], [1, 2, 5]]
+    experts = [torch.full((3, 2), number, dtype=torch.int16) for number in (0, 1, 0)]
+    batch = rows_of(rows).union(DataProto.from_dict({"routed_experts": columns.jagged(experts)}))
+    tree = prefix_tree(token_rows(batch, replays=True))
+    assert runs(tree, rows) == [([1, 2], None), ([3], 0), ([5], 0), ([1, 2, 4], None)]
+    assert tree.last == (1, 3, 2)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize("place", [2, 3, 4])
+def test_experts_that_differ_within_a_medium_leave_it_whole(kind: Any, place: int) -> None:
+    medium = Media(kind=kind, parts=(), size=(2, 2), grid=(1, 1, 3), start=2, num_tokens=3, key="a")
+    row = Row(prompt=torch.tensor([1, 2, 9, 9, 9, 3]), response=torch.tensor([4, 5]), media=(medium,))
+    experts = torch.zeros(7, 4, dtype=torch.int16)
+    changed = experts.clone()
+    changed[place, 3] = 1
+    rows = [dataclasses.replace(row, experts=chosen) for chosen in (experts, changed)]
+    # Joined by 2 tokens, fewer than their prompts have, they are not joined at all; behind as many more, by those.
+    assert [(node.start, node.end) for node in prefix_tree(rows).nodes] == [(0, 7), (0, 7)]
+    longer = [
+        dataclasses.replace(
+            row,
+            prompt=torch.cat([torch.full((MIN_SHARED,), 8), row.prompt]),
+            media=(dataclasses.replace(medium, start=2 + MIN_SHARED),),
+            experts=torch.cat([torch.zeros(MIN_SHARED, 4, dtype=torch.int16), row.experts]),
+        )
+        for row in rows
+        if row.experts is not None
+    ]
+    at = MIN_SHARED + 2
+    assert [(node.start, node.end) for node in prefix_tree(longer).nodes] == [
+        (0, at),
+        (at, at + 5),
+        (at, at + 5),
+    ]
+
+
+def test_the_first_few_tokens_of_different_prompts_are_not_shared() -> None:
+    """As of a chat template; the prompt of a group is shared however short it is."""
+    header = [1, 2, 3]
+    one, other = torch.tensor([*header, 5, 6]), torch.tensor([*header, 7])
+    responses = [torch.tensor([8, 9]), torch.tensor([9, 8]), torch.tensor([8, 8])]
+    rows = [Row(prompt=prompt, response=response) for prompt in (one, other) for response in responses]
+    nodes = prefix_tree(rows).nodes
+    assert [(node.start, node.end, node.parent) for node in nodes] == [
+        (0, 5, None), (5, 6, 0), (5, 6, 0), (0, 4, None), (4, 5, 3), (4, 5, 3)
+    ]  # fmt: skip
+    assert [len(node) for node in prefix_tree(rows[2:4]).nodes] == [6, 5]
+
+
+@pytest.mark.parametrize("num_common", [MIN_SHARED - 1, MIN_SHARED])
+def test_the_length_from_which_different_prompts_share(num_common: int) -> None:
+    rows = [
+        Row(prompt=torch.tensor([*[1] * num_common, last]), response=torch.tensor([4, 5])) for last in (2, 3)
+    ]
+    shares = num_common >= MIN_SHARED
+    assert [len(node) for node in prefix_tree(rows).nodes] == (
+        [num_common, 2, 2] if shares else [num_common + 2] * 2
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 24),
+            st.lists(st.integers(0, 1), min_size=2, max_size=4),
+            st.integers(1, 20),
+            st.integers(0, 1),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_some_rows_of_a_tree_never_take_more_tokens_than_there(
+    shapes: list[tuple[int, list[int], int, int]], data: st.DataObject
+) -> None:
+    """Prompts of any length around that from which they share, with few branches: budgets hold for every piece."""
+    rows = []
+    for num_prompt, forks, num_response, expert in shapes:
+        ids = torch.zeros(num_prompt + num_response, dtype=torch.int64)
+        for place, token in zip((3, 7, 9, 18), forks, strict=False):
+            ids[place : place + 1] = token
+        experts = torch.full((len(ids) - 1, 2), expert, dtype=torch.int16)
+        rows.append(Row(prompt=ids[:num_prompt], response=ids[num_prompt:], experts=experts))
+    tree = prefix_tree(rows)
+    some = data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1), label="some")
+    needed = {node for row in some for node in path(tree, tree.last[row])}
+    assert prefix_tree([rows[row] for row in sorted(some)]).num_tokens <= sum(
+        len(tree.nodes[node]) for node in needed
+    )
+
+
+def test_budgets_hold_for_rows_with_experts() -> None:
+    rows = [[1, 2, 3, leaf] for leaf in range(6)]
+    experts = [torch.full((4, 2), number % 2, dtype=torch.int16) for number in range(6)]
+    batch = rows_of(rows).union(DataProto.from_dict({"routed_experts": columns.jagged(experts)}))
+    assert micro_batches(batch, max_tokens=6, parallel=alone("cpu"), replays=True) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_experts_count_where_they_are_replayed_alone() -> None:

@@ -17,6 +17,7 @@ from references.language_models import VOCAB, load_plain, plain_log_probs
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.head import Head
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
 from strop.engines.moe.losses import RouterLoss
@@ -226,6 +227,27 @@ def test_rows_that_share_a_token_may_ask_for_different_ones_there(tiny: Tiny) ->
             values, torch.cat([made[name] for made in alone_each]), atol=1e-10, rtol=1e-10
         )
     check(model, rows, chosen_loss)
+
+
+def test_a_row_of_the_head_has_the_chosen_tokens_of_one_row_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of eight asks for three tokens in the place of the first of each answer, which all eight share."""
+    asked: list[tuple[int, ...]] = []
+    run = Head.log_probs_at
+
+    def counted(head: Head, hidden: Tensor, targets: Tensor, chosen: Tensor, **rest: Any) -> Any:
+        asked.append(tuple(chosen.shape))
+        return run(head, hidden, targets, chosen, **rest)
+
+    monkeypatch.setattr(Head, "log_probs_at", counted)
+    rows = rows_of([([5, 6, 7, 8], [1, 10 + row]) for row in range(8)])
+    engine = TrainEngine(tiny("qwen3"), EngineConfig(), OptimizerConfig(), total_steps=None)
+    chosen = torch.arange(48).view(16, 3)
+    engine.map_tokens(
+        rows, lambda tokens: {"own": tokens.log_probs_at(chosen[tokens.response_index], temperature=1.0)[0]}
+    )
+    assert asked == [(16, 3)]
 
 
 def test_each_row_has_its_own_weight_on_a_token_that_rows_share(tiny: Tiny) -> None:

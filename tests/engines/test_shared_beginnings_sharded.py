@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from references.engine_steps import Pair, Setting, check, ids, one_process
+from references.engine_steps import Pair, Setting, check, engine_of, ids, one_process
+from references.language_models import VOCAB, exact_norms
+from references.rank_processes import Ranks, run_ranks
 from strop.engines.config import LoraConfig
+from strop.engines.gradients import full
+from strop.engines.packing import make_rows
+from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.tokens import Tokens
 
 Folder = Callable[[str], Path]
 
@@ -71,6 +79,61 @@ def test_adapters(tiny_folder: Folder, axes: dict[str, int]) -> None:
 def test_experts(tiny_folder: Folder, axes: dict[str, int]) -> None:
     folder = tiny_folder("qwen3_moe")
     check(setting(folder, axes), TREES, 2, one_process(setting(folder, {}), TREES))
+
+
+CHOSEN = torch.arange(2 * sum(len(response) for _, response in TREES)).view(-1, 2) % VOCAB
+"""Two further tokens in the place of each response token, others where rows share it."""
+
+
+def chosen_gradient(parallel: Parallel, setting: Setting) -> tuple[dict[str, Tensor], Tensor]:
+    """Log-probs of sampled and of chosen tokens, and the gradient of the output matrix by both."""
+    with exact_norms():
+        engine = engine_of(parallel, setting)
+        rows = make_rows([torch.tensor(p) for p, _ in TREES], [torch.tensor(r) for _, r in TREES])
+
+        def asked(tokens: Tokens) -> dict[str, Tensor]:
+            log_probs, entropies, at = tokens.log_probs_at(CHOSEN[tokens.response_index], temperature=0.7)
+            own = {"own": log_probs, "entropies": entropies, "at": at.log_probs}
+            return own | {"likely": at.is_likely.to(log_probs)}
+
+        def loss(tokens: Tokens) -> Tensor:
+            weight = torch.cos(1.0 + tokens.response_index.double())
+            made = asked(tokens)
+            return sum(
+                ((weight * values.view(len(weight), -1).T.exp()).sum() for values in made.values()),
+                torch.zeros(()),
+            )
+
+        results = dict(engine.map_tokens(rows, asked))
+        engine.accumulate(rows, loss)
+        engine.step()
+        (weight,) = (p for name, p in engine.model.named_parameters() if name.endswith("embed_tokens.weight"))
+        return results, full(weight.detach())
+
+
+def chosen_on_ranks(ranks: Ranks, setting: Setting) -> tuple[dict[str, Tensor], Tensor]:
+    return chosen_gradient(ranks.join(**setting.axes), setting)
+
+
+@pytest.mark.parametrize(
+    ("axes", "world"),
+    [
+        ({"sp_size": 2}, 2),
+        ({"cp_size": 2}, 2),
+        ({"tp_size": 2}, 2),
+        pytest.param({"cp_size": 2, "tp_size": 2}, 4, marks=pytest.mark.dist),
+        pytest.param({"cp_size": 2, "sp_size": 2}, 4, marks=pytest.mark.dist),
+    ],
+)
+def test_chosen_tokens_of_rows_that_share_a_place(
+    tiny_folder: Folder, axes: dict[str, int], world: int
+) -> None:
+    folder = tiny_folder("qwen3")
+    expected, weight = chosen_gradient(alone("cpu"), setting(folder, {}))
+    for results, found in run_ranks(chosen_on_ranks, world, setting(folder, axes, max_tokens=60)):
+        for name, values in expected.items():
+            torch.testing.assert_close(results[name], values, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(found, weight, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.dist

@@ -156,6 +156,11 @@ def test_turns_weigh_what_they_add_to_those_before() -> None:
     partition = one.partition(Mesh(dp=2))
     assert isinstance(partition, Partition)
     assert [sorted(part) for part in partition.parts] == [list(range(9)), [9]]
+    # Without every second turn, a turn begins with none of the turns that are left: 200, 400 ... 1,000 tokens of one
+    # episode, each computed whole, beside the 1,000 of the other one.
+    left = one.take([0, 2, 4, 6, 8, 9]).partition(Mesh(dp=2))
+    assert isinstance(left, Partition)
+    assert [sorted(part) for part in left.parts] == [[0, 3, 5], [1, 2, 4]]
 
 
 def test_a_rewritten_history_shares_what_is_before_it() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 LINEAR_COST = 24_576
@@ -24,25 +25,27 @@ def sequence_workload(num_tokens: int) -> int:
 def balanced_rows(
     num_tokens: Sequence[int], num_shared: Sequence[int], groups: Sequence[Hashable], parts: int
 ) -> list[list[int]]:
-    """`balance_parts` of rows of so many tokens, of which the first ones are computed with another row."""
-    workloads = [
-        sequence_workload(count) - sequence_workload(shared)
-        for count, shared in zip(num_tokens, num_shared, strict=True)
-    ]
-    return balance_parts(workloads, groups, parts)
+    """`balance_parts` of rows of so many tokens, of which the first ones are computed with the row before, where both
+    are in one part."""
+    workloads, saved = ([sequence_workload(count) for count in counts] for counts in (num_tokens, num_shared))
+    return balance_parts(workloads, groups, parts, saved)
 
 
-def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
+def balance_parts(
+    workloads: Sequence[int], groups: Sequence[Hashable], parts: int, saved: Sequence[int] | None = None
+) -> list[list[int]]:
     """Row numbers 0..n-1 in `parts` parts of near-equal load: which rows each data-parallel rank gets.
 
     Rows of one group (the samples of a prompt; what they begin with alike is then computed once) stay in one part as
     long as the largest load is at most UNBALANCE times that of rows distributed one by one. Otherwise heavy groups
-    are cut in two, in four, and so on until it is.
+    are cut in two, in four, and so on until it is. Rows that save a load behind the row before, such as the turns of an
+    episode, are cut from it last, and in one place.
 
     Args:
-        workloads: load of each row, at least 0, such as `sequence_workload` of its tokens.
+        workloads: load of each row by itself, at least 0, such as `sequence_workload` of its tokens.
         groups: the group of each row.
         parts: number of parts; those above the number of rows stay empty.
+        saved: load that each row has less in one part with the row before; None: none.
 
     Returns:
         Each row once; parts ordered by their first row, rows ascending, empty parts last.
@@ -54,44 +57,73 @@ def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: i
         raise ValueError(f"{len(workloads)} rows have {len(groups)} groups; pass the group of each row")
     if parts < 1:
         raise ValueError(f"rows cannot go into {parts} parts; use at least 1")
+    loads = _Loads(workloads, [0] * len(workloads) if saved is None else saved)
     rows: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         rows.setdefault(group, []).append(row)
-    singles = [[row] for row in range(len(workloads))]
-    best = _distribute(singles, workloads, parts)
-    limit = UNBALANCE * _largest(best, workloads)
+    one_by_one = [[[row] for row in range(len(workloads))], loads.runs(range(len(workloads)))]
+    best = min((_distribute(units, loads, parts) for units in one_by_one), key=loads.largest)
+    limit = UNBALANCE * loads.largest(best)
     units = list(rows.values())
-    heavy = sum(workloads) / parts / 4  # a part is filled evenly by several units, not by one or two
+    heavy = (
+        sum(map(loads.of, units)) / parts / 4
+    )  # a part is filled evenly by several units, not by one or two
     for _ in range(MAX_HALVINGS):
-        distributed = _distribute(units, workloads, parts)
-        if _largest(distributed, workloads) <= limit:
+        distributed = _distribute(units, loads, parts)
+        if loads.largest(distributed) <= limit:
             return distributed
-        units = [piece for unit in units for piece in _halves(unit, workloads, heavy)]
+        units = [piece for unit in units for piece in _halves(unit, loads, heavy)]
         heavy /= 2
     return best
 
 
-def _distribute(units: Sequence[list[int]], workloads: Sequence[int], parts: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class _Loads:
+    """Loads of rows that are in one part."""
+
+    workloads: Sequence[int]
+    saved: Sequence[int]
+
+    def of(self, rows: Sequence[int]) -> int:
+        """Load of rows in ascending order."""
+        behind = (row for before, row in itertools.pairwise(rows) if row == before + 1)
+        return sum(self.workloads[row] for row in rows) - sum(self.saved[row] for row in behind)
+
+    def largest(self, parts: Sequence[Sequence[int]]) -> int:
+        """Load of the part with the largest one."""
+        return max(map(self.of, parts))
+
+    def runs(self, rows: Iterable[int]) -> list[list[int]]:
+        """Rows in ascending order, cut where a row saves nothing behind the one before."""
+        runs: list[list[int]] = []
+        for row in rows:
+            if runs and self.saved[row] and runs[-1][-1] == row - 1:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return runs
+
+
+def _distribute(units: Sequence[list[int]], loads: _Loads, parts: int) -> list[list[int]]:
     """Rows in parts, units whole."""
     filled = min(parts, len(units))
     if not filled:
         return [[] for _ in range(parts)]
-    loads = [sum(workloads[row] for row in unit) for unit in units]
-    chosen = get_seqlen_balanced_partitions(loads, filled)
+    chosen = get_seqlen_balanced_partitions([loads.of(unit) for unit in units], filled)
     together = [sorted(row for unit in part for row in units[unit]) for part in chosen]
     return [*sorted(together, key=lambda part: part[0]), *([] for _ in range(parts - filled))]
 
 
-def _largest(parts: Sequence[Sequence[int]], workloads: Sequence[int]) -> int:
-    return max(sum(workloads[row] for row in part) for part in parts)
-
-
-def _halves(unit: list[int], workloads: Sequence[int], heavy: float) -> list[list[int]]:
-    """Two near-equal halves of a unit above `heavy`."""
-    if len(unit) == 1 or sum(workloads[row] for row in unit) <= heavy:
+def _halves(unit: list[int], loads: _Loads, heavy: float) -> list[list[int]]:
+    """Two near-equal halves of a unit above `heavy`; of a single run, rows up to a place and those behind it."""
+    if len(unit) == 1 or loads.of(unit) <= heavy:
         return [unit]
-    halves = get_seqlen_balanced_partitions([workloads[row] for row in unit], 2)
-    return [[unit[index] for index in half] for half in halves]
+    runs = loads.runs(unit)
+    if len(runs) == 1:
+        cuts = ([unit[:place], unit[place:]] for place in range(1, len(unit)))
+        return min(cuts, key=loads.largest)
+    halves = get_seqlen_balanced_partitions([loads.of(run) for run in runs], 2)
+    return [sorted(row for number in half for row in runs[number]) for half in halves]
 
 
 def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int) -> list[list[int]]:

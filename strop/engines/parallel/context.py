@@ -51,6 +51,7 @@ from strop.engines.parallel.tensor import TensorShard, tensor_shard
 from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.ulysses import (
     SequenceShard,
+    TokenShare,
     UlyssesAttention,
     check_tokens_divide,
     piece,
@@ -216,7 +217,7 @@ class ContextTensorShard:
 
     @property
     def targets(self) -> Tensor:
-        """[m]: as of SequenceShard, the same on the ranks of the tensor-parallel group."""
+        """[u]: as of SequenceShard, the same on the ranks of the tensor-parallel group."""
         return self.row.targets
 
     @property
@@ -225,19 +226,19 @@ class ContextTensorShard:
         return self.between.num_local
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """Hidden states [m, D] that predict the context rank's share, from those of this rank's tokens."""
+        """Hidden states [u, D] that predict the context rank's share, from those of this rank's tokens."""
         return self.row.predicting(self.between.predicting(hidden))
 
-    def share(self, values: Tensor) -> Tensor:
+    def token_share(self, prediction_index: Tensor) -> TokenShare:
         """As of SequenceShard."""
-        return self.row.share(values)
+        return self.row.token_share(prediction_index)
 
     def gather(self, share: Tensor) -> Tensor:
         """As of SequenceShard."""
         return self.row.gather(share)
 
     def of_each(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Results [M, ...] of a function of hidden states [m, D], each evaluated on one rank alone."""
+        """Results [U, ...] of a function of hidden states [u, D], each evaluated on one rank alone."""
         return self.row.gather(self.between.of_each(function, hidden))
 
 

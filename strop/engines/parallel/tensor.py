@@ -44,7 +44,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.parallel.token_exchange import gather_tokens, scatter_tokens
-from strop.engines.parallel.ulysses import gather_shares, tokens_per_rank
+from strop.engines.parallel.ulysses import TokenShare, gather_shares, tokens_per_rank, whole_share
 from strop.engines.parallel.vocabulary import VocabularyShard
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -272,15 +272,15 @@ class TensorAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorShard:
-    """A micro-batch of N tokens that predicts M; N' is N with padding, a multiple of the ranks of the group."""
+    """A micro-batch of N tokens with U predictions; N' is N with padding, a multiple of the ranks of the group."""
 
     input_ids: Tensor  # [1, N']
     position_ids: Tensor  # [1, N']
     attention: TensorAttention
     targets: Tensor
-    """[M]: every rank has its part of the vocabulary for all of them."""
+    """[U]: every rank has its part of the vocabulary for all of them."""
     hidden_index: Tensor
-    """[M]"""
+    """[U]"""
     group: dist.ProcessGroup
 
     @property
@@ -289,19 +289,19 @@ class TensorShard:
         return self.input_ids.shape[1] // dist.get_world_size(self.group)
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """Hidden states [M, D] that predict the tokens, from those of this rank's tokens [n, D]."""
+        """Hidden states [U, D] that predict the tokens, from those of this rank's tokens [n, D]."""
         return F.embedding(self.hidden_index, gather_tokens(hidden, self.group))
 
-    def share(self, values: Tensor) -> Tensor:
-        """The values [M, ...] themselves."""
-        return values
+    def token_share(self, prediction_index: Tensor) -> TokenShare:
+        """All response tokens, on every rank."""
+        return whole_share(prediction_index)
 
     def gather(self, values: Tensor) -> Tensor:
-        """The results [M, ...] themselves, which are the same on every rank."""
+        """The results [U, ...] themselves, which are the same on every rank."""
         return values
 
     def of_each(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Results [M, ...] of a function of hidden states [M, D] that every rank could evaluate: each for its share."""
+        """Results [U, ...] of a function of hidden states [U, D] that every rank could evaluate: each for its share."""
         size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         m = tokens_per_rank(len(hidden), size)
         padded = F.pad(hidden, (0, 0, 0, m * size - len(hidden)))

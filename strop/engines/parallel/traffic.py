@@ -96,11 +96,11 @@ class MicroBatchSize:
     num_tokens: int
     """N, packed; what rows share once."""
     num_predicted: int
-    """M."""
+    """U, predictions; what rows share once."""
     num_routed: float | None = None
     """N on average over the ranks that experts are divided over; None: as here."""
     num_moved: float | None = None
-    """Hidden states of predicted tokens that a rank of the row sends to others, on average with the gradients that it
+    """Hidden states of predictions that a rank of the row sends to others, on average with the gradients that it
     sends back; None: as if each rank needed as many of every rank."""
 
 
@@ -118,7 +118,7 @@ class Traffic:
     pipeline: float
     """Hidden states between stages, and gradients of an embedding that is the head as well."""
     head: float
-    """Hidden states of predicted tokens, and results of the shares of the head."""
+    """Hidden states of predictions, and results of the shares of the head."""
 
     @property
     def total(self) -> float:

@@ -6,8 +6,8 @@ attention needs all tokens: there each rank takes H / S heads of all N tokens in
 
     tokens of a rank, all heads  --all-to-all-->  all tokens, heads of a rank  --attention, all-to-all-->  back
 
-The head is divided too: each rank fetches the hidden states of its share of the M predicted tokens and runs
-the head on them, and the results are gathered, so that every rank evaluates the same loss on all M tokens.
+The head is divided too: each rank fetches the hidden states of its share of the U predictions and runs the head
+on them, and the results are gathered, so that every rank evaluates the same loss on the tokens of all of them.
 
 Gradients: each exchange sends the gradient back the way its rows came. Gathering the results does not add:
 the loss is the same on all S ranks and counts once, so each rank keeps the gradient of its own share. The
@@ -175,15 +175,15 @@ def _key_repeats(heads: int, key_heads: int, heads_per_rank: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceShard:
-    """One rank's part of a micro-batch of N tokens that predicts M tokens."""
+    """One rank's part of a micro-batch of N tokens with U predictions."""
 
     input_ids: Tensor  # [1, n]
     position_ids: Tensor  # [1, n]
     attention: AttentionContext
     targets: Tensor
-    """[m]: this rank's share of the predicted tokens; the last shares end in padding."""
+    """[u]: the tokens that this rank's share of the predictions predicts; the last shares end in padding."""
     num_predicted: int
-    """M, of all shares together, without padding."""
+    """U, of all shares together, without padding."""
     group: dist.ProcessGroup
     send_index: Tensor
     """Local positions whose hidden states other shares, or this one, need, ordered by rank."""
@@ -192,7 +192,7 @@ class SequenceShard:
     receive_counts: Sequence[int]
     """Number of hidden states of this share that come from each rank."""
     receive_index: Tensor
-    """[m]: place of each predicted token's hidden state among the received ones."""
+    """[u]: place of each prediction's hidden state among the received ones."""
 
     @property
     def num_local(self) -> int:
@@ -200,29 +200,65 @@ class SequenceShard:
         return self.input_ids.shape[1]
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
+        """Hidden states [u, D] of this rank's share of the predictions, from those of this rank's tokens [n, D]."""
         asked = F.embedding(self.send_index, hidden)
         received = exchange_rows(asked, self.send_counts, self.receive_counts, self.group)
         return F.embedding(self.receive_index, received)
 
-    def share(self, values: Tensor) -> Tensor:
-        """This rank's share [m, ...] of values [M, ...] of all predicted tokens; the last shares end in zeros."""
-        m, rank = len(self.targets), dist.get_rank(self.group)
-        padded = F.pad(
-            values, (0, 0) * (values.dim() - 1) + (0, m * dist.get_world_size(self.group) - len(values))
+    def token_share(self, prediction_index: Tensor) -> TokenShare:
+        """The response tokens [M], in host memory, whose predictions are in this rank's share."""
+        size, rank, u = dist.get_world_size(self.group), dist.get_rank(self.group), len(self.targets)
+        holder = prediction_index // u
+        order = torch.argsort(holder, stable=True)
+        counts = torch.bincount(holder, minlength=size)
+        starts = counts.cumsum(0) - counts
+        width = max(1, int(counts.max()))  # shares of one length are gathered
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order)) + (torch.arange(size) * width - starts)[holder[order]]
+        own = order[starts[rank] : starts[rank] + counts[rank]]
+        padding = (0, width - len(own))
+        return TokenShare(
+            prediction=F.pad(prediction_index[own] - rank * u, padding),
+            token=F.pad(own, padding, value=len(order)),
+            place=place,
+            group=self.group,
         )
-        return padded[rank * m : (rank + 1) * m]
 
     def gather(self, share: Tensor) -> Tensor:
-        """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...].
+        """Results [U, ...] of all predictions, on every rank, from those of this rank's share [u, ...].
 
         The backward pass takes this rank's slice of the gradient and adds nothing up: use the same loss on all ranks.
         """
         return gather_shares(share, self.group)[: self.num_predicted]
 
     def of_each(self, function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Results [M, ...] of a function of hidden states, from those of this rank's share [m, D]."""
+        """Results [U, ...] of a function of hidden states, from those of this rank's share [u, D]."""
         return self.gather(function(hidden))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenShare:
+    """This rank's share of M response tokens, each by itself where several have one prediction; in host memory."""
+
+    prediction: Tensor
+    """[w]: number of each token's prediction in this rank's share of the predictions."""
+    token: Tensor
+    """[w]: number of each among the M; M of padding."""
+    place: Tensor
+    """[M]: place of each in the shares of all ranks, end to end."""
+    group: dist.ProcessGroup | None
+    """Ranks that have a share; None: this one has all."""
+
+    def gather(self, results: Tensor) -> Tensor:
+        """Results [M, ...] of all tokens, from those of this rank's share [w, ...], as `SequenceShard.gather`."""
+        every = results if self.group is None else gather_shares(results, self.group)
+        return every[sent(self.place, every.device)]
+
+
+def whole_share(prediction_index: Tensor) -> TokenShare:
+    """All response tokens [M] of these predictions, on a rank that has all predictions."""
+    every = torch.arange(len(prediction_index))
+    return TokenShare(prediction=prediction_index, token=every, place=every, group=None)
 
 
 def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
@@ -251,8 +287,8 @@ def shard_micro_batch(
     Args:
         input_ids, position_ids: [1, N].
         attention: over the N tokens.
-        hidden_index: [M], in host memory: packed position whose hidden state predicts each target.
-        targets: [M].
+        hidden_index: [U], in host memory: packed position whose hidden state makes each prediction.
+        targets: [U].
         group: the ranks that share each sequence.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -279,27 +315,27 @@ def sequence_shard(
     targets: Tensor,
     group: dist.ProcessGroup,
 ) -> SequenceShard:
-    """A rank's part of a micro-batch, with its share of the predicted tokens.
+    """A rank's part of a micro-batch, with its share of the predictions.
 
     Args:
         input_ids, position_ids: [1, n], of this rank.
         attention: over the row, called with this rank's tokens.
-        holders: [M], in host memory: rank of the group that has the hidden state which predicts each target.
-        places: [M], in host memory: its place among the tokens of that rank.
-        targets: [M].
+        holders: [U], in host memory: rank of the group that has the hidden state of each prediction.
+        places: [U], in host memory: its place among the tokens of that rank.
+        targets: [U].
         group: the ranks that share each sequence.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    m = tokens_per_rank(len(targets), size)
-    padding = (0, m * size - len(targets))
-    holders, places = (F.pad(index, padding).view(size, m) for index in (holders, places))
+    u = tokens_per_rank(len(targets), size)
+    padding = (0, u * size - len(targets))
+    holders, places = (F.pad(index, padding).view(size, u) for index in (holders, places))
     here = holders == rank  # row r: what the share of rank r needs
     device = input_ids.device
     return SequenceShard(
         input_ids=input_ids,
         position_ids=position_ids,
         attention=attention,
-        targets=piece(targets, m, size, rank),
+        targets=piece(targets, u, size, rank),
         num_predicted=len(targets),
         group=group,
         send_index=sent(places[here], device),
@@ -325,7 +361,7 @@ def exchange_rows(
 
 
 def gather_shares(share: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Shares [m, ...] of all ranks, in order; see `SequenceShard.gather`."""
+    """Shares [u, ...] of all ranks, in order; see `SequenceShard.gather`."""
     gathered: Tensor = _GatherShares.apply(share, group)  # type: ignore[no-untyped-call]
     return gathered
 

@@ -236,9 +236,7 @@ def test_the_image_decides_what_is_said(folder: Callable[[str], Path]) -> None:
     _, other = prompt(path, 4, "wide", 21)
     rows = make_rows([ids, ids], [torch.tensor([40])] * 2, [media, other])
     packed = pack(rows, load(path))
-    assert packed.num_tokens == 2 * len(ids) - 1, (
-        "rows with different images share what is before these alone"
-    )
+    assert packed.num_tokens == 2 * len(ids), "rows with different images share nothing of them"
     log_probs, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=100)
     assert abs(log_probs[0] - log_probs[1]) > 1e-3
 
@@ -290,6 +288,34 @@ def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -
         ValueError, match="has 12 tokens that stand for parts of images, but its images take 6"
     ):
         log_probs_of(load(path), rows, temperature=1.0, max_tokens=1000)
+
+
+def test_a_row_that_ends_within_an_image_of_another_is_refused(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen2_vl")
+    ids, media = prompt(path, 4, "wide", 21)
+    rows = make_rows([ids, ids[:4]], [torch.tensor([40])] * 2, [media, media])
+    with pytest.raises(
+        ValueError, match="has 3 tokens that stand for parts of images, but its images take 6"
+    ):
+        pack(rows, load(path))
+
+
+def test_rows_with_media_are_checked_once_each(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder("qwen2_vl")
+    ids, media = prompt(path, 4, "wide", 21)
+    model = load(path)
+    assert model.media is not None
+    checked: list[int] = []
+    check, positions = model.media.check, model.media.positions
+    monkeypatch.setattr(model.media, "check", lambda *given: (checked.append(0), check(*given))[1])
+    monkeypatch.setattr(model.media, "positions", lambda *given: (checked.append(1), positions(*given))[1])
+    packed = pack(
+        make_rows([ids] * 3, [torch.tensor([40 + row, 50]) for row in range(3)], [media] * 3), model
+    )
+    assert len(packed.attention.segments) == 4
+    assert sorted(checked) == [0] * 3 + [1] * 3
 
 
 def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str], Path]) -> None:
