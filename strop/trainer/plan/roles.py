@@ -132,7 +132,8 @@ class RolePlan:
 
     def traced(self, batch: PackedShape, **changes: bool) -> Passes:
         """Passes over a micro-batch, in another form where one is given."""
-        return _traced(self.shape, dataclasses.replace(self.form, **changes), batch)
+        form = dataclasses.replace(self.form, **changes)  # type: ignore[arg-type]  # fields of the form that are bools
+        return _traced(self.shape, form, batch)
 
     @property
     def usual_tokens(self) -> list[int]:
