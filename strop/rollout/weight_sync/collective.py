@@ -156,9 +156,9 @@ class CollectiveReceiver:
                 direct = bucket[piece[0].first : piece[0].first + sizes[index]]
                 self._groups[index].start(contents.get(index, direct))
             if self._device.type != "cpu":
-                self._groups[index].wait("a piece of a bucket from the sender")
-        for group in self._groups:
-            group.wait("a piece of a bucket from the sender")
+                self._groups[index].wait(_piece_of(index))
+        for index, group in enumerate(self._groups):
+            group.wait(_piece_of(index))
         for index, content in contents.items():
             put_piece(places[index], content, bucket)
         return bucket
@@ -277,6 +277,10 @@ def _with_room(buffer: Tensor, num_bytes: int, device: torch.device) -> Tensor:
 
 def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
+
+
+def _piece_of(sender: int) -> str:
+    return f"a piece of a bucket from rank {sender} of the actor"
 
 
 def _first_sentence(error: Exception) -> str:
