@@ -100,6 +100,7 @@ class PieceStream:
         self._source = _tensors(module, metadata, weights)
         self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
         self._transport, self._ranks, self._last, self._is_known = transport, ranks, last, is_known
+        last.num_ranks = ranks.size
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
         self._staging = [_bytes(0), _bytes(0)]
         self._failure: Exception | None = None
