@@ -276,8 +276,8 @@ def test_each_rank_sends_its_share_and_no_more(tmp_path: Path, num_senders: int)
 
 
 def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[str]]:
-    """Seconds of five syncs, and what each process says of them: one is refused, in one a rank fails, in one it cannot
-    send, in one it has no memory for a piece, and the last succeeds. Then the log of the rank."""
+    """Seconds of six syncs, and what each process says of them: one is refused, in one a rank fails, in one it cannot
+    send, in one it has no memory for a piece, in one it never could send, and the last succeeds. Then its log."""
     shared_memory.FOLDER = NOWHERE
     file = Path(directory) / "endpoint"
     model = nn.Linear(64, 48)
@@ -285,7 +285,7 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
         receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
         receiver.join(read_endpoint(file), index=0)
         calls: list[Callable[[], Any]] = [
-            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in (2, 3, 4, 5))
+            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in range(2, 7))
         ]  # fmt: skip
         started = time.monotonic()
         said = [outcome(call) for call in calls]
@@ -321,7 +321,8 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
     said.append(fails(pieces, "next_weight", 1, ValueError("no memory for a cast")))
     said.append(fails(transport, "send", 3, ConnectionError("no route to the receivers")))
     said.append(fails(pieces.PieceStream, "_joined", 3, RuntimeError("no memory for a piece")))
-    said.append(outcome(lambda: sender.send(5)))
+    said.append(fails(transport, "send", 0, ConnectionError("no way to them")))  # before there is a group
+    said.append(outcome(lambda: sender.send(6)))
     said += [record.getMessage() for record in log.buffer]
     pieces.logger.removeHandler(log)
     parallel.barrier("the end")
@@ -347,12 +348,14 @@ def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(
     assert first[2].startswith("sync 3 stopped: ")
     assert second[2] == "version 3", "rank 0 says what came of it"
     assert second[3] == "no memory for a piece"
-    for said in (first[2], first[3], received[2], received[3]):
+    assert first[4].startswith("sync 5 stopped: ")
+    assert second[4] == "version 5"
+    for said in (*first[2:5], *received[2:5]):
         assert "rank 1 of the actor" in said
     assert received[2].startswith("sync 3 incomplete: ")
     assert received[3].startswith("sync 4 incomplete: ")
-    assert [said[4] for said in (first, second, received)] == ["version 5"] * 3
-    assert second[5] == "rank 1 of the actor cannot send weights: no route to the receivers"
+    assert [said[5] for said in (first, second, received)] == ["version 6"] * 3
+    assert second[6] == "rank 1 of the actor cannot send weights: no route to the receivers"
     assert not is_store or list((tmp_path / "store").iterdir()) == []
 
 

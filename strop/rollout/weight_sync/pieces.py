@@ -3,7 +3,8 @@
 Nothing is gathered. The ranks tell each other which bytes of the next weights they hold and how many elements of them
 changed since the last sync (delta.py). So all know what travels of each weight: all, its changes, or nothing. Rank 0
 announces the bucket, in which every rank has its places, and each sends what belongs there. Beside the shards a rank
-holds two pieces, one on its way and one that is being filled.
+holds two pieces, one on its way and one that is being filled; what it casts, which of a weight larger than a bucket is
+its whole part; and the positions of the changes in a bucket.
 
 Only a weight whose parts do not lie between the words of its digest, as a matrix with an odd number of bytes in a row
 does, goes over the ranks of the actor too, to be added up.
