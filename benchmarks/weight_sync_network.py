@@ -170,7 +170,7 @@ def receive(
         assert receiver._connection is not None
         transport = receiver._connection._transport
         assert isinstance(transport, CollectiveReceiver)
-        pass_on(transport._groups, buffers, num_bytes // num_senders)
+        pass_on([transport._groups[rank] for rank in range(num_senders)], buffers, num_bytes // num_senders)
         return 0
 
     serve(connection, {"sync": sync, "link": link}, lambda: None)

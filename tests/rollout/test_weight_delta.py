@@ -26,6 +26,7 @@ from strop.rollout.weight_sync.delta import (
     SentParts,
     bits_of,
     changes_between,
+    joined_changes,
     read_changes,
     write_changes,
 )
@@ -235,10 +236,13 @@ def test_weights_of_more_than_two_bytes_are_forgotten_once_most_of_them_changed(
         assert changes_of(last, few[1:], is_known=True) is None, "another part"
 
 
-def test_weights_that_memory_has_no_room_for_travel_whole(caplog: pytest.LogCaptureFixture) -> None:
-    """Of 10,000 bytes that are free, those that are kept take at most half."""
-    free = 10_000
-    last = SentParts(free_bytes=lambda: free - last.num_bytes)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_that_memory_has_no_room_for_travel_whole(
+    caplog: pytest.LogCaptureFixture, num_ranks: int
+) -> None:
+    """Of 10,000 bytes a rank that are free, those that all ranks of the machine keep take at most half."""
+    last = SentParts(free_bytes=lambda: num_ranks * (10_000 - last.num_bytes))
+    last.num_ranks = num_ranks
     weights = {name: torch.zeros(1000, dtype=torch.bfloat16) for name in "abc"}
     for _ in range(2):
         counts = {
@@ -249,6 +253,11 @@ def test_weights_that_memory_has_no_room_for_travel_whole(caplog: pytest.LogCapt
     assert counts == {"a": 1, "b": 1, "c": None}
     assert last.num_bytes == 4000
     assert [record.message[:35] for record in caplog.records] == ["host memory has room for 0.0 GB of "]
+
+
+def test_changes_of_no_part_are_refused() -> None:
+    with pytest.raises(ValueError, match="no part of it has changed"):
+        joined_changes(torch.zeros(20, dtype=torch.uint8), metadata(torch.zeros(3)), [])
 
 
 # Syncs over the network.

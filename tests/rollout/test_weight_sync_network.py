@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging.handlers
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from rollout.test_weight_sync_shards import (
 )
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from references.engine_steps import Setting, engine_of
 from references.rank_processes import Ranks, run_ranks
@@ -47,6 +48,7 @@ from strop.rollout.weight_sync import collective, pieces, shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.store_transport import StoreSender
 from strop.rollout.weight_sync.types import SyncIncomplete
 
 __all__ = ["start"]  # the fixture
@@ -273,9 +275,9 @@ def test_each_rank_sends_its_share_and_no_more(tmp_path: Path, num_senders: int)
     assert received == (num_bytes,) * 3
 
 
-def with_faults(ranks: Ranks, directory: str) -> list[str]:
-    """What each process says of a sync that is refused, of one in which a rank fails, of one in which it cannot send,
-    and of one that succeeds."""
+def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[str]]:
+    """Seconds of six syncs, and what each process says of them: one is refused, in one a rank fails, in one it cannot
+    send, in one it has no memory for a piece, in one it never could send, and the last succeeds. Then its log."""
     shared_memory.FOLDER = NOWHERE
     file = Path(directory) / "endpoint"
     model = nn.Linear(64, 48)
@@ -283,48 +285,60 @@ def with_faults(ranks: Ranks, directory: str) -> list[str]:
         receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
         receiver.join(read_endpoint(file), index=0)
         calls: list[Callable[[], Any]] = [
-            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in (2, 3, 4))
+            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in range(2, 7))
         ]  # fmt: skip
+        started = time.monotonic()
         said = [outcome(call) for call in calls]
         receiver.close()
-        return said
+        return time.monotonic() - started, said
     parallel = joined(ranks)
-    fully_shard(model, mesh=parallel.mesh)
-    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=1024, timeout_s=60.0)
+    # By columns: both ranks have bytes in each of the 12 buckets of the matrix.
+    fully_shard(model, mesh=parallel.mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None)
+    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=1024, timeout_s=60.0, store=store)
     if (endpoint := sender.open(num_receivers=1)) is not None:
         write_endpoint(endpoint, file)
+
+    def fails(home: Any, name: str, number: int, error: Exception) -> str:
+        """Outcome of a sync in which this call of a function fails on rank 1."""
+        function, count = getattr(home, name), itertools.count()
+
+        def failing(*arguments: Any) -> Any:
+            if ranks.rank == 1 and next(count) == number:
+                raise error
+            return function(*arguments)
+
+        setattr(home, name, failing)
+        try:
+            return outcome(lambda: sender.send(len(said) + 1))
+        finally:
+            setattr(home, name, function)
+
+    log = logging.handlers.BufferingHandler(100)
+    pieces.logger.addHandler(log)
+    transport = StoreSender if store else collective.CollectiveSender
+    started = time.monotonic()
     said = [outcome(lambda: sender.send(1))]
-    fetch, count = pieces.next_weight, itertools.count()
-
-    def failing(*args: Any) -> Tensor:
-        if ranks.rank == 1 and next(count) == 1:
-            raise ValueError("no memory for a cast")
-        return fetch(*args)
-
-    pieces.next_weight = failing
-    said.append(outcome(lambda: sender.send(2)))
-    pieces.next_weight = fetch
-    send, number = collective.CollectiveSender.send, itertools.count()
-
-    def cut_off(transport: collective.CollectiveSender, data: Tensor) -> None:
-        if ranks.rank == 1 and next(number) == 3:
-            raise ConnectionError("no route to the receivers")
-        send(transport, data)
-
-    collective.CollectiveSender.send = cut_off  # type: ignore[method-assign]
-    said.append(outcome(lambda: sender.send(3)))
-    collective.CollectiveSender.send = send  # type: ignore[method-assign]
-    said.append(outcome(lambda: sender.send(4)))
+    said.append(fails(pieces, "next_weight", 1, ValueError("no memory for a cast")))
+    said.append(fails(transport, "send", 3, ConnectionError("no route to the receivers")))
+    said.append(fails(pieces.PieceStream, "_joined", 3, RuntimeError("no memory for a piece")))
+    said.append(fails(transport, "send", 0, ConnectionError("no way to them")))  # before there is a group
+    said.append(outcome(lambda: sender.send(6)))
+    said += [record.getMessage() for record in log.buffer]
+    pieces.logger.removeHandler(log)
     parallel.barrier("the end")
     sender.close()
-    return said
+    return time.monotonic() - started, said
 
 
 @pytest.mark.slow
-def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(tmp_path: Path) -> None:
-    started = time.monotonic()
-    first, second, received = run_ranks(with_faults, 3, str(tmp_path))
-    assert time.monotonic() - started < 50, "nobody waits for a deadline"
+@pytest.mark.parametrize("is_store", [False, True])
+def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(
+    tmp_path: Path, is_store: bool
+) -> None:
+    store = str(tmp_path / "store") if is_store else ""
+    seconds, results = zip(*run_ranks(with_faults, 3, str(tmp_path), store), strict=True)
+    assert max(seconds) < 40, "nobody waits for a deadline"
+    first, second, received = results
     assert "sync 1 refused: busy" in first[0]
     assert second[0] == "version 1", "it has done its part, and rank 0 says what came of it"
     assert received[0] == "sync 1 refused: busy"
@@ -333,8 +347,16 @@ def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(tmp_path
     assert "the sender gave up: rank 1 of the actor could not give" in received[1]
     assert first[2].startswith("sync 3 stopped: ")
     assert second[2] == "version 3", "rank 0 says what came of it"
+    assert second[3] == "no memory for a piece"
+    assert first[4].startswith("sync 5 stopped: ")
+    assert second[4] == "version 5"
+    for said in (*first[2:5], *received[2:5]):
+        assert "rank 1 of the actor" in said
     assert received[2].startswith("sync 3 incomplete: ")
-    assert [said[3] for said in (first, second, received)] == ["version 4"] * 3
+    assert received[3].startswith("sync 4 incomplete: ")
+    assert [said[5] for said in (first, second, received)] == ["version 6"] * 3
+    assert second[6] == "rank 1 of the actor cannot send weights: no route to the receivers"
+    assert not is_store or list((tmp_path / "store").iterdir()) == []
 
 
 def memory_of_a_sync(ranks: Ranks, directory: str) -> int:

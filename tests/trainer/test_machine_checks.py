@@ -19,7 +19,7 @@ def test_too_many_processes_are_refused_before_the_folder_is_there(tmp_path: Pat
     config = load_config(Config, overrides=[*ON_RAY, "resources.ranks=999", "resources.apart={rollout: 1}"])
     sentence = (
         r"^1000 processes \(resources.ranks and resources.apart\) with resources.cpus_per_rank=1 need 1000 CPU cores, "
-        r"and this machine has \d+: lower resources.ranks, lower resources.cpus_per_rank"
+        r"and this machine has \d+: lower resources.ranks or resources.apart, lower resources.cpus_per_rank"
     )
     with pytest.raises(ValueError, match=sentence):
         start_run(tmp_path / "run", config, command=["strop", "train"])

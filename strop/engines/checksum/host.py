@@ -98,6 +98,19 @@ def word_sum_of_runs(runs: Tensor, *, first_byte: int, stride: int) -> int:
     return total
 
 
+def word_sum_of_share(content: Tensor, *, first_byte: int, rank: int, num_ranks: int) -> int:
+    """Sum over the share of one rank in bytes that all have; the sums of all ranks add up to that of the bytes.
+
+    Args:
+        content: [n] uint8, a part of a tensor.
+        first_byte: where it starts, a multiple of WORD_BYTES.
+        rank, num_ranks: of those among which it is shared out.
+    """
+    each = -(-len(content) // (WORD_BYTES * num_ranks)) * WORD_BYTES
+    share = content[rank * each : (rank + 1) * each]
+    return int(word_sum(share, first_byte=first_byte + rank * each)) if len(share) else 0
+
+
 @torch.no_grad()
 def copied(source: Tensor, target: Tensor, *, first_byte: int = 0) -> Tensor:
     """Copy a tensor into another one of its shape; `word_sum` of what that one then holds, read while it is near.

@@ -101,7 +101,7 @@ def _row_shard(tensor: Tensor) -> _RowShard | None:
     """The shard of this rank, if the sums over shards can be added up; None for tensors that are read whole."""
     if not isinstance(tensor, DTensor):
         return None
-    cut = _rows_per_rank(tensor, tensor.element_size())
+    cut = _rows_per_rank(tensor)
     if cut is None:
         return None
     (axis, rows_per_rank), mesh = cut, tensor.device_mesh
@@ -118,7 +118,7 @@ def _row_shard(tensor: Tensor) -> _RowShard | None:
     return _RowShard(rows=shard, first_byte=first_byte, group=mesh.get_group(axis))
 
 
-def _rows_per_rank(tensor: DTensor, itemsize: int) -> tuple[int, int] | None:
+def _rows_per_rank(tensor: DTensor) -> tuple[int, int] | None:
     """Mesh axis over which rows are dealt out, and how many at a time; None where their sums cannot be added up.
 
     That is a decision about shapes and placements only, so all ranks come to the same one.
@@ -129,7 +129,7 @@ def _rows_per_rank(tensor: DTensor, itemsize: int) -> tuple[int, int] | None:
         return None
     # As torch.chunk cuts: all shards but the last ones have this many rows.
     rows_per_rank = -(-tensor.shape[0] // tensor.device_mesh.size(axes[0]))
-    is_between_words = rows_per_rank * tensor.shape[1:].numel() * itemsize % WORD_BYTES == 0
+    is_between_words = rows_per_rank * tensor.shape[1:].numel() * tensor.element_size() % WORD_BYTES == 0
     return (axes[0], rows_per_rank) if is_between_words else None
 
 

@@ -1,7 +1,8 @@
 """Buckets by broadcast: over gloo or NCCL, for receivers on any node.
 
-Each rank of the sender and all receivers form a process group, over which the rank sends its pieces of every bucket.
-The groups are made directly from a backend's object, because the default groups of the two sides are different ones.
+Each rank of the sender and all receivers form a process group, over which the rank sends its pieces of every bucket:
+with its first piece, so that a rank that holds what others give has none. The groups are made directly from a backend's
+object, because the default groups of the two sides are different ones.
 
 With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones. With NCCL
 they come one after the other, and each rank waits for its own, so that two communicators never compete for one device.
@@ -57,29 +58,31 @@ class CollectiveSender:
         self._group: _Group | None = None
 
     def begin(self) -> None:
-        """Form the group, once."""
-        if self._group is None:
+        """Go where the processes meet, once."""
+        if self._store is None:
             self._store = RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
-            self._group = _Group(
-                self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
-            )
 
     def wait_for_room(self) -> None:
         """Nothing to do: `send` waits for the piece before."""
 
     def send(self, data: Tensor) -> None:
-        """Start a broadcast once the one before it is done."""
+        """Start a broadcast once the one before it is done; the first one forms the group."""
         self.finish()
-        assert self._group is not None, "a sync has begun"
-        if len(data):
-            self._group.start(data.to(self._device))
+        if not len(data):
+            return
+        if self._group is None:
+            assert self._store is not None, "a sync has begun"
+            self._group = _Group(
+                self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
+            )
+        self._group.start(data.to(self._device))
         if self._device.type != "cpu":
             self.finish()
 
     def finish(self) -> None:
         """Wait for the broadcast that is under way."""
-        assert self._group is not None, "a sync has begun"
-        self._group.wait("the receivers to take a bucket")
+        if self._group is not None:
+            self._group.wait("the receivers to take a bucket")
 
     def close(self) -> None:
         """Drop the group without the others."""
@@ -120,33 +123,33 @@ class CollectiveReceiver:
         self._rank = index + 1
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
-        self._groups: list[_Group] = []
+        self._groups: dict[int, _Group] = {}
+        """By the rank that sends."""
         self._bucket, self._beside = _nothing(), _nothing()
 
     def begin(self) -> None:
-        """Form the groups, once, in the order of the ranks that send."""
-        if self._store is not None:
-            return
-        channel, plan = self._channel, self.plan
-        rendezvous = Rendezvous(host=channel.host, port=plan.port, secret=channel.session)
-        self._store = RendezvousStore(rendezvous, timeout_s=channel.timeout_s)
-        for sender in range(plan.num_senders):
-            group = _Group(self._store, plan, sender=sender, rank=self._rank, timeout_s=channel.timeout_s)
-            self._groups.append(group)
+        """Go where the processes meet, once."""
+        if self._store is None:
+            channel = self._channel
+            place = Rendezvous(host=channel.host, port=self.plan.port, secret=channel.session)
+            self._store = RendezvousStore(place, timeout_s=channel.timeout_s)
 
     def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
         """The next bucket, in a buffer that is used again. A piece that is one run arrives in its place."""
-        assert self._groups, "a sync has begun"
-        if len(pieces) > len(self._groups):
-            raise ConnectionError(f"pieces of {len(pieces)} ranks, and {len(self._groups)} send")
-        self._bucket = _with_room(self._bucket, num_bytes, self._device)
+        if len(pieces) > self.plan.num_senders:
+            raise ConnectionError(f"pieces of {len(pieces)} ranks, and {self.plan.num_senders} send")
+        if len(self._bucket) < num_bytes:
+            self._bucket = _nothing()  # frees it before there is another one
+            self._bucket = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         bucket, whole = self._bucket[:num_bytes], [[Runs(first=0, stride=0, count=1, length=num_bytes)]]
         places = list(pieces or (whole if num_bytes else []))
         sizes = [sum(runs.num_bytes for runs in piece) for piece in places]
         scattered = [
             index for index, piece in enumerate(places) if len(piece) > 1 or any(r.count > 1 for r in piece)
         ]
-        self._beside = _with_room(self._beside, sum(sizes[index] for index in scattered), self._device)
+        if len(self._beside) < (size := sum(sizes[index] for index in scattered)):
+            self._beside = _nothing()
+            self._beside = torch.empty(size, dtype=torch.uint8, device=self._device)
         contents, at = {}, 0
         for index in scattered:
             contents[index] = self._beside[at : at + sizes[index]]
@@ -154,11 +157,11 @@ class CollectiveReceiver:
         for index, piece in enumerate(places):
             if sizes[index]:
                 direct = bucket[piece[0].first : piece[0].first + sizes[index]]
-                self._groups[index].start(contents.get(index, direct))
-            if self._device.type != "cpu":
-                self._groups[index].wait("a piece of a bucket from the sender")
-        for group in self._groups:
-            group.wait("a piece of a bucket from the sender")
+                self._group(index).start(contents.get(index, direct))
+                if self._device.type != "cpu":
+                    self._group(index).wait(_piece_of(index))
+        for index, group in self._groups.items():
+            group.wait(_piece_of(index))
         for index, content in contents.items():
             put_piece(places[index], content, bucket)
         return bucket
@@ -169,13 +172,22 @@ class CollectiveReceiver:
 
     def close(self) -> None:
         """Drop the groups without the others."""
-        for group in self._groups:
+        for group in self._groups.values():
             group.drop()
-        self._groups = []
+        self._groups = {}
         if self._store is not None:
             self._store.close()
             self._store = None
         self.finish()
+
+    def _group(self, sender: int) -> _Group:
+        """The group of a rank that sends; the first piece of it forms it, which all receivers do in the same order."""
+        if sender not in self._groups:
+            assert self._store is not None, "a sync has begun"
+            self._groups[sender] = _Group(
+                self._store, self.plan, sender=sender, rank=self._rank, timeout_s=self._channel.timeout_s
+            )
+        return self._groups[sender]
 
 
 class _Group:
@@ -267,16 +279,12 @@ def _backend(
     return kind(keys, rank, size, gloo)
 
 
-def _with_room(buffer: Tensor, num_bytes: int, device: torch.device) -> Tensor:
-    """A buffer of at least so many bytes: this one, or another in its place."""
-    if len(buffer) >= num_bytes:
-        return buffer
-    del buffer  # frees the old one first, where nobody else holds it
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-
 def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
+
+
+def _piece_of(sender: int) -> str:
+    return f"a piece of a bucket from rank {sender} of the actor"
 
 
 def _first_sentence(error: Exception) -> str:

@@ -153,7 +153,9 @@ def read_changes(data: Tensor, weight: TensorMetadata, part: ChangedPart) -> Cha
 
 
 def joined_changes(data: Tensor, weight: TensorMetadata, parts: Sequence[ChangedPart]) -> Changes:
-    """Changes of a weight from those of all its parts; raises as `read_changes`."""
+    """Changes of a weight from those of all its parts; raises as `read_changes`, and where there are none."""
+    if not parts:
+        raise ValueError("no part of it has changed")
     changes = [read_changes(data, weight, part) for part in parts]
     if len(changes) == 1:
         return changes[0]
@@ -178,8 +180,8 @@ class SentParts:
     memory, or at least their sums, which show whether they have changed at all.
 
     Bits of weights of more than two bytes an element, which hold every step of an optimizer, are forgotten once most of
-    their elements changed: they will again. Those that are kept never take more host memory than stays free; the others
-    always travel whole.
+    their elements changed: they will again. Those that all ranks keep never take more host memory than stays free; the
+    others always travel whole.
     """
 
     def __init__(self, *, free_bytes: Callable[[], int] = host_free_bytes) -> None:
@@ -189,6 +191,8 @@ class SentParts:
             free_bytes: gives the free host memory.
         """
         self._free_bytes = free_bytes
+        self.num_ranks = 1
+        """Ranks that keep as much each, and may all be on this node."""
         self._parts: dict[str, _SentPart] = {}
         self._left_out: set[str] = set()
         """Names of weights whose bits are not kept."""
@@ -242,7 +246,10 @@ class SentParts:
 
     def _keep(self, name: str, part: _SentPart, bits: Tensor) -> None:
         """Keep the bits of a part, unless that would take more memory than is left then."""
-        if self.num_bytes + bits.nbytes <= self._free_bytes() - bits.nbytes:
+        if (
+            self.num_ranks * (self.num_bytes + bits.nbytes)
+            <= self._free_bytes() - self.num_ranks * bits.nbytes
+        ):
             part.bits = bits.clone()
             self.num_bytes += bits.nbytes
             return

@@ -3,14 +3,15 @@
 Nothing is gathered. The ranks tell each other which bytes of the next weights they hold and how many elements of them
 changed since the last sync (delta.py). So all know what travels of each weight: all, its changes, or nothing. Rank 0
 announces the bucket, in which every rank has its places, and each sends what belongs there. Beside the shards a rank
-holds two pieces, one on its way and one that is being filled.
+holds two pieces, one on its way and one that is being filled; what it casts, which of a weight larger than a bucket is
+its whole part; and the positions of the changes in a bucket.
 
 Only a weight whose parts do not lie between the words of its digest, as a matrix with an odd number of bytes in a row
 does, goes over the ranks of the actor too, to be added up.
 
 Concurrency: `PieceStream` is iterated by all ranks at the same time, in the same order. Rank 0 may end it early by
-`close`; a rank that fails is heard of by rank 0, and by the others when rank 0 ends. Each rank then closes its
-transport, so that no receiver waits for it.
+`close`. A rank that fails closes its transport at once, so that no receiver waits for it, takes part in what the ranks
+do together, and is heard of by all before the next bucket.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from strop.engines.checksum import host
-from strop.engines.checksum.tensors import WORD_BYTES, finish
+from strop.engines.checksum.tensors import finish
 from strop.engines.weight_parts import Part, Runs
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.weight_sync.delta import ChangedPart, Changes, SentParts, changes_num_bytes, write_changes
@@ -35,10 +36,13 @@ from strop.rollout.weight_sync.transport import SendingTransport
 
 logger = logging.getLogger(__name__)
 
-_FINE, _FAILED, _LOST = 0, 1, 2
-"""State of a rank: _LOST is one that cannot send, which the receivers or the network have caused."""
+_FINE, _FAILED, _LOST, _OVER = 0, 1, 2, 3
+"""State of a rank: _LOST is one that cannot send, which the receivers or the network have caused; with _OVER rank 0
+ends the stream."""
 _NUMBERS = 5
 """Of one offer, as the ranks tell it to each other."""
+
+T = TypeVar("T")
 
 
 class PieceTransport(SendingTransport, Protocol):
@@ -97,8 +101,9 @@ class PieceStream:
         self._source = _tensors(module, metadata, weights)
         self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
         self._transport, self._ranks, self._last, self._is_known = transport, ranks, last, is_known
+        last.num_ranks = ranks.size
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
-        self._staging = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._staging = [_bytes(0), _bytes(0)]
         self._failure: Exception | None = None
         self._buckets = self._send_all()
         self._is_over = False
@@ -122,7 +127,7 @@ class PieceStream:
         """Tell the other ranks, if they wait for another bucket, that none comes. Rank 0 alone calls this."""
         if not self._is_over:
             self._is_over = True
-            self._ranks.go_on(False)
+            self._ranks.gathered([_OVER])
 
     def _send_all(self) -> Iterator[Bucket]:
         self._do(self._transport.begin)
@@ -133,23 +138,11 @@ class PieceStream:
             heard = self._heard([number for one in own for number in _as_numbers(one)])
             if heard is None:
                 return
-            offers = [_offers(row) for row in heard]
-            self._add_up(group, own, offers)
-            for number, bucket in enumerate(self._buckets_of(group, own, offers)):
-                if number and not self._goes_on():
-                    return
-                if self._ranks.rank == 0:
-                    yield bucket
-                self.sent_bytes += len(bucket.data)
-                self._do(lambda data=bucket.data: self._transport.send(data))  # type: ignore[misc]
+            yield from self._send_group(group, own, [_offers(row) for row in heard])
+            del own  # before those of the next weights are cast
         self._do(self._transport.finish)
+        self._do(self._check_end)
         if not self._goes_on():
-            return
-        if extra := next(self._source, None):
-            self._failure = ValueError(
-                f"the weights go on with {extra[0]} after the last one of the model's own"
-            )
-        if self._heard([]) is None:
             return
         self._is_over = True
         totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
@@ -158,23 +151,62 @@ class PieceStream:
             for weight, total in zip(self._metadata, totals, strict=True)
         }
 
+    def _send_group(
+        self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
+    ) -> Iterator[Bucket]:
+        """Send this rank's pieces of some weights, in one bucket, none, or several of one large weight. A rank that
+        has failed sends nothing, and hears with the others when the next bucket comes."""
+        self._add_up(group, own, offers)
+        layout = self._laid_out(group, offers)
+        contents = self._do(_contents, group, own, layout)
+        is_cut = layout.num_bytes > self._bucket_bytes
+        for start in layout.starts(self._bucket_bytes):
+            if self._is_over or (start and not self._goes_on()):
+                return
+            stop = min(layout.num_bytes, start + self._bucket_bytes)
+            pieces = layout.pieces(start, stop)
+            window = (start, stop) if is_cut else None
+            data = self._do(self._joined, contents, window, pieces[self._ranks.rank], stop - start)
+            if self._ranks.rank == 0:
+                assert data is not None, "a failure is raised"
+                yield Bucket(
+                    entries=tuple(layout.entries), num_bytes=stop - start, data=data,
+                    start=start if is_cut else None, changes=layout.changes,
+                    pieces=() if self._ranks.size == 1 else pieces,
+                )  # fmt: skip
+            self._do(self._send, data)
+            del data
+
     def _goes_on(self) -> bool:
-        """Rank 0 goes on, once there is room."""
+        """All ranks have done their parts so far, and there is room for the next one."""
+        if self._is_over or self._heard([]) is None:
+            return False
         if self._ranks.rank == 0:
             self._transport.wait_for_room()
-        return self._ranks.go_on(True)
+        return self._heard([]) is not None
 
-    def _do(self, call: Callable[[], object]) -> None:
-        """A step of the transport. On rank 0 a failure is raised, and `close` lets the others know; they tell of theirs
-        when they are next heard."""
+    def _do(self, call: Callable[..., T], *arguments: object) -> T | None:
+        """A step of this rank alone; nothing once one has failed. On rank 0 a failure is raised, and `close` lets the
+        others know; they tell of theirs when they are next heard. Until then the receivers hear that nothing comes."""
         if self._failure is not None:
-            return
+            return None
         try:
-            call()
+            return call(*arguments)
         except Exception as error:
             if self._ranks.rank == 0:
                 raise
+            logger.error("rank %d of the actor cannot send weights: %s", self._ranks.rank, error)
             self._failure = error
+            self._transport.close()
+            return None
+
+    def _send(self, data: Tensor) -> None:
+        self._transport.send(data)
+        self.sent_bytes += len(data)
+
+    def _check_end(self) -> None:
+        if extra := next(self._source, None):
+            raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
 
     def _own_parts(self, group: Sequence[TensorMetadata]) -> list[_Own]:
         """This rank's parts of some weights; nothing of any where one cannot be given, which `_heard` tells of."""
@@ -194,25 +226,27 @@ class PieceStream:
             return [_Own() for _ in group]
 
     def _heard(self, numbers: list[int]) -> list[list[int]] | None:
-        """These numbers of every rank. Where one has failed every rank raises: its own error, or that another has one.
-        Where one has lost the receivers, rank 0 raises, which says what came of the sync; the others get None."""
+        """These numbers of every rank; None where the stream has ended.
+
+        Where a rank has failed it raises its error, and the others that there is one; so does rank 0 where a rank has
+        lost the receivers, which says what came of the sync, while the others get None.
+        """
         is_lost = isinstance(self._failure, ConnectionError | TimeoutError)
         state = _FINE if self._failure is None else _LOST if is_lost else _FAILED
         rows = self._ranks.gathered([state, *numbers])
-        failed = [rank for rank, row in enumerate(rows) if row[0] == _FAILED]
-        lost = [rank for rank, row in enumerate(rows) if row[0] == _LOST]
-        self._is_over = bool(failed or lost)
-        if failed:
-            raise (self._failure if state == _FAILED else None) or RuntimeError(
-                f"rank {failed[0]} of the actor could not give its part of the weights; its log says why"
+        states = [row[0] for row in rows]
+        self._is_over = any(states)
+        if self._failure is not None and state == _FAILED:
+            raise self._failure
+        if _FAILED in states and states[0] != _OVER:
+            raise RuntimeError(
+                f"rank {states.index(_FAILED)} of the actor could not give its part of the weights; its log says why"
             )
-        if not lost:
-            return [row[1:] for row in rows]
-        if self._failure is not None:
-            logger.warning("rank %d of the actor cannot send weights: %s", self._ranks.rank, self._failure)
-        if self._ranks.rank == 0:
-            raise ConnectionError(f"rank {lost[0]} of the actor could not send its part; its log says why")
-        return None
+        if _LOST in states and self._ranks.rank == 0:
+            raise ConnectionError(
+                f"rank {states.index(_LOST)} of the actor could not send its part; its log says why"
+            )
+        return None if self._is_over else [row[1:] for row in rows]
 
     def _add_up(
         self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
@@ -224,59 +258,41 @@ class PieceStream:
                 self._sums[weight.name] += own[index].word_sum
                 continue
             for start in range(0, weight.num_bytes, self._bucket_bytes):
-                window = torch.zeros(min(self._bucket_bytes, weight.num_bytes - start), dtype=torch.uint8)
-                part = own[index].part
-                if part is not None:
-                    part.fill(window, start)
+                size = min(self._bucket_bytes, weight.num_bytes - start)
+                window = self._do(_filled, own[index].part, start, size)
+                if self._heard([]) is None:
+                    return
+                assert window is not None, "no rank has failed"
                 self._ranks.summed(window)
-                each = -(-len(window) // (WORD_BYTES * self._ranks.size)) * WORD_BYTES
-                share = window[self._ranks.rank * each : (self._ranks.rank + 1) * each]
-                if len(share):
-                    first_byte = start + self._ranks.rank * each
-                    self._sums[weight.name] += int(host.word_sum(share, first_byte=first_byte))
+                self._sums[weight.name] += host.word_sum_of_share(
+                    window, first_byte=start, rank=self._ranks.rank, num_ranks=self._ranks.size
+                )
 
-    def _buckets_of(
-        self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
-    ) -> Iterator[Bucket]:
-        """Buckets of some weights: one, none, or several of one large weight."""
+    def _laid_out(
+        self, group: Sequence[TensorMetadata], offers: Sequence[Sequence[_Offer | None]]
+    ) -> _Layout:
+        """The bucket of some weights, the same on every rank."""
         layout = _Layout(num_ranks=self._ranks.size)
-        contents: list[Part | Tensor] = []
         for index, weight in enumerate(group):
-            part, changes, parts = own[index].part, own[index].changes, [row[index] for row in offers]
+            parts = [row[index] for row in offers]
             counts = [offer.num_changed for offer in parts if offer is not None]
             changed_bytes = sum(
                 changes_num_bytes(weight.dtype.itemsize, n) + ALIGNMENT for n in counts if n > 0
             )
+            limit = min(weight.num_bytes, self._bucket_bytes)
             if self._is_known and not any(counts):
                 self.unchanged.append(weight.name)
-            elif min(counts, default=-1) >= 0 and changed_bytes - ALIGNMENT < min(
-                weight.num_bytes, self._bucket_bytes
-            ):
+            elif min(counts, default=-1) >= 0 and changed_bytes - ALIGNMENT < limit:
                 layout.add_changes(weight, parts)
-                if changes is not None and len(changes.positions):
-                    contents.append(write_changes(changes))
             else:
                 layout.add_whole(weight, parts)
-                if part is not None:
-                    contents.append(part)
-        if not layout.entries:
-            return
-        for start in range(0, max(1, layout.num_bytes), self._bucket_bytes):
-            stop, is_cut = (
-                min(layout.num_bytes, start + self._bucket_bytes),
-                layout.num_bytes > self._bucket_bytes,
-            )
-            pieces = layout.pieces(start, stop)
-            window = (start, stop) if is_cut else None
-            yield Bucket(
-                entries=tuple(layout.entries), num_bytes=stop - start,
-                data=self._joined([_content(one, window) for one in contents], pieces[self._ranks.rank], stop - start),
-                start=start if is_cut else None, changes=layout.changes,
-                pieces=() if self._ranks.size == 1 else pieces,
-            )  # fmt: skip
+        return layout
 
-    def _joined(self, contents: Sequence[Tensor], places: Sequence[Runs], num_bytes: int) -> Tensor:
+    def _joined(
+        self, given: Sequence[Part | Tensor], window: tuple[int, int] | None, places: Sequence[Runs], num_bytes: int
+    ) -> Tensor:  # fmt: skip
         """This rank's piece: its contents one behind the other; all of the bucket where it is alone."""
+        contents = [_content(one, window) for one in given]
         is_alone = self._ranks.size == 1
         size = num_bytes if is_alone else sum(len(content) for content in contents)
         if len(contents) == 1 and len(contents[0]) == size:
@@ -284,6 +300,7 @@ class PieceStream:
         self._staging.reverse()  # the other one may be on its way
         device = contents[0].device if contents else self._staging[0].device
         if len(self._staging[0]) < size or self._staging[0].device != device:
+            self._staging[0] = _bytes(0)  # frees it before there is another one
             self._staging[0] = torch.empty(size, dtype=torch.uint8, device=device)
         data, at = self._staging[0][:size], 0
         for index, content in enumerate(contents):
@@ -301,6 +318,10 @@ class _Layout:
         self.changes: dict[str, tuple[ChangedPart, ...]] = {}
         self.num_bytes = 0
         self._places: list[list[Runs]] = [[] for _ in range(num_ranks)]
+
+    def starts(self, bucket_bytes: int) -> Iterable[int]:
+        """First bytes of the buckets of this size into which it is cut."""
+        return range(0, max(1, self.num_bytes), bucket_bytes) if self.entries else ()
 
     def add_whole(self, weight: TensorMetadata, offers: Sequence[_Offer | None]) -> None:
         """A weight of which every rank gives its part."""
@@ -341,11 +362,35 @@ def _tensors(
     yield from own_weights(module, metadata) if weights is None else weights
 
 
+def _contents(group: Sequence[TensorMetadata], own: Sequence[_Own], layout: _Layout) -> list[Part | Tensor]:
+    """Bytes that a rank gives of the weights of a bucket."""
+    names, contents = {weight.name for weight, _ in layout.entries}, list[Part | Tensor]()
+    for weight, one in zip(group, own, strict=True):
+        if weight.name in layout.changes:
+            if one.changes is not None and len(one.changes.positions):
+                contents.append(write_changes(one.changes))
+        elif weight.name in names and one.part is not None:
+            contents.append(one.part)
+    return contents
+
+
 def _content(one: Part | Tensor, window: tuple[int, int] | None) -> Tensor:
     """Bytes that a rank gives: changes as they are, and of a part all, or those in a window of its weight."""
     if isinstance(one, Tensor):
         return one
     return one.runs.view(-1) if window is None else one.between(*window)
+
+
+def _bytes(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _filled(part: Part | None, start: int, size: int) -> Tensor:
+    """Bytes [size] uint8 of a weight from `start` on: those of this part, and zeros."""
+    window = torch.zeros(size, dtype=torch.uint8)
+    if part is not None:
+        part.fill(window, start)
+    return window
 
 
 def _as_numbers(own: _Own) -> list[int]:

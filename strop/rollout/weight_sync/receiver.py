@@ -325,6 +325,7 @@ class _IncomingSync:
                         self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
                     else:
                         self._load_bucket(transfer, target, num_buckets, arriving, changed, data)
+                    del data  # the transport's memory, which it may have to replace
                     num_buckets += 1
                 case {"kind": "commit"}:
                     transport.finish()

@@ -204,16 +204,16 @@ class _Session:
             self._base = digest
             return digest, transport.plan.name, sent.num_bytes
         except ReceiverFailed as error:
-            self._give_up(f"it failed at {error}")
+            self._give_up(f"it failed at {error}", outgoing)
             raise SyncError(f"sync {version} failed at {error}") from error
         except (TimeoutError, ConnectionError) as error:
             # A receiver that breaks a transfer says why; one that is late is named already.
             cause = "" if isinstance(error, TimeoutError) else self._channel.failure_of_receiver()
             reason = cause or str(error)
-            self._give_up(reason)
+            self._give_up(reason, outgoing)
             raise SyncError(f"sync {version} stopped: {reason}") from error
         except BaseException as error:
-            self._give_up(str(error) or type(error).__name__)
+            self._give_up(str(error) or type(error).__name__, outgoing)
             raise
         finally:
             outgoing.give_up()  # nothing where it has ended
@@ -253,9 +253,13 @@ class _Session:
             pieces=pieces,
         )
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, outgoing: Outgoing) -> None:
+        """Tell the receivers, and end the transport: a store once no rank writes any more, a group before the other
+        ranks hear of it, which may wait in it."""
         with suppress(ConnectionError):
             self._channel.tell("abort", reason=reason)
+        if self._choice.uses_store:
+            outgoing.give_up()
         self._choice.drop()
 
 

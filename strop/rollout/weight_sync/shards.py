@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from strop.engines.checksum import host
-from strop.engines.checksum.tensors import WORD_BYTES, finish
+from strop.engines.checksum.tensors import finish
 from strop.engines.parallel.pipeline import pipeline_of
 from strop.engines.weight_parts import Part, adds_up, part_of
 from strop.engines.weights import TensorMetadata, WeightsMetadata
@@ -190,12 +190,9 @@ class ShardStream:
             if self._adds_up(tensor, weight):
                 continue
             place, first = _place(weight, offset, window, start)
-            each = -(-len(place) // (WORD_BYTES * self._ranks.size)) * WORD_BYTES
-            share = place[self._ranks.rank * each : (self._ranks.rank + 1) * each]
-            if len(share):
-                self._sums[weight.name] += int(
-                    host.word_sum(share, first_byte=first + self._ranks.rank * each)
-                )
+            self._sums[weight.name] += host.word_sum_of_share(
+                place, first_byte=first, rank=self._ranks.rank, num_ranks=self._ranks.size
+            )
 
 
 def _place(weight: TensorMetadata, offset: int, window: Tensor, start: int) -> tuple[Tensor, int]:

@@ -93,13 +93,11 @@ class StoreSender:
         """Nothing to do: the last files lie in the store until the next sync."""
 
     def close(self) -> None:
-        """Remove the files, and on rank 0 the folder."""
+        """On rank 0 remove the folder with the files of all ranks, which have no use for it any more."""
         if self._store is None:
             return
         try:
-            if self._channel is None:
-                self._remove_before(self._bucket + 1)
-            else:
+            if self._channel is not None:
                 self._store.remove_all()
         except (ConnectionError, TimeoutError) as error:
             logger.warning("%s stays, because it cannot be removed: %s", self.plan.path, error)

@@ -51,6 +51,11 @@ class TransportChoice:
         self._file = None if store else self._make_file()
 
     @property
+    def uses_store(self) -> bool:
+        """All syncs go through a store."""
+        return bool(self._store)
+
+    @property
     def memory_path(self) -> str:
         """File by which a receiver finds out whether it is on this node; "" for none."""
         return "" if self._file is None else str(self._file.path)

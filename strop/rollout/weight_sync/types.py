@@ -44,8 +44,7 @@ class SyncReport:
     seconds: float
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str
-    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on ranks of the actor but
-    0."""
+    """`engines.checksum.models.combine_digests` of what was sent and what is live; "" on ranks of the actor but 0."""
     failure: str = ""
     """Reason for which the sync was not completed; "" where it was."""
 

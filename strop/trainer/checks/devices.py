@@ -50,10 +50,11 @@ def check_cores(resources: ResourcesConfig) -> None:
 
     num_processes = resources.ranks + sum(resources.apart.values())
     needed, cores = num_processes * resources.cpus_per_rank, private_cores()
+    lower = "resources.ranks or resources.apart" if resources.apart else "resources.ranks"
     if cores is not None and needed > cores + 1e-6:
         raise ValueError(
             f"{num_processes} processes (resources.ranks and resources.apart) with "
             f"resources.cpus_per_rank={resources.cpus_per_rank:g} need {needed:g} CPU cores, and this machine has "
-            f"{cores}: lower resources.ranks, lower resources.cpus_per_rank (a fraction lets processes share a core), "
+            f"{cores}: lower {lower}, lower resources.cpus_per_rank (a fraction lets processes share a core), "
             f"or name a cluster in resources.address"
         )

@@ -81,7 +81,7 @@ class ByteStore:
             self._system.rm_file(f"{self._root}/{name}")
 
     def _remove_all(self) -> None:
-        if self._system.exists(self._root):
+        with suppress(FileNotFoundError):
             self._system.rm(self._root, recursive=True)
 
     def _done(self, call: Callable[[], T]) -> T:
