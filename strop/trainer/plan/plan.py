@@ -199,5 +199,5 @@ def _assumptions(config: Config, lengths: Lengths, device: Device) -> list[str]:
     if any(engine.kind == "megatron" for engine in config.used_engines.values()):
         lines.append("Megatron's engine is counted like the torch engine of the same axes")
     if any(engine.compile for engine in config.used_engines.values()):
-        lines.append("engine.compile is not counted: it keeps less and is faster")
+        lines.append("compiled layers (compile of an engine) are not counted: they keep less and are faster")
     return lines

@@ -437,7 +437,14 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
 ) -> None:
     path, model = models(kind)
     camera = Camera(ToolResponse(image=[png(HIGH), png(WIDE)]), ToolResponse(text="none"))
-    trajectories = played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
+    trajectories = [
+        dataclasses.replace(
+            one, response_ids=(40 + number, *one.response_ids[1:])
+        )  # they share no more than the prompt
+        for number, one in enumerate(
+            played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
+        )
+    ]
     assert len({one.media for one in trajectories}) > 1, "samples of the group carry different images"
     rows = rows_of(trajectories)
     packed = pack(rows, model)
