@@ -437,13 +437,11 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
 ) -> None:
     path, model = models(kind)
     camera = Camera(ToolResponse(image=[png(HIGH), png(WIDE)]), ToolResponse(text="none"))
-    trajectories = [
-        dataclasses.replace(
-            one, response_ids=(40 + number, *one.response_ids[1:])
-        )  # they share no more than the prompt
-        for number, one in enumerate(
-            played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
-        )
+    played_ones = played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
+    check_exact(model, played_ones)
+    trajectories = [  # which share no more than the prompt
+        dataclasses.replace(one, response_ids=(40 + number, *one.response_ids[1:]))
+        for number, one in enumerate(played_ones)
     ]
     assert len({one.media for one in trajectories}) > 1, "samples of the group carry different images"
     rows = rows_of(trajectories)
@@ -468,7 +466,6 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
         torch.testing.assert_close(found[:, :num_prompt], expected[:, 0, :num_prompt])
         torch.testing.assert_close(found[:, at : at + suffix], expected[:, 0, num_prompt:-1])
         at += suffix
-    check_exact(model, trajectories)
 
 
 def test_another_image_in_the_result_makes_other_answers(folder: Path) -> None:
