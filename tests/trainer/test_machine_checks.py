@@ -15,7 +15,12 @@ from strop.trainer.start import start_run
 ON_RAY = ("model.path=m", "resources.device=cpu", "resources.runtime=ray")
 
 
-def test_too_many_processes_are_refused_before_the_folder_is_there(tmp_path: Path) -> None:
+def test_too_many_processes_are_refused_before_the_folder_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cluster, "private_cores", lambda: 4
+    )  # unknown where another test has connected to Ray
     config = load_config(Config, overrides=[*ON_RAY, "resources.ranks=999", "resources.apart={rollout: 1}"])
     sentence = (
         r"^1000 processes \(resources.ranks and resources.apart\) with resources.cpus_per_rank=1 need 1000 CPU cores, "
