@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tiny_runs import check_records, train_in
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.data.tiny_model import CHARACTERS
+from strop.observability.trackers.setup import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,14 +27,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> LearningTask:
     return LearningTask(tmp_path_factory.mktemp("learning-on-ranks"))
 
 
-def check_learned(folder: Path, task: LearningTask, *overrides: str) -> None:
-    """The pass rate rises by twenty points and more."""
+def check_learned(folder: Path, task: LearningTask, *overrides: str, rise: float = 0.2) -> None:
+    """The pass rate rises by `rise` and more."""
     done = train_in(folder, task.config(None, *RANKS, *overrides))
     before, after = done.result.pass_rate_start, done.result.pass_rate_final
     assert before is not None
     assert after is not None
     assert 0.15 < before < 0.7
-    assert after >= before + 0.2, (before, after)
+    assert after >= before + rise, (before, after)
     check_records(folder, num_steps=40)
 
 
@@ -58,11 +60,17 @@ def test_with_matrices_over_two_of_four_ranks_it_learns(task: LearningTask, tmp_
 
 
 def test_a_reward_model_teaches_without_the_reward_function(task: LearningTask, tmp_path: Path) -> None:
+    """The judge's word rises by as much as other rewards do; the pass rate by less where the judge errs."""
     judge = train_judge(tmp_path / "judge", task.sft.model)
     check_learned(
         tmp_path / "run", task, f"reward_model.path='{judge}'", "reward.weight=0",
-        "algorithm.use_kl_loss=true", "algorithm.kl_loss_coef=0.05",
+        "algorithm.use_kl_loss=true", "algorithm.kl_loss_coef=0.05", rise=0.1,
     )  # fmt: skip
+    steps = [
+        row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "reward_model/score/mean" in row
+    ]
+    words = [row["reward_model/score/mean"] for row in steps]
+    assert fmean(words[-5:]) >= fmean(words[:5]) + 0.2
 
 
 def train_judge(folder: Path, policy: Path) -> Path:
