@@ -4,15 +4,22 @@ Each rank of the sender and all receivers form a process group, over which the r
 with its first piece, so that a rank that holds what others give has none. The groups are made directly from a backend's
 object, because the default groups of the two sides are different ones.
 
-With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones. With NCCL
-they come one after the other, and each rank waits for its own, so that two communicators never compete for one device.
-The NCCL path has not run on a GPU yet.
+A piece is a number of broadcasts: what is large goes by itself, out of the memory where it lies and, where it is one
+run, into its place in the bucket; what is small is joined (`messages`).
+
+With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones and the
+receivers load the one before: they expect a bucket before they use that. With NCCL pieces come one after the other,
+and each rank waits for its own, so that two communicators never compete for one device. The NCCL path has not run on a
+GPU yet.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +30,7 @@ from torch._C._distributed_c10d import PrefixStore
 from strop.controller.store_server import Rendezvous, RendezvousServer, RendezvousStore
 from strop.engines.weight_parts import Runs
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
+from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
 from strop.utils.device import collective_backend
 from strop.utils.network_interfaces import keep_to_interface
@@ -30,6 +38,10 @@ from strop.utils.network_interfaces import keep_to_interface
 PLAN_NAME = "collective"
 SENDER = 0
 """Rank of the sender in its group; receiver i is rank i + 1."""
+MAX_HOST_BUCKET_BYTES = 32 << 20
+"""Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded."""
+_MESSAGE_BYTES = 1 << 20
+"""Contents of so many bytes are a broadcast of their own."""
 _POLL_S = 0.0005
 """Between two looks at a broadcast that runs on a device."""
 
@@ -56,6 +68,13 @@ class CollectiveSender:
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
         self._group: _Group | None = None
+        self._staging = [_Memory(self._device), _Memory(self._device)]
+        """For what is joined: of the piece that is on its way, and of the next one."""
+
+    @property
+    def max_bucket_bytes(self) -> int:
+        """In host memory few bytes, so that a bucket is filled, and another one loaded, while one travels."""
+        return MAX_HOST_BUCKET_BYTES if self._device.type == "cpu" else BUCKET_BYTES
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -65,22 +84,29 @@ class CollectiveSender:
     def wait_for_room(self) -> None:
         """Nothing to do: `send` waits for the piece before."""
 
-    def send(self, data: Tensor) -> None:
-        """Start a broadcast once the one before it is done; the first one forms the group."""
+    def send(self, contents: Sequence[Tensor]) -> None:
+        """Start the broadcasts of a piece once those of the one before are done; the first one forms the group."""
+        sizes = [len(content) for content in contents]
+        cuts = messages(sizes)
+        self._staging.reverse()
+        room = self._staging[0].taken([sum(sizes[cut]) for cut in cuts if _is_joined(sizes[cut])])
+        ready = [
+            _joined(contents[cut], room) if _is_joined(sizes[cut]) else contents[cut.start] for cut in cuts
+        ]
         self.finish()
-        if not len(data):
-            return
-        if self._group is None:
+        if ready and self._group is None:
             assert self._store is not None, "a sync has begun"
             self._group = _Group(
                 self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
             )
-        self._group.start(data.to(self._device))
-        if self._device.type != "cpu":
-            self.finish()
+        for data in ready:
+            assert self._group is not None, "there is something to send"
+            self._group.start(data.to(self._device))
+            if self._device.type != "cpu":
+                self.finish()
 
     def finish(self) -> None:
-        """Wait for the broadcast that is under way."""
+        """Wait for the broadcasts that are under way."""
         if self._group is not None:
             self._group.wait("the receivers to take a bucket")
 
@@ -125,7 +151,14 @@ class CollectiveReceiver:
         self._store: RendezvousStore | None = None
         self._groups: dict[int, _Group] = {}
         """By the rank that sends."""
-        self._bucket, self._beside = _nothing(), _nothing()
+        self._memory = [(_Memory(self._device), _Memory(self._device)) for _ in range(2)]
+        """For a bucket, and for what arrives beside it; of the next bucket, and of the one before."""
+        self._expected: deque[_Expected] = deque()
+
+    @property
+    def num_ahead(self) -> int:
+        """On a device each bucket comes by itself."""
+        return 1 if self._device.type == "cpu" else 0
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -134,41 +167,48 @@ class CollectiveReceiver:
             place = Rendezvous(host=channel.host, port=self.plan.port, secret=channel.session)
             self._store = RendezvousStore(place, timeout_s=channel.timeout_s)
 
-    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
-        """The next bucket, in a buffer that is used again. A piece that is one run arrives in its place."""
+    def expect(self, num_bytes: int, pieces: Pieces) -> None:
+        """Start the broadcasts of a bucket. What is one run arrives in its place."""
         if len(pieces) > self.plan.num_senders:
             raise ConnectionError(f"pieces of {len(pieces)} ranks, and {self.plan.num_senders} send")
-        if len(self._bucket) < num_bytes:
-            self._bucket = _nothing()  # frees it before there is another one
-            self._bucket = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        bucket, whole = self._bucket[:num_bytes], [[Runs(first=0, stride=0, count=1, length=num_bytes)]]
-        places = list(pieces or (whole if num_bytes else []))
-        sizes = [sum(runs.num_bytes for runs in piece) for piece in places]
-        scattered = [
-            index for index, piece in enumerate(places) if len(piece) > 1 or any(r.count > 1 for r in piece)
+        cuts = [
+            (rank, piece[cut])
+            for rank, piece in enumerate(pieces)
+            for cut in messages([runs.num_bytes for runs in piece])
         ]
-        if len(self._beside) < (size := sum(sizes[index] for index in scattered)):
-            self._beside = _nothing()
-            self._beside = torch.empty(size, dtype=torch.uint8, device=self._device)
-        contents, at = {}, 0
-        for index in scattered:
-            contents[index] = self._beside[at : at + sizes[index]]
-            at += sizes[index]
-        for index, piece in enumerate(places):
-            if sizes[index]:
-                direct = bucket[piece[0].first : piece[0].first + sizes[index]]
-                self._group(index).start(contents.get(index, direct))
-                if self._device.type != "cpu":
-                    self._group(index).wait(_piece_of(index))
-        for index, group in self._groups.items():
-            group.wait(_piece_of(index))
-        for index, content in contents.items():
-            put_piece(places[index], content, bucket)
-        return bucket
+        self._memory.reverse()
+        memory, beside = self._memory[0]
+        (bucket,) = memory.taken([num_bytes])
+        coming = _Expected(bucket)
+        self._expected.append(coming)
+        room = beside.taken([_num_bytes(places) for _, places in cuts if not _is_one_run(places)])
+        for rank, places in cuts:
+            if _is_one_run(places):
+                data = bucket[places[0].first : places[0].stop]
+            else:
+                data = next(room)
+                coming.beside.append((places, data))
+            self._group(rank).start(data)
+            if self._device.type == "cpu":
+                coming.num_messages[rank] += 1
+            else:
+                self._group(rank).wait(_piece_of(rank))
+
+    def receive(self) -> Tensor:
+        """The bucket that was expected first, once all of it is there."""
+        coming = self._expected.popleft()
+        for rank, count in coming.num_messages.items():
+            self._groups[rank].wait(_piece_of(rank), count=count)
+        for places, content in coming.beside:
+            put_piece(places, content, coming.bucket)
+        return coming.bucket
 
     def finish(self) -> None:
-        """Free the buffers: the memory is wanted for generation."""
-        self._bucket = self._beside = _nothing()
+        """Free the memory: it is wanted for generation."""
+        self._expected.clear()
+        for pair in self._memory:
+            for memory in pair:
+                memory.clear()
 
     def close(self) -> None:
         """Drop the groups without the others."""
@@ -200,7 +240,7 @@ class _Group:
         self._device = torch.device(plan.device)
         self._timeout_s = timeout_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._under_way: tuple[dist.Work, Tensor] | None = None
+        self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
         try:
             self._backend = _backend(store, sender, rank, plan.size, self._device, self._timeout)
         except RuntimeError as error:
@@ -215,34 +255,75 @@ class _Group:
         options.rootRank, options.rootTensor, options.timeout = SENDER, 0, self._timeout
         try:
             # Kept here only: a reference in the frames of an error would keep the connections open.
-            self._under_way = (self._backend.broadcast([data], options), data)
+            self._under_way.append((self._backend.broadcast([data], options), data))
         except RuntimeError as error:
             raise ConnectionError(f"the broadcast of a bucket failed: {_first_sentence(error)}") from error
 
-    def wait(self, waiting_for: str) -> None:
-        """Until the broadcast that was started is done, or its deadline; nothing when there is none."""
+    def wait(self, waiting_for: str, *, count: int | None = None) -> None:
+        """Until so many of the broadcasts that were started are done, or their deadline; all, without a number."""
         deadline = time.monotonic() + self._timeout_s
-        if self._under_way is None:
-            return
-        try:
-            if self._device.type != "cpu":
-                # `wait` of a device's backend only orders streams.
-                while not self._under_way[0].is_completed():
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"waited {self._timeout_s:g} s for {waiting_for}")
-                    time.sleep(_POLL_S)
-            self._under_way[0].wait()
-        except RuntimeError as error:
-            raise ConnectionError(
-                f"the broadcast broke while waiting for {waiting_for}: {_first_sentence(error)}"
-            ) from error
-        self._under_way = None
+        for _ in range(len(self._under_way) if count is None else count):
+            try:
+                if self._device.type != "cpu":
+                    # `wait` of a device's backend only orders streams.
+                    while not self._under_way[0][0].is_completed():
+                        if time.monotonic() > deadline:
+                            raise TimeoutError(f"waited {self._timeout_s:g} s for {waiting_for}")
+                        time.sleep(_POLL_S)
+                self._under_way[0][0].wait()
+            except RuntimeError as error:
+                raise ConnectionError(
+                    f"the broadcast broke while waiting for {waiting_for}: {_first_sentence(error)}"
+                ) from error
+            self._under_way.popleft()
 
     def drop(self) -> None:
         """End it without the others, whose waits end with it: the connections close with the last reference."""
         self._backend.abort()
-        self._under_way = None
+        self._under_way.clear()
         self._backend = None
+
+
+@dataclass
+class _Expected:
+    """A bucket on its way."""
+
+    bucket: Tensor
+    beside: list[tuple[Sequence[Runs], Tensor]] = field(default_factory=list)
+    """What arrives beside it, with its places in it."""
+    num_messages: Counter[int] = field(default_factory=Counter)
+    """Broadcasts of each rank of the sender that it waits for."""
+
+
+class _Memory:
+    """Memory that is used again, and replaced where more is wanted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.clear()
+
+    def taken(self, sizes: Sequence[int]) -> Iterator[Tensor]:
+        """[n] uint8 of each of these sizes, one behind the other."""
+        if len(self._data) < sum(sizes):
+            self.clear()  # frees it before there is another one
+            self._data = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        return iter(self._data[: sum(sizes)].split(list(sizes)))
+
+    def clear(self) -> None:
+        """Give it back."""
+        self._data = torch.empty(0, dtype=torch.uint8)
+
+
+def messages(sizes: Sequence[int]) -> list[slice]:
+    """Broadcasts of contents of these sizes [n] bytes: what is large goes by itself, neighbours that are small go
+    together. Both sides come to the same answer."""
+    cuts: list[slice] = []
+    for index, size in enumerate(sizes):
+        if cuts and max(size, sizes[index - 1]) < _MESSAGE_BYTES:
+            cuts[-1] = slice(cuts[-1].start, index + 1)
+        else:
+            cuts.append(slice(index, index + 1))
+    return cuts
 
 
 def common_device(devices: list[str]) -> torch.device:
@@ -279,8 +360,25 @@ def _backend(
     return kind(keys, rank, size, gloo)
 
 
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+def _is_joined(sizes: Sequence[int]) -> bool:
+    return len(sizes) > 1
+
+
+def _joined(contents: Sequence[Tensor], room: Iterator[Tensor]) -> Tensor:
+    """Contents one behind the other, in the next room."""
+    data, at = next(room), 0
+    for content in contents:
+        data[at : at + len(content)].copy_(content)
+        at += len(content)
+    return data
+
+
+def _is_one_run(places: Sequence[Runs]) -> bool:
+    return len(places) == 1 and places[0].count == 1
+
+
+def _num_bytes(places: Sequence[Runs]) -> int:
+    return sum(runs.num_bytes for runs in places)
 
 
 def _piece_of(sender: int) -> str:
