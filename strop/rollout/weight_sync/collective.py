@@ -38,8 +38,9 @@ from strop.utils.network_interfaces import keep_to_interface
 PLAN_NAME = "collective"
 SENDER = 0
 """Rank of the sender in its group; receiver i is rank i + 1."""
-MAX_HOST_BUCKET_BYTES = 32 << 20
-"""Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded."""
+MAX_HOST_BUCKET_BYTES = 8 << 20
+"""Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded,
+and a receiver touches memory of two that is new in each sync."""
 _MESSAGE_BYTES = 1 << 20
 """Contents of so many bytes are a broadcast of their own."""
 _POLL_S = 0.0005
@@ -81,8 +82,13 @@ class CollectiveSender:
         if self._store is None:
             self._store = RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
 
+    @property
+    def needs_room(self) -> bool:
+        """No: `send` waits for the piece before."""
+        return False
+
     def wait_for_room(self) -> None:
-        """Nothing to do: `send` waits for the piece before."""
+        """Nothing to do."""
 
     def send(self, contents: Sequence[Tensor]) -> None:
         """Start the broadcasts of a piece once those of the one before are done; the first one forms the group."""

@@ -52,6 +52,11 @@ class PieceTransport(SendingTransport, Protocol):
         """Limit of a bucket, the same on every rank."""
         ...
 
+    @property
+    def needs_room(self) -> bool:
+        """`wait_for_room` has something to wait for."""
+        ...
+
     def wait_for_room(self) -> None:
         """On rank 0: wait until the receivers have taken so many buckets that all ranks may send another one."""
         ...
@@ -179,6 +184,8 @@ class PieceStream:
         """All ranks have done their parts so far, and there is room for the next one."""
         if self._is_over or self._heard([]) is None:
             return False
+        if not self._transport.needs_room:
+            return True
         if self._ranks.rank == 0:
             self._transport.wait_for_room()
         return self._heard([]) is not None

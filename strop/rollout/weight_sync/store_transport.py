@@ -79,6 +79,11 @@ class StoreSender:
         self._begun = self._bucket
         self._remove_before(self._begun)
 
+    @property
+    def needs_room(self) -> bool:
+        """Yes: files of a bucket replace those of an earlier one."""
+        return True
+
     def wait_for_room(self) -> None:
         """On rank 0: wait until the receivers have read the bucket whose files the next one replaces."""
         before = self._bucket - NUM_BUCKETS
