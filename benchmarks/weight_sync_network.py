@@ -129,7 +129,10 @@ class Case:
 
 def measured(case: Case, repeats: int) -> dict[str, Any]:
     """Seconds of a sync and of the link, and what came of them."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch.distributed.fsdp", "strop.rollout.weight_sync.sender"]
+    )  # once for all
     with nullcontext() if case.way is None else case.way.at(SENDING):
         place = RendezvousServer("127.0.0.1")
     processes, connections = [], []

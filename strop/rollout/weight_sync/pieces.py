@@ -111,6 +111,9 @@ class PieceStream:
         self._transport, self._ranks, self._last, self._is_known = transport, ranks, last, is_known
         last.num_ranks = ranks.size
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
+        self._groups = list(groups(metadata, self._bucket_bytes))
+        self._num_next = self._num_told_for(0)
+        """Numbers that the other ranks tell next, should this one give up."""
         self._failure: Exception | None = None
         self._buckets = self._send_all()
         self._is_over = False
@@ -134,22 +137,25 @@ class PieceStream:
         """Tell the other ranks, if they wait for another bucket, that none comes. Rank 0 alone calls this."""
         if not self._is_over:
             self._is_over = True
-            self._ranks.gathered([_OVER])
+            self._ranks.gathered([_OVER, *[0] * self._num_next])
 
     def _send_all(self) -> Iterator[Announcement]:
         self._do(self._transport.begin)
-        for group in groups(self._metadata, self._bucket_bytes):
-            if not self._goes_on():
+        for index, group in enumerate(self._groups):
+            if self._is_over or (self._transport.needs_room and not self._goes_on()):
                 return
             own = self._own_parts(group)
             heard = self._heard([number for one in own for number in one.numbers])
             if heard is None:
                 return
-            yield from self._send_group(group, own, [offers_of(row) for row in heard])
+            offers = [offers_of(row) for row in heard]
+            self._num_next = 0
+            self._add_up(group, own, offers)
+            yield from self._send_group(group, own, offers, num_after=self._num_told_for(index + 1))
             del own  # before those of the next weights are cast
         self._do(self._transport.finish)
         self._do(self._check_end)
-        if not self._goes_on():
+        if self._is_over or self._heard([]) is None:
             return
         self._is_over = True
         totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
@@ -159,18 +165,24 @@ class PieceStream:
         }
 
     def _send_group(
-        self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Offers]
+        self,
+        group: Sequence[TensorMetadata],
+        own: Sequence[_Own],
+        offers: Sequence[Offers],
+        *,
+        num_after: int,
     ) -> Iterator[Announcement]:
         """Send this rank's pieces of some weights, in one bucket, none, or several of one large weight. A rank that
         has failed sends nothing, and hears with the others when the next bucket comes."""
-        self._add_up(group, own, offers)
         layout = self._laid_out(group, offers)
-        contents = self._do(_contents, group, own, layout)
         is_cut = layout.num_bytes > self._bucket_bytes
+        self._num_next = 0 if is_cut else num_after
+        contents = self._do(_contents, group, own, layout)
         for start in layout.starts(self._bucket_bytes):
             if self._is_over or (start and not self._goes_on()):
                 return
             stop = min(layout.num_bytes, start + self._bucket_bytes)
+            self._num_next = num_after if stop == layout.num_bytes else 0
             pieces = layout.pieces(start, stop)
             window = (start, stop) if is_cut else None
             if self._ranks.rank == 0:
@@ -179,6 +191,13 @@ class PieceStream:
                     changes=layout.changes, pieces=pieces,
                 )  # fmt: skip
             self._do(self._send, contents, window, pieces[self._ranks.rank])
+
+    def _num_told_for(self, index: int) -> int:
+        """Numbers that the ranks tell each other when they come to this group of weights: of their parts, or, where
+        they have to wait for room first, none."""
+        if self._transport.needs_room or index >= len(self._groups):
+            return 0
+        return len(NOTHING) * len(self._groups[index])
 
     def _goes_on(self) -> bool:
         """All ranks have done their parts so far, and there is room for the next one."""
