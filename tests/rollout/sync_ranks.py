@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,8 @@ from strop.rollout.weight_sync.sender import WeightSender
 from strop.rollout.weight_sync.types import SyncError, SyncReport
 
 Bits = dict[str, bytes]
+_MMAP_THRESHOLD = -3
+"""M_MMAP_THRESHOLD of the C library: what is larger is taken from the system, and given back there."""
 BUCKET_BYTES = 1536
 """Rows of the largest matrices of tiny models fill several of them, and end in the middle."""
 MODEL_BYTES, PEAK_BUCKET_BYTES = 96 << 20, 4 << 20
@@ -119,10 +122,14 @@ def large_model() -> nn.Module:
 
 
 class Peak:
-    """Resident memory beyond that at the start, at most; in a list of one number."""
+    """Resident memory beyond that at the start, at most; in a list of one number. What is freed is given back at once,
+    so that nothing of before is taken again unseen."""
 
     def __enter__(self) -> list[int]:
         gc.collect()
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 64 << 10)
+        library.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
         self._before, self._used = _status_bytes("VmRSS"), [0]
         return self._used

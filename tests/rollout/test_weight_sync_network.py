@@ -360,13 +360,15 @@ def test_beside_the_shards_there_are_two_buckets_whatever_the_size_of_a_tensor(
     tmp_path: Path, dtype: str
 ) -> None:
     *senders, receiver = run_ranks(memory_of_a_sync, 3, str(tmp_path), dtype)
-    # Cast or not, of two buckets what a rank has of them; and what was never touched before: the groups, and
-    # multipliers of digests.
-    for first, second in [*senders, receiver]:
-        if dtype == "float32" or (first, second) == receiver:
+    # Cast or not, what a rank has of two buckets; and what was never touched before: the groups, and multipliers of
+    # digests. Of the changes 32 bytes for each element of the largest matrix, of which about 3 % changed.
+    changed_bytes = 0 if dtype == "float32" else 32 * 0.03 * 12 * 2**20
+    for rank, (first, second) in enumerate([*senders, receiver]):
+        share = 1 if rank == 2 else 2
+        if dtype == "float32" or rank == 2:  # else it keeps what it has sent
             assert first < 2 * PEAK_BUCKET_BYTES + (12 << 20), first
-        assert second < 2 * PEAK_BUCKET_BYTES + (4 << 20), second
-        assert second < MODEL_BYTES / 8
+        assert second < 2 * PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
+        assert second < MODEL_BYTES / 4
 
 
 def test_what_is_large_goes_by_itself_and_what_is_small_together() -> None:

@@ -125,15 +125,12 @@ def changes_between(old: Tensor, new: Iterable[tuple[int, Tensor]]) -> Changes |
 
 def write_changes(changes: Changes) -> Tensor:
     """[num_bytes] uint8: changes as they travel."""
-    values, start = (
-        changes.values.view(torch.uint8),
-        _gaps_start(changes.values.element_size(), len(changes.values)),
-    )
+    values = changes.values.view(torch.uint8)
+    start = _gaps_start(changes.values.element_size(), len(changes.values))
     data = torch.zeros(changes.num_bytes, dtype=torch.uint8)
     data[: len(values)] = values
-    gaps = changes.positions.diff(prepend=changes.positions.new_zeros(1))
-    low = torch.stack([gaps & 0xFF, gaps >> 8], dim=1).to(torch.uint8)
-    data[start : start + _GAP_BYTES * len(gaps)] = low.view(-1)
+    gaps = changes.positions.diff(prepend=changes.positions.new_zeros(1)).numpy().astype("<u2")
+    data[start : start + gaps.nbytes] = torch.from_numpy(gaps.view("u1"))
     return data
 
 
@@ -156,14 +153,17 @@ def read_changes(data: Tensor, weight: TensorMetadata, part: ChangedPart) -> Cha
         raise ValueError(f"a part at {places} of {list(weight.shape)} {weight.dtype}")
     values = data[offset : offset + count * itemsize].view(kind)
     start = offset + _gaps_start(itemsize, count)
-    gaps = data[start : start + _GAP_BYTES * count].view(torch.int16).to(torch.int64) & _MAX_GAP
-    positions = gaps.cumsum(0)
-    if count and (bool((gaps[1:] == 0).any()) or int(positions[-1]) >= num_elements):
+    # In place: there may be millions of them.
+    positions = data[start : start + _GAP_BYTES * count].view(torch.int16).to(torch.int64)
+    positions.bitwise_and_(_MAX_GAP)
+    is_twice = bool((positions[1:] == 0).any())
+    positions.cumsum_(0)
+    if count and (is_twice or int(positions[-1]) >= num_elements):
         raise ValueError(f"changes of elements up to {int(positions[-1])} of {num_elements}, or one twice")
     if places.count > 1:
         run = positions // (places.length // itemsize)
-        positions += run * ((places.stride - places.length) // itemsize)
-    return Changes(positions + places.first // itemsize, values)
+        positions.add_(run, alpha=(places.stride - places.length) // itemsize)
+    return Changes(positions.add_(places.first // itemsize), values)
 
 
 def joined_changes(data: Tensor, weight: TensorMetadata, parts: Sequence[ChangedPart]) -> Changes:
