@@ -242,13 +242,14 @@ def receive(connection: Connection, case: Case, rank: int, rendezvous: Rendezvou
 def pass_on(groups: list[_Group], buffers: list[torch.Tensor], num_bytes: int) -> None:
     """So many bytes through each group, as much as a buffer holds at a time; while one is on its way, the next one
     waits behind it."""
-    for start in range(0, num_bytes, len(buffers[0])):
+    starts = range(0, num_bytes, len(buffers[0]))
+    for start in starts:
         for group, buffer in zip(groups, buffers, strict=True):
             group.start(buffer[: num_bytes - start])
             if start:
-                group.wait("a piece", count=1)
-    for group in groups:
-        group.wait("a piece")
+                group.wait("a piece")
+    for group in groups if starts else ():
+        group.wait("the last piece")
 
 
 def serve(connection: Connection, calls: dict[str, Callable[[int], int]], step: Callable[[], None]) -> None:

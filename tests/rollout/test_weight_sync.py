@@ -454,7 +454,7 @@ def test_an_error_of_the_sender_reaches_every_receiver_and_is_no_end(
     assert str(first) == "out of memory in the gather"
     is_network = request.node.callspec.params["pair"] == "collective"
     for message in failures(others):
-        # Over the network the embedding waits for the next bucket to be announced.
+        # Over the network the embedding waits until later buckets are announced.
         names = "7 of 10 tensors missing (embed.weight, " if is_network else "6 of 10 tensors missing ("
         assert message.startswith(f"sync 2 incomplete: {names}layers.0.weight, layers.0.bias")
         assert "when it ended (the sender gave up: out of memory in the gather)" in message

@@ -356,18 +356,18 @@ def memory_of_a_sync(ranks: Ranks, directory: str, dtype: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_beside_the_shards_there_are_two_buckets_whatever_the_size_of_a_tensor(
+def test_beside_the_shards_there_are_three_buckets_whatever_the_size_of_a_tensor(
     tmp_path: Path, dtype: str
 ) -> None:
     *senders, receiver = run_ranks(memory_of_a_sync, 3, str(tmp_path), dtype)
-    # Cast or not, what a rank has of two buckets; and what was never touched before: the groups, and multipliers of
+    # Cast or not, what a rank has of three buckets; and what was never touched before: the groups, and multipliers of
     # digests. Of the changes 32 bytes for each element of the largest matrix, of which about 3 % changed.
     changed_bytes = 0 if dtype == "float32" else 32 * 0.03 * 12 * 2**20
     for rank, (first, second) in enumerate([*senders, receiver]):
         share = 1 if rank == 2 else 2
         if dtype == "float32" or rank == 2:  # else it keeps what it has sent
-            assert first < 2 * PEAK_BUCKET_BYTES + (12 << 20), first
-        assert second < 2 * PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
+            assert first < 3 * PEAK_BUCKET_BYTES + (12 << 20), first
+        assert second < 3 * PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
         assert second < MODEL_BYTES / 4
 
 
@@ -403,8 +403,8 @@ def sent_while_loading(ranks: Ranks, directory: str) -> list[int]:
 
 
 @pytest.mark.dist
-def test_while_a_bucket_is_loaded_the_next_one_is_on_its_way(tmp_path: Path) -> None:
-    assert run_ranks(sent_while_loading, 2, str(tmp_path))[1] == [1, 1, 1, 1, 0]
+def test_while_a_bucket_is_loaded_the_next_ones_are_on_their_way(tmp_path: Path) -> None:
+    assert run_ranks(sent_while_loading, 2, str(tmp_path))[1] == [2, 2, 2, 1, 0]
 
 
 # Processes that die.

@@ -7,8 +7,8 @@ object, because the default groups of the two sides are different ones.
 A piece is a number of broadcasts: what is large goes by itself, out of the memory where it lies and, where it is one
 run, into its place in the bucket; what is small is joined (`messages`).
 
-With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones and the
-receivers load the one before: they expect a bucket before they use that. With NCCL pieces come one after the other,
+With gloo, the pieces of two buckets are on their way at the same time, while the sender fills the next ones and the
+receivers load the one before: they expect buckets before they use that. With NCCL pieces come one after the other,
 and each rank waits for its own, so that two communicators never compete for one device. The NCCL path has not run on a
 GPU yet.
 """
@@ -40,7 +40,10 @@ SENDER = 0
 """Rank of the sender in its group; receiver i is rank i + 1."""
 MAX_HOST_BUCKET_BYTES = 8 << 20
 """Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded,
-and a receiver touches memory of two that is new in each sync."""
+and a receiver touches memory of three that is new in each sync."""
+_ON_THE_WAY = 2
+"""Pieces of a rank, and buckets of a receiver, that travel at a time: the network goes on while a process waits for its
+turn on a busy processor."""
 _MESSAGE_BYTES = 1 << 20
 """Contents of so many bytes are a broadcast of their own."""
 _POLL_S = 0.0005
@@ -69,8 +72,10 @@ class CollectiveSender:
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
         self._group: _Group | None = None
-        self._staging = [_Memory(self._device), _Memory(self._device)]
-        """For what is joined: of the piece that is on its way, and of the next one."""
+        self._staging = deque(_Memory(self._device) for _ in range(_ON_THE_WAY + 1))
+        """For what is joined: of the next piece first, then of those that are on their way."""
+        self._sent: deque[int] = deque()
+        """Broadcasts of each piece that is on its way."""
 
     @property
     def max_bucket_bytes(self) -> int:
@@ -91,15 +96,16 @@ class CollectiveSender:
         """Nothing to do."""
 
     def send(self, contents: Sequence[Tensor]) -> None:
-        """Start the broadcasts of a piece once those of the one before are done; the first one forms the group."""
+        """Start the broadcasts of a piece once there is only one before it; the first one forms the group."""
         sizes = [len(content) for content in contents]
         cuts = messages(sizes)
-        self._staging.reverse()
+        self._staging.rotate()
         room = self._staging[0].taken([sum(sizes[cut]) for cut in cuts if _is_joined(sizes[cut])])
         ready = [
             _joined(contents[cut], room) if _is_joined(sizes[cut]) else contents[cut.start] for cut in cuts
         ]
-        self.finish()
+        while len(self._sent) >= _ON_THE_WAY:
+            self._wait(self._sent.popleft())
         if ready and self._group is None:
             assert self._store is not None, "a sync has begun"
             self._group = _Group(
@@ -109,18 +115,25 @@ class CollectiveSender:
             assert self._group is not None, "there is something to send"
             self._group.start(data.to(self._device))
             if self._device.type != "cpu":
-                self.finish()
+                self._wait(1)
+        self._sent.append(len(ready) if self._device.type == "cpu" else 0)
 
     def finish(self) -> None:
         """Wait for the broadcasts that are under way."""
+        while self._sent:
+            self._wait(self._sent.popleft())
+
+    def _wait(self, count: int) -> None:
+        """Wait for so many broadcasts."""
         if self._group is not None:
-            self._group.wait("the receivers to take a bucket")
+            self._group.wait("the receivers to take a bucket", count=count)
 
     def close(self) -> None:
         """Drop the group without the others."""
         if self._group is not None:
             self._group.drop()
             self._group = None
+        self._sent.clear()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -157,14 +170,14 @@ class CollectiveReceiver:
         self._store: RendezvousStore | None = None
         self._groups: dict[int, _Group] = {}
         """By the rank that sends."""
-        self._memory = [(_Memory(self._device), _Memory(self._device)) for _ in range(2)]
-        """For a bucket, and for what arrives beside it; of the next bucket, and of the one before."""
+        self._memory = deque((_Memory(self._device), _Memory(self._device)) for _ in range(_ON_THE_WAY + 1))
+        """For a bucket, and for what arrives beside it: of the next one first, then of those before it."""
         self._expected: deque[_Expected] = deque()
 
     @property
     def num_ahead(self) -> int:
         """On a device each bucket comes by itself."""
-        return 1 if self._device.type == "cpu" else 0
+        return _ON_THE_WAY if self._device.type == "cpu" else 0
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -182,7 +195,7 @@ class CollectiveReceiver:
             for rank, piece in enumerate(pieces)
             for cut in messages([runs.num_bytes for runs in piece])
         ]
-        self._memory.reverse()
+        self._memory.rotate()
         memory, beside = self._memory[0]
         (bucket,) = memory.taken([num_bytes])
         coming = _Expected(bucket)
@@ -265,10 +278,10 @@ class _Group:
         except RuntimeError as error:
             raise ConnectionError(f"the broadcast of a bucket failed: {_first_sentence(error)}") from error
 
-    def wait(self, waiting_for: str, *, count: int | None = None) -> None:
-        """Until so many of the broadcasts that were started are done, or their deadline; all, without a number."""
+    def wait(self, waiting_for: str, *, count: int = 1) -> None:
+        """Until so many of the broadcasts that were started are done, or their deadline."""
         deadline = time.monotonic() + self._timeout_s
-        for _ in range(len(self._under_way) if count is None else count):
+        for _ in range(count):
             try:
                 if self._device.type != "cpu":
                     # `wait` of a device's backend only orders streams.

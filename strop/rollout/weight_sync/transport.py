@@ -58,7 +58,7 @@ class SendingTransport(Protocol):
 
     def send(self, contents: Sequence[Tensor]) -> None:
         """Send this rank's piece of the next bucket to all receivers: one tensor [n] uint8 for each of its places, in
-        their order. They may still be read until the call after the next one."""
+        their order. They may still be read until the third call after this one."""
         ...
 
     def finish(self) -> None:
