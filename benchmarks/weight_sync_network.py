@@ -37,7 +37,8 @@ from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import shared_memory
-from strop.rollout.weight_sync.collective import CollectiveReceiver, CollectiveSender, _Group
+from strop.rollout.weight_sync.broadcast_group import BroadcastGroup
+from strop.rollout.weight_sync.collective import CollectiveReceiver, CollectiveSender
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
@@ -239,7 +240,7 @@ def receive(connection: Connection, case: Case, rank: int, rendezvous: Rendezvou
     receiver.close()
 
 
-def pass_on(groups: list[_Group], buffers: list[torch.Tensor], num_bytes: int) -> None:
+def pass_on(groups: list[BroadcastGroup], buffers: list[torch.Tensor], num_bytes: int) -> None:
     """So many bytes through each group, as much as a buffer holds at a time; while one is on its way, the next one
     waits behind it."""
     starts = range(0, num_bytes, len(buffers[0]))

@@ -51,6 +51,7 @@ from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import collective, pieces, shared_memory
+from strop.rollout.weight_sync.broadcast_group import BroadcastGroup
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
@@ -221,18 +222,18 @@ def bytes_on_the_way(ranks: Ranks, directory: str) -> tuple[int, int, int]:
         return num_bytes, num_bytes, num_bytes
     parallel = joined(ranks)
     fully_shard(model, mesh=parallel.mesh)
-    begin, counted = collective._Group.start, []
+    begin, counted = BroadcastGroup.start, []
 
-    def counting(group: collective._Group, data: Tensor) -> None:
+    def counting(group: BroadcastGroup, data: Tensor) -> None:
         counted.append(data.nbytes)
         begin(group, data)
 
-    collective._Group.start = counting  # type: ignore[method-assign]
+    BroadcastGroup.start = counting  # type: ignore[method-assign]
     try:
         with sending(model, parallel, directory) as sender:
             report = sender.send(1)
     finally:
-        collective._Group.start = begin  # type: ignore[method-assign]
+        BroadcastGroup.start = begin  # type: ignore[method-assign]
     return sum(counted), report.sent_bytes, sum(p.to_local().nbytes for p in model.parameters())
 
 

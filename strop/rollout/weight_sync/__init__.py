@@ -8,6 +8,7 @@ by name.
 accounting.py       Accounting of one sync
 both_sides.py       Both sides of the transfer, as the workers of the core make them
                     (strop.rollout.weight_sync.transfer)
+broadcast_group.py  Process group of one rank of the sender and all receivers
 bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast

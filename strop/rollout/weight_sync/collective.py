@@ -1,8 +1,7 @@
 """Buckets by broadcast: over gloo or NCCL, for receivers on any node.
 
 Each rank of the sender and all receivers form a process group, over which the rank sends its pieces of every bucket:
-with its first piece, so that a rank that holds what others give has none. The groups are made directly from a backend's
-object, because the default groups of the two sides are different ones.
+with its first piece, so that a rank that holds what others give has none.
 
 A piece is a number of broadcasts: what is large goes by itself, out of the memory where it lies and, where it is one
 run, into its place in the bucket; what is small is joined (`messages`).
@@ -15,29 +14,21 @@ GPU yet.
 
 from __future__ import annotations
 
-import datetime
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from strop.controller.store_server import Rendezvous, RendezvousServer, RendezvousStore
 from strop.engines.weight_parts import Runs
+from strop.rollout.weight_sync.broadcast_group import SENDER, BroadcastGroup
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
 from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
-from strop.utils.device import collective_backend
-from strop.utils.network_interfaces import keep_to_interface
 
 PLAN_NAME = "collective"
-SENDER = 0
-"""Rank of the sender in its group; receiver i is rank i + 1."""
 MAX_HOST_BUCKET_BYTES = 8 << 20
 """Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded,
 and a receiver touches memory of three that is new in each sync."""
@@ -46,8 +37,6 @@ _ON_THE_WAY = 2
 turn on a busy processor."""
 _MESSAGE_BYTES = 1 << 20
 """Contents of so many bytes are a broadcast of their own."""
-_POLL_S = 0.0005
-"""Between two looks at a broadcast that runs on a device."""
 
 
 class CollectiveSender:
@@ -71,7 +60,7 @@ class CollectiveSender:
         self._rendezvous = Rendezvous(host=host, port=plan.port, secret=secret)
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
-        self._group: _Group | None = None
+        self._group: BroadcastGroup | None = None
         self._staging = deque(_Memory(self._device) for _ in range(_ON_THE_WAY + 1))
         """For what is joined: of the next piece first, then of those that are on their way."""
         self._sent: deque[int] = deque()
@@ -108,7 +97,7 @@ class CollectiveSender:
             self._wait(self._sent.popleft())
         if ready and self._group is None:
             assert self._store is not None, "a sync has begun"
-            self._group = _Group(
+            self._group = BroadcastGroup(
                 self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
             )
         for data in ready:
@@ -168,7 +157,7 @@ class CollectiveReceiver:
         self._rank = index + 1
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, BroadcastGroup] = {}
         """By the rank that sends."""
         self._memory = deque((_Memory(self._device), _Memory(self._device)) for _ in range(_ON_THE_WAY + 1))
         """For a bucket, and for what arrives beside it: of the next one first, then of those before it."""
@@ -239,68 +228,14 @@ class CollectiveReceiver:
             self._store = None
         self.finish()
 
-    def _group(self, sender: int) -> _Group:
+    def _group(self, sender: int) -> BroadcastGroup:
         """The group of a rank that sends; the first piece of it forms it, which all receivers do in the same order."""
         if sender not in self._groups:
             assert self._store is not None, "a sync has begun"
-            self._groups[sender] = _Group(
+            self._groups[sender] = BroadcastGroup(
                 self._store, self.plan, sender=sender, rank=self._rank, timeout_s=self._channel.timeout_s
             )
         return self._groups[sender]
-
-
-class _Group:
-    """One rank of the process group."""
-
-    def __init__(
-        self, store: RendezvousStore, plan: Plan, *, sender: int, rank: int, timeout_s: float
-    ) -> None:
-        """`sender`: rank of the actor that sends over it."""
-        self._device = torch.device(plan.device)
-        self._timeout_s = timeout_s
-        self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
-        try:
-            self._backend = _backend(store, sender, rank, plan.size, self._device, self._timeout)
-        except RuntimeError as error:
-            raise ConnectionError(
-                f"rank {sender} of the actor and {plan.size - 1} receivers of the weight sync formed no group within "
-                f"{timeout_s:g} s: {_first_sentence(error)}"
-            ) from error
-
-    def start(self, data: Tensor) -> None:
-        """Start to send or receive bytes [n] uint8 on the group's device."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = SENDER, 0, self._timeout
-        try:
-            # Kept here only: a reference in the frames of an error would keep the connections open.
-            self._under_way.append((self._backend.broadcast([data], options), data))
-        except RuntimeError as error:
-            raise ConnectionError(f"the broadcast of a bucket failed: {_first_sentence(error)}") from error
-
-    def wait(self, waiting_for: str, *, count: int = 1) -> None:
-        """Until so many of the broadcasts that were started are done, or their deadline."""
-        deadline = time.monotonic() + self._timeout_s
-        for _ in range(count):
-            try:
-                if self._device.type != "cpu":
-                    # `wait` of a device's backend only orders streams.
-                    while not self._under_way[0][0].is_completed():
-                        if time.monotonic() > deadline:
-                            raise TimeoutError(f"waited {self._timeout_s:g} s for {waiting_for}")
-                        time.sleep(_POLL_S)
-                self._under_way[0][0].wait()
-            except RuntimeError as error:
-                raise ConnectionError(
-                    f"the broadcast broke while waiting for {waiting_for}: {_first_sentence(error)}"
-                ) from error
-            self._under_way.popleft()
-
-    def drop(self) -> None:
-        """End it without the others, whose waits end with it: the connections close with the last reference."""
-        self._backend.abort()
-        self._under_way.clear()
-        self._backend = None
 
 
 @dataclass
@@ -309,7 +244,7 @@ class _Expected:
 
     bucket: Tensor
     beside: list[tuple[Sequence[Runs], Tensor]] = field(default_factory=list)
-    """What arrives beside it, with its places in it."""
+    """Contents that arrive beside it, with their places in it."""
     num_messages: Counter[int] = field(default_factory=Counter)
     """Broadcasts of each rank of the sender that it waits for."""
 
@@ -345,40 +280,6 @@ def messages(sizes: Sequence[int]) -> list[slice]:
     return cuts
 
 
-def common_device(devices: list[str]) -> torch.device:
-    """Device type of a group of processes on these: theirs, if all are equal and torch can, else the CPU."""
-    first = devices[0]
-    if all(device == first for device in devices) and _has_backend(collective_backend(first)):
-        return torch.device(first)
-    return torch.device("cpu")
-
-
-def _has_backend(backend: str) -> bool:
-    return backend == "gloo" or (backend == "nccl" and hasattr(dist, "ProcessGroupNCCL"))
-
-
-def _backend(
-    store: RendezvousStore,
-    sender: int,
-    rank: int,
-    size: int,
-    device: torch.device,
-    timeout: datetime.timedelta,
-) -> Any:  # the type information of torch leaves the methods of these classes out
-    keys = PrefixStore(f"sender {sender}", store)  # of each group apart
-    if collective_backend(device.type) == "nccl":
-        keep_to_interface(store.own_host)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(keys, rank, size, options)
-    kind: Any = dist.ProcessGroupGloo
-    gloo = kind._Options()
-    gloo._timeout = timeout
-    # Without a name gloo takes the interface that the host's own name resolves to, which may be a public one.
-    gloo._devices = [kind.create_device(hostname=store.own_host)]
-    return kind(keys, rank, size, gloo)
-
-
 def _is_joined(sizes: Sequence[int]) -> bool:
     return len(sizes) > 1
 
@@ -402,7 +303,3 @@ def _num_bytes(places: Sequence[Runs]) -> int:
 
 def _piece_of(sender: int) -> str:
     return f"a piece of a bucket from rank {sender} of the actor"
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0]
