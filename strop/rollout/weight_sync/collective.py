@@ -254,14 +254,14 @@ class _Memory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.clear()
+        self._data = torch.empty(0, dtype=torch.uint8)
 
     def taken(self, sizes: Sequence[int]) -> Iterator[Tensor]:
         """[n] uint8 of each of these sizes, one behind the other."""
         if len(self._data) < sum(sizes):
             self.clear()  # frees it before there is another one
             self._data = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-        return iter(self._data[: sum(sizes)].split(list(sizes)))
+        return iter(torch.split(self._data[: sum(sizes)], list(sizes)))
 
     def clear(self) -> None:
         """Give it back."""
