@@ -47,8 +47,8 @@ from strop.workers.async_rollout.in_play import GroupState
 from strop.workers.async_rollout.saved_group import SavedGroup
 from strop.workers.async_rollout.score_cache import ScoreCache
 from strop.workers.async_rollout.worker import AsyncRolloutWorker
+from strop.workers.episode_scores import Scorers
 from strop.workers.episodes import Episode
-from strop.workers.player import Scorers
 from strop.workers.rollout import RolloutWorker
 
 CLOCK_STEPS = "test/clock_steps"

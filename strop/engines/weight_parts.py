@@ -8,16 +8,20 @@ each rank to fill in its part of it; nobody gathers anything.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from strop.engines.checksum import host
 from strop.engines.checksum.tensors import WORD_BYTES
 
+_BLOCK_BYTES = 4 << 20
+"""Bytes that are cast, or copied from a device, at a time."""
 _ALIGNMENT = 64
 """A whole tensor is shared out in multiples of so many elements."""
 
@@ -45,7 +49,7 @@ class Runs:
             case [int(first), int(stride), int(count), int(length)] if min(
                 first, count - 1, length - 1
             ) >= 0 and (count == 1 or stride >= length):
-                return cls(first=first, stride=stride, count=count, length=length)
+                return _runs(first, stride, count, length)
         raise ValueError(f"not runs of bytes: {str(value)[:200]}")
 
     @property
@@ -67,6 +71,8 @@ class Runs:
 
     def within(self, start: int, stop: int) -> list[Runs]:
         """Bytes of them that lie in [start, stop), counted from `start`: cut runs at the edges, whole ones between."""
+        if start == 0 and self.stop <= stop:
+            return [self]
         low, high = self.before(start), self.before(stop)
         pieces: list[Runs] = []
         while low < high:
@@ -92,6 +98,12 @@ class Runs:
         return self.first % WORD_BYTES == 0 and ends and (self.count == 1 or self.stride % WORD_BYTES == 0)
 
 
+@lru_cache(maxsize=1 << 16)
+def _runs(first: int, stride: int, count: int, length: int) -> Runs:
+    """Runs that were read before, from the sync before: there are thousands of them in each."""
+    return Runs(first=first, stride=stride, count=count, length=length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Bytes of a tensor that one rank gives."""
@@ -101,32 +113,66 @@ class Part:
     stride: int
     """Bytes from the start of a run to that of the next one."""
     runs: Tensor
-    """[count, bytes] uint8: the runs; memory of the weight itself where nothing is cast."""
+    """[count, numbers]: the runs, contiguous, as this rank holds them; memory of the weight itself."""
+    dtype: torch.dtype
+    """In which they are given: what is asked for is cast, and nothing is kept of it."""
 
     @property
     def places(self) -> Runs:
         """Places of the runs in the whole tensor."""
-        count, length = self.runs.shape
-        return Runs(first=self.first, stride=self.stride, count=count, length=length)
+        count, numbers = self.runs.shape
+        return Runs(first=self.first, stride=self.stride, count=count, length=numbers * self.dtype.itemsize)
+
+    @property
+    def is_cast(self) -> bool:
+        """It is held in another dtype."""
+        return self.runs.dtype != self.dtype
+
+    def cast(self) -> Part:
+        """The same, held in the dtype in which it is given."""
+        return replace(self, runs=self.runs.to(self.dtype))
+
+    def given(self, start: int, stop: int) -> Tensor:
+        """[n] uint8: bytes [start, stop) of this part, run by run; a view where nothing is cast."""
+        size = self.dtype.itemsize
+        low, high = start // size, -(-stop // size)
+        data = self.runs.view(-1)[low:high].to(self.dtype).view(torch.uint8)
+        return data[start - low * size : stop - low * size]
 
     def between(self, start: int, stop: int) -> Tensor:
-        """[n] uint8: what lies in bytes [start, stop) of the whole tensor, run by run; a view."""
+        """[n] uint8: what lies in bytes [start, stop) of the whole tensor, run by run; as `given`."""
         places = self.places
-        return self.runs.view(-1)[places.before(start) : places.before(stop)]
+        return self.given(places.before(start), places.before(stop))
+
+    def blocks(self, unit: int) -> Iterator[tuple[int, Tensor]]:
+        """All of it in pieces [n] uint8 of whole units of so many bytes, each behind its first byte: one, or, where it
+        is cast or on a device, some that are small."""
+        is_small = not self.is_cast and self.runs.device.type == "cpu"
+        num_bytes = self.places.num_bytes
+        each = num_bytes if is_small else max(1, _BLOCK_BYTES // unit) * unit
+        for start in range(0, num_bytes, each):
+            yield start, self.given(start, min(start + each, num_bytes))
 
     def word_sum(self, num_bytes: int) -> int:
-        """The word sum (strop.engines.checksum) of this part of a tensor of so many bytes. Where its runs do not lie
-        between words, of its own bytes alone, which adds up to nothing."""
-        if self.runs.shape[0] == 1 or not self.places.is_between_words(num_bytes):
-            is_part = self.places.is_between_words(num_bytes)
-            return int(host.word_sum(self.runs.view(-1), first_byte=self.first if is_part else 0))
-        return host.word_sum_of_runs(self.runs, first_byte=self.first, stride=self.stride)
+        """The word sum (strop.engines.checksum) of this part of a tensor of so many bytes, modulo 2^64. Where its runs
+        do not lie between words, of its own bytes alone, which adds up to nothing."""
+        places, total = self.places, 0
+        is_part = places.is_between_words(num_bytes)
+        if is_part and places.count > 1:
+            for start, content in self.blocks(places.length):
+                first = places.first + start // places.length * places.stride
+                runs = content.view(-1, places.length)
+                total += host.word_sum_of_runs(runs, first_byte=first, stride=places.stride)
+        else:
+            for start, content in self.blocks(WORD_BYTES):
+                total += int(host.word_sum(content, first_byte=start + (places.first if is_part else 0)))
+        return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
     def fill(self, window: Tensor, start: int) -> int | None:
         """Put what lies in bytes [start, start + n) of the whole tensor into `window` [n] uint8.
 
         Returns:
-            The word sum of what was put, where it is one run between whole words; else None.
+            The word sum of what was put, where it is one run that starts at a word; else None.
         """
         if self.runs.shape[0] == 1:
             return self._fill_one(window, start, start + len(window))
@@ -137,27 +183,16 @@ class Part:
         return None
 
     def _fill_one(self, window: Tensor, start: int, stop: int) -> int | None:
-        length = self.runs.shape[1]
-        begin, end = max(self.first, start), min(self.first + length, stop)
+        places = self.places
+        begin, end = max(places.first, start), min(places.stop, stop)
         if begin >= end:
             return 0
-        source = self.runs[0, begin - self.first : end - self.first]
+        source = self.given(begin - places.first, end - places.first)
         target = window[begin - start : end - start]
         if begin % WORD_BYTES or source.device.type != "cpu":
             target.copy_(source)
             return None
         return int(host.copied(source, target, first_byte=begin))
-
-
-def adds_up(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """The sums that `Part.fill` gives on all ranks add up to that of the tensor: every part starts and ends between
-    words. All ranks come to the same answer."""
-    if tensor.device.type != "cpu":
-        return False
-    if not isinstance(tensor, DTensor):
-        return True
-    is_by_rows = all(p.is_replicate() or (isinstance(p, Shard) and p.dim == 0) for p in tensor.placements)
-    return is_by_rows and tensor.shape[1:].numel() * dtype.itemsize % WORD_BYTES == 0
 
 
 def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) -> Part | None:
@@ -167,7 +202,7 @@ def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) ->
 
     Args:
         tensor: as this rank has it.
-        dtype: in which it is given; this rank's part alone is cast.
+        dtype: in which it is given.
         rank, num_ranks: of all that hold the model.
 
     Raises:
@@ -176,8 +211,12 @@ def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) ->
     if not isinstance(tensor, DTensor):
         flat = tensor.detach().contiguous().view(-1)
         each = math.ceil(len(flat) / num_ranks / _ALIGNMENT) * _ALIGNMENT
-        own = flat[rank * each : (rank + 1) * each].to(dtype)
-        return _part(rank * each * dtype.itemsize, 0, own[None]) if len(own) else None
+        own = flat[rank * each : (rank + 1) * each]
+        return (
+            Part(first=rank * each * dtype.itemsize, stride=0, runs=own[None], dtype=dtype)
+            if len(own)
+            else None
+        )
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
     if coordinate is None or any(
@@ -188,7 +227,7 @@ def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) ->
         raise ValueError(f"a weight of shape {list(tensor.shape)} is a sum over ranks that was not taken yet")
     whole = tuple(tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    values = tensor.to_local().detach().to(dtype)
+    values = tensor.to_local().detach()
     if tuple(values.shape) != tuple(shape):
         raise ValueError(
             f"a shard of {list(whole)} is {list(values.shape)}, but {list(shape)} were dealt out"
@@ -205,8 +244,4 @@ def part_of(tensor: Tensor, dtype: torch.dtype, *, rank: int, num_ranks: int) ->
     runs_before = offset[0] * math.prod(whole[1:last]) if last else 0
     first = runs_before * stride + (offset[last] * inner if whole else 0)
     count = math.prod(shape[:last])
-    return _part(first, stride, values.contiguous().view(count, -1))
-
-
-def _part(first: int, stride: int, values: Tensor) -> Part:
-    return Part(first=first, stride=stride, runs=values.contiguous().view(len(values), -1).view(torch.uint8))
+    return Part(first=first, stride=stride, runs=values.contiguous().view(count, -1), dtype=dtype)

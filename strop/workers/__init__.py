@@ -4,6 +4,7 @@ actor.py               The policy
 config.py              Sections of the configuration of each role
 correction_columns.py  Rollout correction of all rows of a step, from their columns
 critic.py              The critic
+episode_scores.py      Scores of episodes
 episodes.py            Episodes
 estimates.py           Advantages of all rows of a step, from their columns
 estimator_columns.py   Columns that some estimators take

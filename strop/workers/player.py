@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -27,22 +27,17 @@ from strop.data.visit_ids import is_visit
 from strop.engines.config import ModelConfig
 from strop.engines.multimodal.vl_model import Reader
 from strop.protocol.trajectory import Prompt, Trajectory
-from strop.rewards.config import RewardConfig
-from strop.rewards.outcome import Outcome
-from strop.rewards.passing import with_binary_acc
-from strop.rewards.required import with_parts
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.utils.activity import waiting_on
-from strop.utils.chat_template.answers import answer_text
-from strop.utils.sanitize import described, encodable, storable_text, usable
-from strop.utils.sanitize.values import MAX_NUMBER
+from strop.utils.sanitize import described
 from strop.workers.tracing.observer import episode_observers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 from strop.workers.agent_pool.pool import AgentWorkers
+from strop.workers.episode_scores import EpisodeScores, Scorers
 from strop.workers.episodes import Episode, EpisodeFailed, EpisodeTimes
 from strop.workers.replayed_samples import Recording
 
@@ -84,35 +79,6 @@ class EpisodeObserver(Protocol):
         ...
 
 
-class Scorers(Protocol):
-    """Scores samples, as a RewardPool does."""
-
-    @property
-    def config(self) -> RewardConfig:
-        """Settings of the reward."""
-        ...
-
-    @property
-    def compares(self) -> bool:
-        """As of RewardPool."""
-        ...
-
-    async def score(
-        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
-    ) -> Outcome:
-        """Score one sample, as RewardPool.score."""
-        ...
-
-    async def compare(
-        self,
-        prompt: Prompt,
-        answers: Sequence[tuple[str, Outcome]],
-        trajectories: Sequence[Trajectory] = (),
-    ) -> list[Outcome]:
-        """Score the samples of a prompt together, as RewardPool.compare."""
-        ...
-
-
 class EpisodeRunner:
     """Runs episodes of prompts with one client and one pool of scorers; `close` ends what its agents need."""
 
@@ -151,10 +117,11 @@ class EpisodeRunner:
             ValueError: something of it cannot be started here.
         """
         self._observers = tuple(observers)
-        self._tokenizer, self._scorers, self._reward_keys = tokenizer, scorers, tuple(reward_keys)
+        self._scores = EpisodeScores(
+            scorers, tokenizer, reward_keys=reward_keys, scores_text_alone=scores_text_alone
+        )
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
-        self._scores_text_alone = scores_text_alone
         run_here = partial(play_episode, client=client, seed=seed, setup=self._setup)
         self._run_agent: RunEpisode = run_here if workers is None else workers.play
         self._slots = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
@@ -216,9 +183,8 @@ class EpisodeRunner:
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> tuple[Episode, ...]:
         """The samples of one prompt, by number; arguments and errors are those of `run`, after `start`."""
-        scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
-        compares = scorers is not None and scorers.compares and not is_recorded
+        compares = self._scores.compares and not is_recorded
 
         async def sample(index: int) -> tuple[Episode, _EpisodeTiming]:
             episode, times = await self._run_observed(
@@ -232,10 +198,10 @@ class EpisodeRunner:
         async with _tasks() as tasks:
             samples = [tasks.create_task(sample(index)) for index in range(samples_per_prompt)]
         episodes = tuple(task.result()[0] for task in samples)
-        if scorers is None or not compares:
+        if not compares:
             return episodes
         start, end = time.perf_counter(), max(episode.times.scored_s for episode in episodes)
-        episodes = await self._compare(scorers, prompt, episodes)
+        episodes = await self._scores.compared(prompt, episodes)
         seconds = time.perf_counter() - start
         episodes = tuple(
             replace(episode, times=episode.times._replace(scored_s=end + seconds)) for episode in episodes
@@ -246,23 +212,6 @@ class EpisodeRunner:
                 add_span(times.spans, "reward", "comparison", seconds, **facts)
             self._notify_observers(episode, replace(times, end_s=time.time()))
         return episodes
-
-    async def _compare(
-        self, scorers: Scorers, prompt: Prompt, episodes: Sequence[Episode]
-    ) -> tuple[Episode, ...]:
-        """The episodes of a prompt with the outcomes of scorers that compare its answers."""
-        outcomes = [(episode.text, episode.outcome) for episode in episodes if episode.outcome is not None]
-        trajectories = [
-            episode.trajectory
-            for episode in episodes
-            if episode.outcome is not None and episode.trajectory is not None
-        ]
-        compared = await scorers.compare(prompt, outcomes, trajectories)
-        with_parts = iter([self._with_parts(prompt, outcome) for outcome in compared])
-        return tuple(
-            episode if episode.outcome is None else replace(episode, outcome=next(with_parts))
-            for episode in episodes
-        )
 
     async def run_episode(
         self,
@@ -301,7 +250,7 @@ class EpisodeRunner:
         if self._recording is not None and is_visit(prompt.uid):
             recorded = self._recording.episode(prompt, sample_index)
             if recorded.outcome is not None:
-                recorded = replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
+                recorded = replace(recorded, outcome=self._scores.with_parts(prompt, recorded.outcome))
             return recorded, _EpisodeTiming()
         spans, start, failure = list[Span](), time.time(), None
         begin, played = time.perf_counter(), 0.0
@@ -321,7 +270,7 @@ class EpisodeRunner:
                 played = time.perf_counter() - begin
                 if sequences:
                     set_stage("scored")
-                    episode = await self._score_episode(prompt, sequences, in_group=in_group)
+                    episode = await self._scores.scored(prompt, sequences, in_group=in_group)
                 elif failure is None:
                     nothing = Trajectory(
                         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids
@@ -336,67 +285,6 @@ class EpisodeRunner:
             SPANS.reset(token)
         episode = replace(episode, times=EpisodeTimes(played, time.perf_counter() - begin))
         return episode, _EpisodeTiming(spans=spans, start_s=start, end_s=time.time())
-
-    async def _score_episode(
-        self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool
-    ) -> Episode:
-        trajectory = sequences[-1]
-        text = encodable(
-            "".join(answer_text(self._tokenizer, sequence.response_ids) for sequence in sequences)
-        )
-        outcome = None
-        if self._scores_text_alone and any(sequence.media for sequence in sequences):
-            outcome = self._media_error()
-        elif trajectory.reward_score is not None:
-            outcome = self._with_parts(prompt, _agent_outcome(trajectory))
-        elif trajectory.stop_reason != "aborted" and self._scorers is not None:
-            start = time.perf_counter()
-            outcome = await self._score(self._scorers, prompt, trajectory, text, in_group=in_group)
-            seconds = time.perf_counter() - start
-            is_whole = not (in_group and self._scorers.compares)
-            score = outcome.score if is_whole else None
-            add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=score)
-        return Episode(
-            prompt=prompt,
-            sample_index=trajectory.sample_index,
-            trajectory=trajectory,
-            earlier=sequences[:-1],
-            text=text,
-            outcome=outcome,
-        )
-
-    def _media_error(self) -> Outcome:
-        """Outcome of a sample with images of a tool, where a scorer is not shown them."""
-        reward = None if self._scorers is None else self._scorers.config
-        is_fixed = reward is not None and reward.on_failure.error == "fixed"
-        return Outcome(
-            kind="error",
-            error="a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
-            "give text",
-            fallback_score=reward.failed_score if reward is not None and is_fixed else None,
-        )
-
-    async def _score(
-        self, scorers: Scorers, prompt: Prompt, trajectory: Trajectory, text: str, *, in_group: bool
-    ) -> Outcome:
-        """Score one trajectory; again where a part that is needed is missing and reward.on_failure.error is retry."""
-        config = scorers.config
-        if in_group and scorers.compares:  # some parts come later
-            return await scorers.score(prompt, trajectory, text, in_group=True)
-        outcome = await scorers.score(prompt, trajectory, text)
-        if config.compares:
-            return outcome
-        for _ in range(config.retries if config.on_failure.error == "retry" else 0):
-            if outcome.score is None or self._with_parts(prompt, outcome).score is not None:
-                break
-            outcome = await scorers.score(prompt, trajectory, text)
-        return self._with_parts(prompt, outcome)
-
-    def _with_parts(self, prompt: Prompt, outcome: Outcome) -> Outcome:
-        """As with_parts, of samples that are trained on."""
-        if self._scorers is None or not self._reward_keys or not is_visit(prompt.uid):
-            return outcome
-        return with_parts(outcome, self._reward_keys, self._scorers.config)
 
     def close(self) -> None:
         """End what was started, while the loop that played can still run; a second call does nothing."""
@@ -484,17 +372,3 @@ def agent_workers(
         )
     reward = None if scorers is None else scorers.config
     return AgentWorkers(setup, client, model, reward=reward, seed=seed)
-
-
-def _agent_outcome(trajectory: Trajectory) -> Outcome:
-    """The outcome of an episode whose agent scored it itself."""
-    score, parts = usable(trajectory.reward_score), trajectory.extra.get("reward_parts", {})
-    if score is None or not isinstance(parts, Mapping):
-        reported = (
-            f"the score {storable_text(trajectory.reward_score):.80} and parts of type {type(parts).__name__}"
-        )
-        sentence = (
-            f"the agent gave {reported}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
-        )
-        return Outcome(kind="error", error=sentence)
-    return Outcome(kind="score", score=score, parts=with_binary_acc(score, parts))

@@ -43,10 +43,11 @@ from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncRepo
 from strop.run.samples import SampleStore
 from strop.utils.call_loop import CallEventLoop
 from strop.utils.machine_limits import usable_cores
+from strop.workers.episode_scores import Scorers
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.estimator_columns import part_columns, step_columns
 from strop.workers.models import TrainedWorker
-from strop.workers.player import EpisodeRunner, Scorers, make_episode_runner
+from strop.workers.player import EpisodeRunner, make_episode_runner
 from strop.workers.progress import Tally
 from strop.workers.replayed_samples import open_recording
 from strop.workers.reports import episode_report

@@ -56,7 +56,7 @@ def random_bits(numel: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 def through_a_bucket(old: Tensor, new: Tensor) -> tuple[Tensor, int] | None:
     """`old` after the changes to `new` went through a bucket, and their bytes; None where they are too many."""
-    changes = changes_between(bits_of(old), bits_of(new))
+    changes = changes_between(bits_of(old).clone(), [(0, bits_of(new))])
     if changes is None:
         return None
     data = torch.full((64 + changes.num_bytes,), 0xAA, dtype=torch.uint8)
@@ -149,14 +149,14 @@ def test_bits_are_compared_not_values() -> None:
 
 def test_a_tensor_of_one_element_or_of_none_travels_whole() -> None:
     for old, new in ((torch.tensor(1.0), torch.tensor(2.0)), (torch.empty(0, 3), torch.empty(0, 3))):
-        assert changes_between(bits_of(old), bits_of(new)) is None
+        assert changes_between(bits_of(old).clone(), [(0, bits_of(new))]) is None
 
 
 def test_changes_are_written_into_a_weight_that_is_not_contiguous() -> None:
     new = torch.arange(60, dtype=torch.bfloat16).view(6, 10)
     old = new.clone()
     old[2, 3] = old[5, 9] = -1.0
-    changes = changes_between(bits_of(old), bits_of(new))
+    changes = changes_between(bits_of(old).clone(), [(0, bits_of(new))])
     assert changes is not None
     held = old.t().contiguous().t()
     assert not held.is_contiguous()
@@ -410,10 +410,10 @@ def test_a_corrupted_change_is_refused_by_the_digest_and_named(
         far.model.up.weight[3, 4] += 1
     send = collective.CollectiveSender.send
 
-    def corrupted(transport: collective.CollectiveSender, data: Tensor) -> None:
-        data = data.clone()
-        data[0] ^= 1
-        send(transport, data)
+    def corrupted(transport: collective.CollectiveSender, contents: list[Tensor]) -> None:
+        first = contents[0].clone()
+        first[0] ^= 1
+        send(transport, [first, *contents[1:]])
 
     monkeypatch.setattr(collective.CollectiveSender, "send", corrupted)
     _, *results = far.sync(2)

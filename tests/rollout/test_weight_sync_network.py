@@ -7,7 +7,7 @@ import json
 import logging.handlers
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,21 +15,27 @@ from typing import Any
 
 import pytest
 import torch
+from rollout.sync_ranks import (
+    MODEL_BYTES,
+    PEAK_BUCKET_BYTES,
+    Bits,
+    Peak,
+    bits_of,
+    enlarge_adapters,
+    joined,
+    large_model,
+    merged_and_received,
+    outcome,
+    receiving,
+    sending,
+    zeroed,
+)
 from rollout.test_weight_sync_processes import (
     START_S,
     kill_this_process,
     read_endpoint,
     start,
     write_endpoint,
-)
-from rollout.test_weight_sync_shards import (
-    MODEL_BYTES,
-    PEAK_BUCKET_BYTES,
-    Peak,
-    bits_of,
-    enlarge_adapters,
-    joined,
-    outcome,
 )
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -45,6 +51,7 @@ from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
 from strop.engines.weights import weights_metadata
 from strop.rollout.weight_sync import collective, pieces, shared_memory
+from strop.rollout.weight_sync.broadcast_group import BroadcastGroup
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.sender import WeightSender
@@ -54,8 +61,6 @@ from strop.rollout.weight_sync.types import SyncIncomplete
 __all__ = ["start"]  # the fixture
 
 Folder = Callable[[str], Path]
-BUCKET_BYTES = 1536
-"""Rows of the largest matrices fill several of them, and end in the middle."""
 VERSIONS = (1, 2, 3, 4)
 """All weights; after a change of few elements; of none; of all."""
 NOWHERE = Path("/no/such/folder")
@@ -80,41 +85,32 @@ def synced(
     axes: dict[str, int],
     store: str,
     num_receivers: int,
-) -> list[tuple[str, int, dict[str, bytes]]]:
+) -> list[tuple[str, int, Bits]]:
     """Digest, sent bytes and bits of each sync, on a rank of the actor and in a receiver."""
     shared_memory.FOLDER = NOWHERE
-    file, kind = Path(directory) / "endpoint", getattr(torch, dtype)
+    kind = getattr(torch, dtype)
     num_senders = ranks.world_size - num_receivers
     if ranks.rank >= num_senders:
-        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module.to(kind)
-        with torch.no_grad():
-            for parameter in copy.parameters():
-                parameter.zero_()
-        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=ranks.rank - num_senders)
+        copy = zeroed(setting.folder, "float64", kind)
         received = []
-        for version in VERSIONS:
-            report = receiver.receive(version)
-            received.append((report.digest, report.sent_bytes, bits_of(copy)))
-        receiver.close()
+        with receiving(copy, directory, index=ranks.rank - num_senders) as receiver:
+            for version in VERSIONS:
+                report = receiver.receive(version)
+                received.append((report.digest, report.sent_bytes, bits_of(copy)))
         return received
-    parallel = replace(ranks, world_size=num_senders).join(**setting.axes, **axes)
+    parallel = joined(ranks, num_receivers=num_receivers, **setting.axes, **axes)
     module = engine_of(parallel, setting).model.module
-    sender = WeightSender(
-        module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0, store=store,
-        dtypes=dict.fromkeys(weights_metadata(module).dtypes, kind),
-    )  # fmt: skip
-    if (endpoint := sender.open(num_receivers=num_receivers)) is not None:
-        write_endpoint(endpoint, file)
-    results = []
-    for version in VERSIONS:
-        change(module, version)
-        with NothingGathered():
-            report = sender.send(version)
-        assert report.transport == ("store" if store else "collective")
-        results.append((report.digest, report.sent_bytes, {}))
-    parallel.barrier("the end")
-    sender.close()
+    dtypes = dict.fromkeys(weights_metadata(module).dtypes, kind)
+    results: list[tuple[str, int, Bits]] = []
+    with sending(
+        module, parallel, directory, num_receivers=num_receivers, store=store, dtypes=dtypes
+    ) as sender:
+        for version in VERSIONS:
+            change(module, version)
+            with NothingGathered():
+                report = sender.send(version)
+            assert report.transport == ("store" if store else "collective")
+            results.append((report.digest, report.sent_bytes, {}))
     return results
 
 
@@ -133,9 +129,7 @@ def _gathered(*args: Any, **options: Any) -> Tensor:
     raise AssertionError("a weight was gathered")
 
 
-def check(
-    results: list[list[tuple[str, int, dict[str, bytes]]]], folder: str, dtype: str, num_receivers: int
-) -> None:
+def check(results: list[list[tuple[str, int, Bits]]], folder: str, dtype: str, num_receivers: int) -> None:
     """Every receiver has the bits of one process after each sync, and what the ranks sent is what it got."""
     module = load_model(ModelConfig(path=folder, dtype="float64")).module
     kind: torch.dtype = getattr(torch, dtype)
@@ -193,27 +187,10 @@ def test_two_ranks_send_to_two_receivers(tiny_folder: Folder, tmp_path: Path, is
     assert not is_store or list((tmp_path / "store").iterdir()) == []
 
 
-def merged_and_received(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, dict[str, bytes]]:
-    """Digest and bits of a sync of weights with an adapter, on a rank of the actor and in a receiver."""
+def merged_over_the_network(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, str, Bits]:
+    """As `merged_and_received`."""
     shared_memory.FOLDER = NOWHERE
-    file = Path(directory) / "endpoint"
-    if ranks.rank == ranks.world_size - 1:
-        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module
-        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        received = receiver.receive(1).digest, bits_of(copy)
-        receiver.close()
-        return received
-    parallel = joined(ranks, **setting.axes)
-    engine = engine_of(parallel, setting)
-    enlarge_adapters(engine.model.module)
-    sender = WeightSender(engine.model.module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    report = sender.send(1, engine.streamed_weights())
-    parallel.barrier("the end")
-    sender.close()
-    return report.digest, {}
+    return merged_and_received(ranks, directory, setting)
 
 
 @pytest.mark.dist
@@ -224,11 +201,12 @@ def test_ranks_send_their_pieces_with_an_adapter(
     setting = Setting(folder=str(tiny_folder("qwen3")), lora=LoraConfig(rank=3, alpha=6.0))
     whole = engine_of(alone("cpu"), setting)
     enlarge_adapters(whole.model.module)
-    first, *_, received = run_ranks(merged_and_received, 3, str(tmp_path), replace(setting, **axes))  # type: ignore[arg-type]
-    assert received[0] == first[0] != ""
+    first, *_, received = run_ranks(merged_over_the_network, 3, str(tmp_path), replace(setting, **axes))  # type: ignore[arg-type]
+    assert received[0] == first[0] == "collective"
+    assert received[1] == first[1] != ""
     expected = {name: tensor.numpy().tobytes() for name, tensor in whole.streamed_weights() or ()}
     assert expected
-    assert {name: received[1][name] for name in expected} == expected
+    assert {name: received[2][name] for name in expected} == expected
 
 
 ROWS, COLUMNS = 48, 64
@@ -237,32 +215,25 @@ ROWS, COLUMNS = 48, 64
 def bytes_on_the_way(ranks: Ranks, directory: str) -> tuple[int, int, int]:
     """Bytes that a rank handed to its group, that it reports, and of the shards that it holds."""
     shared_memory.FOLDER = NOWHERE
-    file = Path(directory) / "endpoint"
     model = nn.Sequential(nn.Linear(COLUMNS, ROWS, bias=False), nn.Linear(ROWS, COLUMNS, bias=False))
     if ranks.rank == ranks.world_size - 1:
-        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        num_bytes = receiver.receive(1).sent_bytes
-        receiver.close()
+        with receiving(model, directory) as receiver:
+            num_bytes = receiver.receive(1).sent_bytes
         return num_bytes, num_bytes, num_bytes
     parallel = joined(ranks)
     fully_shard(model, mesh=parallel.mesh)
-    begin, counted = collective._Group.start, []
+    begin, counted = BroadcastGroup.start, []
 
-    def counting(group: collective._Group, data: Tensor) -> None:
+    def counting(group: BroadcastGroup, data: Tensor) -> None:
         counted.append(data.nbytes)
         begin(group, data)
 
-    collective._Group.start = counting  # type: ignore[method-assign]
+    BroadcastGroup.start = counting  # type: ignore[method-assign]
     try:
-        sender = WeightSender(model, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-        if (endpoint := sender.open(num_receivers=1)) is not None:
-            write_endpoint(endpoint, file)
-        report = sender.send(1)
-        parallel.barrier("the end")
-        sender.close()
+        with sending(model, parallel, directory) as sender:
+            report = sender.send(1)
     finally:
-        collective._Group.start = begin  # type: ignore[method-assign]
+        BroadcastGroup.start = begin  # type: ignore[method-assign]
     return sum(counted), report.sent_bytes, sum(p.to_local().nbytes for p in model.parameters())
 
 
@@ -279,26 +250,20 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
     """Seconds of six syncs, and what each process says of them: one is refused, in one a rank fails, in one it cannot
     send, in one it has no memory for a piece, in one it never could send, and the last succeeds. Then its log."""
     shared_memory.FOLDER = NOWHERE
-    file = Path(directory) / "endpoint"
     model = nn.Linear(64, 48)
     if ranks.rank == 2:
-        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        calls: list[Callable[[], Any]] = [
-            lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in range(2, 7))
-        ]  # fmt: skip
-        started = time.monotonic()
-        said = [outcome(call) for call in calls]
-        receiver.close()
-        return time.monotonic() - started, said
+        with receiving(model, directory) as receiver:
+            calls: list[Callable[[], Any]] = [
+                lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in range(2, 7))
+            ]  # fmt: skip
+            started = time.monotonic()
+            said = [outcome(call) for call in calls]
+            return time.monotonic() - started, said
     parallel = joined(ranks)
     # By columns: both ranks have bytes in each of the 12 buckets of the matrix.
     fully_shard(model, mesh=parallel.mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None)
-    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=1024, timeout_s=60.0, store=store)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
 
-    def fails(home: Any, name: str, number: int, error: Exception) -> str:
+    def fails(sender: WeightSender, home: Any, name: str, number: int, error: Exception) -> str:
         """Outcome of a sync in which this call of a function fails on rank 1."""
         function, count = getattr(home, name), itertools.count()
 
@@ -316,18 +281,20 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
     log = logging.handlers.BufferingHandler(100)
     pieces.logger.addHandler(log)
     transport = StoreSender if store else collective.CollectiveSender
-    started = time.monotonic()
-    said = [outcome(lambda: sender.send(1))]
-    said.append(fails(pieces, "next_weight", 1, ValueError("no memory for a cast")))
-    said.append(fails(transport, "send", 3, ConnectionError("no route to the receivers")))
-    said.append(fails(pieces.PieceStream, "_joined", 3, RuntimeError("no memory for a piece")))
-    said.append(fails(transport, "send", 0, ConnectionError("no way to them")))  # before there is a group
-    said.append(outcome(lambda: sender.send(6)))
-    said += [record.getMessage() for record in log.buffer]
-    pieces.logger.removeHandler(log)
-    parallel.barrier("the end")
-    sender.close()
-    return time.monotonic() - started, said
+    with sending(model, parallel, directory, bucket_bytes=1024, store=store) as sender:
+        started = time.monotonic()
+        said = [outcome(lambda: sender.send(1))]
+        said.append(fails(sender, pieces, "next_weight", 1, ValueError("no memory for a cast")))
+        said.append(fails(sender, transport, "send", 3, ConnectionError("no route to the receivers")))
+        said.append(fails(sender, pieces, "cut_to_places", 3, RuntimeError("no memory for a piece")))
+        said.append(
+            fails(sender, transport, "send", 0, ConnectionError("no way to them"))
+        )  # before there is a group
+        said.append(outcome(lambda: sender.send(6)))
+        seconds = time.monotonic() - started
+        said += [record.getMessage() for record in log.buffer]
+        pieces.logger.removeHandler(log)
+    return seconds, said
 
 
 @pytest.mark.slow
@@ -359,44 +326,86 @@ def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(
     assert not is_store or list((tmp_path / "store").iterdir()) == []
 
 
-def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
-    """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver."""
+def memory_of_a_sync(ranks: Ranks, directory: str, dtype: str) -> list[int]:
+    """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver: of the first
+    sync, and of one after a change of few elements."""
     shared_memory.FOLDER = NOWHERE
-    file = Path(directory) / "endpoint"
-    # A matrix of half the model, and small ones.
-    side = 1 << 10
-    model = nn.ModuleList(
-        [nn.Linear(side, 12 * side, bias=False), *(nn.Linear(side, side) for _ in range(12))]
-    )
-    assert sum(p.nbytes for p in model.parameters()) > MODEL_BYTES
+    model, kind = large_model(), getattr(torch, dtype)
+    used = []
     if ranks.rank == 2:
-        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        with Peak() as used:
-            receiver.receive(1)
-        receiver.close()
-        return used[0]
+        with receiving(model.to(kind), directory) as receiver:
+            for version in (1, 2):
+                with Peak() as peak:
+                    receiver.receive(version)
+                used += peak
+        return used
     parallel = joined(ranks)
-    for layer in model:
+    for layer in model.children():
         fully_shard(layer, mesh=parallel.mesh)
-    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=PEAK_BUCKET_BYTES, timeout_s=60.0)
-    sender._last._free_bytes = lambda: 0  # keeps no bits, which are no part of what a sync takes
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    parallel.barrier("what the ranks need to talk at all")
-    with Peak() as used:
-        sender.send(1)
-    parallel.barrier("the end")
-    sender.close()
-    return used[0]
+    dtypes = dict.fromkeys(weights_metadata(model).dtypes, kind)
+    with sending(model, parallel, directory, bucket_bytes=PEAK_BUCKET_BYTES, dtypes=dtypes) as sender:
+        if dtype == "float32":
+            sender._last._free_bytes = lambda: 0  # keeps no bits, which are no part of what a sync takes
+        parallel.barrier("what the ranks need to talk at all")
+        for version in (1, 2):
+            change(model, version)
+            with Peak() as peak:
+                sender.send(version)
+            used += peak
+    return used
 
 
 @pytest.mark.slow
-def test_beside_the_shards_there_are_two_buckets_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
-    for used in run_ranks(memory_of_a_sync, 3, str(tmp_path)):
-        # The bucket and the pieces of it, and what was never touched before: the groups, and multipliers of digests.
-        assert used < 2 * PEAK_BUCKET_BYTES + (12 << 20), used
-        assert used < MODEL_BYTES / 4
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_beside_the_shards_there_are_three_buckets_whatever_the_size_of_a_tensor(
+    tmp_path: Path, dtype: str
+) -> None:
+    *senders, receiver = run_ranks(memory_of_a_sync, 3, str(tmp_path), dtype)
+    # Cast or not, what a rank has of three buckets; and what was never touched before: the groups, and multipliers of
+    # digests. Of the changes 32 bytes for each element of the largest matrix, of which about 3 % changed.
+    changed_bytes = 0 if dtype == "float32" else 32 * 0.03 * 12 * 2**20
+    for rank, (first, second) in enumerate([*senders, receiver]):
+        share = 1 if rank == 2 else 2
+        if dtype == "float32" or rank == 2:  # else it keeps what it has sent
+            assert first < 3 * PEAK_BUCKET_BYTES + (12 << 20), first
+        assert second < 3 * PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
+        assert second < MODEL_BYTES / 4
+
+
+def test_what_is_large_goes_by_itself_and_what_is_small_together() -> None:
+    large, small = collective._MESSAGE_BYTES, collective._MESSAGE_BYTES - 1
+    sizes = [small, 1, large, large, small, small, 0, large + 7, 3]
+    cuts = [(0, 2), (2, 3), (3, 4), (4, 7), (7, 8), (8, 9)]
+    assert collective.messages(sizes) == [slice(*cut) for cut in cuts]
+    assert collective.messages([]) == []
+
+
+def sent_while_loading(ranks: Ranks, directory: str) -> list[int]:
+    """Buckets that the receiver expects while it loads each one."""
+    shared_memory.FOLDER = NOWHERE
+    model = nn.Sequential(*(nn.Linear(16, 24, bias=False) for _ in range(5)))  # a bucket each
+    if ranks.rank == 0:
+        with sending(model, joined(ranks), directory) as sender:
+            sender.send(1)
+        return []
+    expected: list[int] = []
+    with receiving(model, directory) as receiver:
+        load = receiver._target.load
+
+        def counting(tensors: Sequence[tuple[str, Tensor]]) -> None:
+            transport = receiver._joined()._transport
+            assert isinstance(transport, collective.CollectiveReceiver)
+            expected.append(len(transport._expected))
+            load(tensors)
+
+        receiver._target.load = counting  # type: ignore[method-assign]
+        receiver.receive(1)
+    return expected
+
+
+@pytest.mark.dist
+def test_while_a_bucket_is_loaded_the_next_ones_are_on_their_way(tmp_path: Path) -> None:
+    assert run_ranks(sent_while_loading, 2, str(tmp_path))[1] == [2, 2, 2, 1, 0]
 
 
 # Processes that die.
@@ -413,10 +422,10 @@ def actor_rank(
     fully_shard(model, mesh=parallel.mesh)
     send, number = collective.CollectiveSender.send, itertools.count()
 
-    def dying(transport: collective.CollectiveSender, data: Tensor) -> None:
+    def dying(transport: collective.CollectiveSender, contents: list[Tensor]) -> None:
         if rank == 1 and next(number) == fatal_piece:
             kill_this_process()
-        send(transport, data)
+        send(transport, contents)
 
     collective.CollectiveSender.send = dying  # type: ignore[method-assign]
     sender = WeightSender(model, rank=rank, bucket_bytes=1024, timeout_s=30.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,30 +10,41 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.test_weight_sync_processes import full_bits, read_endpoint, write_endpoint
+from rollout.sync_ranks import (
+    MODEL_BYTES,
+    PEAK_BUCKET_BYTES,
+    Bits,
+    Peak,
+    bits_of,
+    enlarge_adapters,
+    joined,
+    large_model,
+    merged_and_received,
+    outcome,
+    receiving,
+    sending,
+    zeroed,
+)
+from rollout.test_weight_sync_processes import full_bits
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from references.engine_steps import Setting, engine_of
 from references.rank_processes import Ranks, run_ranks
+from strop.engines import weight_parts
 from strop.engines.checksum import host
 from strop.engines.checksum.models import digest_weights
 from strop.engines.checksum.tensors import digest_tensor, finish
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.parallel.ranks import alone
 from strop.engines.weight_parts import Part, Runs
-from strop.engines.weights import weights_metadata
+from strop.engines.weights import TensorMetadata, weights_metadata
 from strop.rollout.weight_sync import shards, shared_memory
-from strop.rollout.weight_sync.model_target import ModuleTarget
-from strop.rollout.weight_sync.receiver import WeightReceiver
-from strop.rollout.weight_sync.sender import WeightSender
-from strop.rollout.weight_sync.types import SyncError, SyncReport
+from strop.rollout.weight_sync.delta import SentParts
 
 Folder = Callable[[str], Path]
-BUCKET_BYTES = 1536
-"""Rows of the largest matrices fill several of them, and end in the middle."""
 
 
 @pytest.mark.parametrize(
@@ -49,7 +59,7 @@ def test_runs_fall_into_place_whatever_the_window(
     for run in range(count):
         expected[first + run * stride : first + run * stride + length] = content[run]
     found = torch.zeros_like(expected)
-    part = Part(first=first, stride=stride, runs=content)
+    part = Part(first=first, stride=stride, runs=content, dtype=torch.uint8)
     for start in range(0, 96, window):
         part.fill(found[start : start + window], start)
     assert found.tolist() == expected.tolist()
@@ -60,9 +70,11 @@ def test_the_sums_of_one_run_add_up_over_windows() -> None:
     for first, window in ((0, 80), (16, 24), (8, 32)):
         whole = torch.cat([torch.zeros(first, dtype=torch.uint8), content])
         found = torch.zeros_like(whole)
-        part = Part(first=first, stride=0, runs=content[None])
+        part = Part(first=first, stride=0, runs=content[None], dtype=torch.uint8)
         sums = [part.fill(found[at : at + window], at) for at in range(0, len(whole), window)]
-        rest = Part(first=0, stride=0, runs=torch.zeros(1, max(first, 1), dtype=torch.uint8))
+        rest = Part(
+            first=0, stride=0, runs=torch.zeros(1, max(first, 1), dtype=torch.uint8), dtype=torch.uint8
+        )
         sums += [rest.fill(found[:first], 0)] if first else []
         assert None not in sums
         assert finish(sum(filter(None, sums)), len(whole)) == digest_tensor(whole)
@@ -72,7 +84,7 @@ def test_the_sums_of_one_run_add_up_over_windows() -> None:
 @pytest.mark.parametrize("window", [1, 8, 13, 24, 96])
 def test_what_lies_between_two_bytes_is_given_and_put_run_by_run(window: int) -> None:
     content = torch.arange(1, 49).to(torch.uint8).view(3, 16)
-    part = Part(first=8, stride=24, runs=content)
+    part = Part(first=8, stride=24, runs=content, dtype=torch.uint8)
     expected, found = torch.zeros(96, dtype=torch.uint8), torch.zeros(96, dtype=torch.uint8)
     for run in range(3):
         expected[8 + run * 24 : 24 + run * 24] = content[run]
@@ -93,13 +105,70 @@ def test_the_sums_of_columns_add_up(is_compiled: bool, monkeypatch: pytest.Monke
     whole = torch.randint(256, (500, 96), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for cuts in ([0, 96], [0, 32, 96], [0, 8, 88, 96]):
         parts = [
-            Part(first=low, stride=96, runs=whole[:, low:high].contiguous())
+            Part(first=low, stride=96, runs=whole[:, low:high].contiguous(), dtype=torch.uint8)
             for low, high in itertools.pairwise(cuts)
         ]
         assert all(part.places.is_between_words(whole.nbytes) for part in parts)
         assert finish(sum(part.word_sum(whole.nbytes) for part in parts), whole.nbytes) == digest_tensor(
             whole
         )
+
+
+@pytest.mark.parametrize("placement", ["whole", "rows", "columns"])
+def test_a_part_is_cast_block_by_block_and_is_that_of_the_cast_weight(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_parts, "_BLOCK_BYTES", 64)
+    held = torch.randn(24, 20, generator=torch.Generator().manual_seed(0))
+    first, stride, runs = {
+        "whole": (0, 0, held.view(1, -1)),
+        "rows": (8 * 40, 0, held[8:].reshape(1, -1)),
+        "columns": (16, 40, held[:, 8:16].contiguous()),
+    }[placement]
+    part = Part(first=first, stride=stride, runs=runs, dtype=torch.bfloat16)
+    cast = part.cast()
+    assert part.is_cast
+    assert not cast.is_cast
+    assert part.places == cast.places
+    assert len(list(part.blocks(8))) > 5
+    assert part.word_sum(held.numel() * 2) == cast.word_sum(held.numel() * 2)
+    expected = torch.zeros(24, 20, dtype=torch.bfloat16)
+    expected.view(-1).view(torch.uint8).fill_(7)
+    places = slice(8, 16) if placement == "columns" else slice(None)
+    rows = slice(8, None) if placement == "rows" else slice(None)
+    expected[rows, places] = held.bfloat16()[rows, places]
+    found = torch.full((24 * 40,), 7, dtype=torch.uint8)
+    for start in range(0, len(found), 104):
+        part.fill(found[start : start + 104], start)
+    assert found.tolist() == expected.view(-1).view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.9])
+def test_changes_of_a_part_that_is_cast_block_by_block(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_parts, "_BLOCK_BYTES", 256)
+    generator = torch.Generator().manual_seed(0)
+    held = torch.randn(1, 3000, generator=generator)
+    weight = TensorMetadata(name="w", shape=(3000,), dtype=torch.bfloat16)
+    found = []
+    for is_cast in (True, False):
+        last, values = SentParts(), held.clone()
+        for version in range(2):
+            part = Part(first=0, stride=0, runs=values.clone(), dtype=torch.bfloat16)
+            part = part if is_cast else part.cast()
+            changes = last.changes(weight, part, part.word_sum(6000), is_known=version > 0)
+            values[0, torch.arange(3000) % 1000 < 1000 * share] *= 2
+        found.append(changes)
+        bits = last._parts["w"].bits
+        assert bits is not None
+        assert torch.equal(bits, part.runs.bfloat16().view(torch.int16)[0]), "those sent last"
+    lazy, eager = found
+    if lazy is None or eager is None:
+        assert share == 0.9
+        assert lazy is eager
+    else:
+        assert len(lazy.positions) == 60 * (share == 0.02)
+        assert torch.equal(lazy.positions, eager.positions)
+        assert torch.equal(lazy.values, eager.values)
 
 
 def test_parts_that_end_within_a_word_do_not_add_up() -> None:
@@ -119,61 +188,36 @@ def test_runs_of_another_form_are_refused(value: object) -> None:
         Runs.from_json(value)
 
 
-def joined(ranks: Ranks, **sizes: int) -> Parallel:
-    """All processes but the last one, which receives."""
-    parallel: Parallel = replace(ranks, world_size=ranks.world_size - 1).join(**sizes)
-    return parallel
-
-
 def sent_and_received(
     ranks: Ranks, directory: str, folder: str, tp_size: int, shard_size: int, dtype: str
 ) -> list[tuple[str, dict[str, bytes]]]:
     """Digest and bits of two syncs, on all ranks of the actor and in a process that receives."""
     shared_memory.FOLDER = Path(directory)
-    file = Path(directory) / "endpoint"
     if ranks.rank == ranks.world_size - 1:
-        copy = load_model(ModelConfig(path=folder, dtype=dtype)).module  # type: ignore[arg-type]
-        if dtype == "bfloat16":
-            copy.to(torch.bfloat16)
-        with torch.no_grad():
-            for parameter in copy.parameters():
-                parameter.zero_()
-        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        received = [(receiver.receive(version).digest, bits_of(copy)) for version in (1, 2)]
-        receiver.close()
-        return received
+        copy = zeroed(folder, dtype, torch.bfloat16 if dtype == "bfloat16" else None)
+        with receiving(copy, directory) as receiver:
+            return [(receiver.receive(version).digest, bits_of(copy)) for version in (1, 2)]
     parallel = joined(ranks, tensor_parallel=tp_size, shard_size=shard_size)
     engine = engine_of(parallel, Setting(folder=folder, tp_size=tp_size, dtype=dtype))
     module = engine.model.module
-    sender = WeightSender(
-        module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0,
-        dtypes=dict.fromkeys(weights_metadata(module).dtypes, torch.bfloat16) if dtype == "bfloat16" else None,
-    )  # fmt: skip
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
+    dtypes = dict.fromkeys(weights_metadata(module).dtypes, torch.bfloat16) if dtype == "bfloat16" else None
     results = []
     gathers = DTensor.full_tensor
-    for version in (1, 2):
-        DTensor.full_tensor = gathered  # type: ignore[method-assign]
-        report = sender.send(version)
-        DTensor.full_tensor = gathers  # type: ignore[method-assign]
-        assert report.transport == ("shared_memory" if ranks.rank == 0 else "shards")
-        results.append((report.digest, {}))
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.mul_(1.5)
-    parallel.barrier("the end")
-    sender.close()
+    with sending(module, parallel, directory, dtypes=dtypes) as sender:
+        for version in (1, 2):
+            DTensor.full_tensor = gathered  # type: ignore[method-assign]
+            report = sender.send(version)
+            DTensor.full_tensor = gathers  # type: ignore[method-assign]
+            assert report.transport == ("shared_memory" if ranks.rank == 0 else "shards")
+            results.append((report.digest, {}))
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.mul_(1.5)
     return results
 
 
 def gathered(*args: Any, **options: Any) -> Tensor:
     raise AssertionError("a weight was gathered")
-
-
-def bits_of(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, bytes]:
-    return {name: full_bits(tensor.to(dtype or tensor.dtype)) for name, tensor in module.state_dict().items()}
 
 
 def check(results: list[list[tuple[str, dict[str, bytes]]]], folder: str, dtype: str) -> None:
@@ -216,35 +260,10 @@ def test_four_ranks_of_any_mesh_give_their_parts(
     check(results, folder, "float32")
 
 
-def merged_and_received(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, dict[str, bytes]]:
-    """Digest and bits of a sync of weights with an adapter, on all ranks of the actor and in a receiver."""
+def merged_in_shared_memory(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, str, Bits]:
+    """As `merged_and_received`."""
     shared_memory.FOLDER = Path(directory)
-    file = Path(directory) / "endpoint"
-    if ranks.rank == ranks.world_size - 1:
-        copy = load_model(ModelConfig(path=setting.folder, dtype="float64")).module
-        receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        received = receiver.receive(1).digest, bits_of(copy)
-        receiver.close()
-        return received
-    parallel = joined(ranks, **setting.axes)
-    engine = engine_of(parallel, setting)
-    enlarge_adapters(engine.model.module)
-    sender = WeightSender(engine.model.module, rank=ranks.rank, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    report = sender.send(1, engine.streamed_weights())
-    assert report.transport == ("shared_memory" if ranks.rank == 0 else "shards")
-    parallel.barrier("the end")
-    sender.close()
-    return report.digest, {}
-
-
-@torch.no_grad()
-def enlarge_adapters(module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
-        if ".lora_B." in name and not parameter.is_meta:
-            parameter.add_(0.25)
+    return merged_and_received(ranks, directory, setting)
 
 
 @pytest.mark.dist
@@ -265,56 +284,41 @@ def test_stages_and_matrices_give_their_parts_with_an_adapter(
     alone_engine = engine_of(alone("cpu"), setting)
     enlarge_adapters(alone_engine.model.module)
     cut = replace(setting, **axes)  # type: ignore[arg-type]
-    first, *_, received = run_ranks(merged_and_received, 5, str(tmp_path), cut)
-    assert received[0] == first[0] != ""
+    first, *others, received = run_ranks(merged_in_shared_memory, 5, str(tmp_path), cut)
+    assert [first[0], received[0]] == ["shared_memory"] * 2
+    assert {transport for transport, *_ in others} == {"shards"}
+    assert received[1] == first[1] != ""
     expected = {name: full_bits(tensor) for name, tensor in alone_engine.streamed_weights() or ()}
     assert expected
-    assert {name: received[1][name] for name in expected} == expected
+    assert {name: received[2][name] for name in expected} == expected
 
 
 def with_faults(ranks: Ranks, directory: str) -> list[str]:
     """What each process says of a sync that is refused, of one in which a rank fails, and of one that succeeds."""
     shared_memory.FOLDER = Path(directory)
-    file = Path(directory) / "endpoint"
     model = nn.Linear(64, 48)
     if ranks.rank == 2:
-        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        calls: list[Callable[[], Any]] = [
-            lambda: receiver.refuse(1, "busy"), lambda: receiver.receive(2), lambda: receiver.receive(3)
-        ]  # fmt: skip
-        said = [outcome(call) for call in calls]
-        receiver.close()
-        return said
+        with receiving(model, directory) as receiver:
+            calls: list[Callable[[], Any]] = [
+                lambda: receiver.refuse(1, "busy"), lambda: receiver.receive(2), lambda: receiver.receive(3)
+            ]  # fmt: skip
+            return [outcome(call) for call in calls]
     parallel = joined(ranks)
     fully_shard(model, mesh=parallel.mesh)
-    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=1024, timeout_s=60.0)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    said = [outcome(lambda: sender.send(1))]
     fill, count = shards.ShardStream._fill, itertools.count()
 
-    def failing(*args: Any) -> None:
+    def failing(*args: Any) -> list[int | None]:
         if ranks.rank == 1 and next(count) == 4:
             raise ValueError("no memory for a cast")
-        fill(*args)
+        return fill(*args)
 
-    shards.ShardStream._fill = failing  # type: ignore[method-assign]
-    said.append(outcome(lambda: sender.send(2)))
-    shards.ShardStream._fill = fill  # type: ignore[method-assign]
-    said.append(outcome(lambda: sender.send(3)))
-    parallel.barrier("the end")
-    sender.close()
+    with sending(model, parallel, directory, bucket_bytes=1024) as sender:
+        said = [outcome(lambda: sender.send(1))]
+        shards.ShardStream._fill = failing  # type: ignore[method-assign]
+        said.append(outcome(lambda: sender.send(2)))
+        shards.ShardStream._fill = fill  # type: ignore[method-assign]
+        said.append(outcome(lambda: sender.send(3)))
     return said
-
-
-def outcome(call: Callable[[], Any]) -> str:
-    try:
-        result = call()
-    except (SyncError, RuntimeError, ValueError) as error:
-        return str(error)
-    assert isinstance(result, SyncReport)
-    return f"version {result.version}"
 
 
 @pytest.mark.slow
@@ -329,56 +333,22 @@ def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(tmp_path
     assert [said[2] for said in (first, second, received)] == ["version 3"] * 3
 
 
-MODEL_BYTES, PEAK_BUCKET_BYTES = 96 << 20, 4 << 20
-
-
 def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
     """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver."""
     shared_memory.FOLDER = Path(directory)
-    file = Path(directory) / "endpoint"
-    # A matrix of half the model, and small ones.
-    side = 1 << 10
-    model = nn.ModuleList(
-        [nn.Linear(side, 12 * side, bias=False), *(nn.Linear(side, side) for _ in range(12))]
-    )
-    assert sum(p.nbytes for p in model.parameters()) > MODEL_BYTES
+    model = large_model()
     if ranks.rank == 2:
-        receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0)
-        receiver.join(read_endpoint(file), index=0)
-        with Peak() as used:
+        with receiving(model, directory) as receiver, Peak() as used:
             receiver.receive(1)
-        receiver.close()
         return used[0]
     parallel = joined(ranks)
-    for layer in model:
+    for layer in model.children():
         fully_shard(layer, mesh=parallel.mesh)
-    sender = WeightSender(model, rank=ranks.rank, bucket_bytes=PEAK_BUCKET_BYTES, timeout_s=60.0)
-    if (endpoint := sender.open(num_receivers=1)) is not None:
-        write_endpoint(endpoint, file)
-    digest_weights(model)  # what the ranks need to talk at all
-    with Peak() as used:
-        sender.send(1)
-    parallel.barrier("the end")
-    sender.close()
+    with sending(model, parallel, directory, bucket_bytes=PEAK_BUCKET_BYTES) as sender:
+        digest_weights(model)  # what the ranks need to talk at all
+        with Peak() as used:
+            sender.send(1)
     return used[0]
-
-
-class Peak:
-    """Resident memory beyond that at the start, at most; in a list of one number."""
-
-    def __enter__(self) -> list[int]:
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-        self._before, self._used = status_bytes("VmRSS"), [0]
-        return self._used
-
-    def __exit__(self, *error: object) -> None:
-        self._used[0] = status_bytes("VmHWM") - self._before
-
-
-def status_bytes(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch.profiler import ProfilerActivity
 
 from strop.utils import process_profiler, timeline
@@ -86,3 +88,22 @@ def test_a_trace_that_does_not_start_leaves_nothing_running(
     process_profiler.drop()
     assert memory_calls == [], "its history has not begun"
     assert process_profiler.start("actor-0", memory=False), "the next run has profilers"
+
+
+def test_events_are_written_and_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Reading them took as long again as the trace, and left objects that a later step had to collect."""
+
+    def reading(profile: object) -> None:
+        raise AssertionError("the events were read")
+
+    monkeypatch.setattr("torch.autograd.profiler.profile._ensure_function_events", reading)
+    for step in ("first", "second"):
+        process_profiler.start("actor-0", memory=False)
+        torch.ones(3).exp()
+        process_profiler.stop(tmp_path / step, lambda folder, label, spans: None)
+        assert (
+            "aten::exp" in gzip.decompress((tmp_path / step / "trace-actor-0.json.gz").read_bytes()).decode()
+        )
+    assert [str(warning.message) for warning in recwarn] == []

@@ -21,6 +21,17 @@ _TRAINING = (
     "update_critic", "update_actor", "summary",
 )  # fmt: skip
 """Phases of a step after its samples are there and before the weights are handed over."""
+_BEFORE_TRAINING = (
+    (
+        "preflight", PREFLIGHT, "trainer.preflight",
+        "the samples that are played and shown before the first step change nothing of the run",
+    ),
+    (
+        "first validation", FIRST_VALIDATION, "eval.before_train",
+        "the validation before the first step says where the run begins, and is not needed to train",
+    ),
+)  # fmt: skip
+"""Name, phase, setting and reason of what is done once, and could be left out."""
 _AHEAD = "rollout.max_staleness"
 _ASYNC_NOTE = "; run.async_save=true writes them in the background"
 
@@ -59,22 +70,8 @@ def avoidable_parts(
     """Every part that a setting would save; some save the same seconds."""
     yield from _of_generation(phases, settings)
     yield from _of_intervals(phases, settings)
-    if phases.of(PREFLIGHT):
-        yield Avoidable(
-            name="preflight",
-            seconds=phases.of(PREFLIGHT),
-            key="trainer.preflight",
-            setting="trainer.preflight=false",
-            reason="the samples that are played and shown before the first step change nothing of the run",
-        )
-    if phases.of(FIRST_VALIDATION):
-        yield Avoidable(
-            name="first validation",
-            seconds=phases.of(FIRST_VALIDATION),
-            key="eval.before_train",
-            setting="eval.before_train=false",
-            reason="the validation before the first step says where the run begins, and is not needed to train",
-        )
+    for name, phase, key, reason in _BEFORE_TRAINING:
+        yield Avoidable(name=name, seconds=phases.of(phase), key=key, setting=f"{key}=false", reason=reason)
     yield from _of_profiled(phases, settings, profiled)
 
 

@@ -8,6 +8,7 @@ by name.
 accounting.py       Accounting of one sync
 both_sides.py       Both sides of the transfer, as the workers of the core make them
                     (strop.rollout.weight_sync.transfer)
+broadcast_group.py  Process group of one rank of the sender and all receivers
 bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
 collective.py       Buckets by broadcast
@@ -16,9 +17,12 @@ cuda_ipc.py         Memory of a CUDA device that other processes of the node ope
 delta.py            Changes of weights since the last sync
 device_slots.py     Slots in the memory of the sender's device
 host_copy.py        Weights in host memory for engines that take whole tensors
+incoming.py         One sync on the side of a rollout worker
 load_weights.py     Engines with weights of their own, which are given those of a model in this process
 model_target.py     The parameters of a model in this process, into which weights are received
 outgoing.py         The weights of one sync, as a rank of the actor gives them
+own_parts.py        Parts that a rank gives of the weights of a model
+piece_layout.py     Places in a bucket
 pieces.py           Weights leave their shards over the network or through a store
 probe.py            Probe of an engine's weights by what it computes, where they cannot be read back
 receiver.py         The side of a rollout worker

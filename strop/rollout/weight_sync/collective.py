@@ -1,37 +1,42 @@
 """Buckets by broadcast: over gloo or NCCL, for receivers on any node.
 
 Each rank of the sender and all receivers form a process group, over which the rank sends its pieces of every bucket:
-with its first piece, so that a rank that holds what others give has none. The groups are made directly from a backend's
-object, because the default groups of the two sides are different ones.
+with its first piece, so that a rank that holds what others give has none.
 
-With gloo, the pieces of a bucket are on their way at the same time, while the sender fills the next ones. With NCCL
-they come one after the other, and each rank waits for its own, so that two communicators never compete for one device.
-The NCCL path has not run on a GPU yet.
+A piece is a number of broadcasts: what is large goes by itself, out of the memory where it lies and, where it is one
+run, into its place in the bucket; what is small is joined (`messages`).
+
+With gloo, the pieces of two buckets are on their way at the same time, while the sender fills the next ones and the
+receivers load the one before: they expect buckets before they use that. With NCCL pieces come one after the other,
+and each rank waits for its own, so that two communicators never compete for one device. The NCCL path has not run on a
+GPU yet.
 """
 
 from __future__ import annotations
 
-import datetime
-import time
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from strop.controller.store_server import Rendezvous, RendezvousServer, RendezvousStore
 from strop.engines.weight_parts import Runs
+from strop.rollout.weight_sync.broadcast_group import SENDER, BroadcastGroup
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
+from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
-from strop.utils.device import collective_backend
-from strop.utils.network_interfaces import keep_to_interface
 
 PLAN_NAME = "collective"
-SENDER = 0
-"""Rank of the sender in its group; receiver i is rank i + 1."""
-_POLL_S = 0.0005
-"""Between two looks at a broadcast that runs on a device."""
+MAX_HOST_BUCKET_BYTES = 8 << 20
+"""Limit of a bucket in host memory: while the first one is filled nothing travels, nor while the last one is loaded,
+and a receiver touches memory of three that is new in each sync."""
+_ON_THE_WAY = 2
+"""Pieces of a rank, and buckets of a receiver, that travel at a time: the network goes on while a process waits for its
+turn on a busy processor."""
+_MESSAGE_BYTES = 1 << 20
+"""Contents of so many bytes are a broadcast of their own."""
 
 
 class CollectiveSender:
@@ -55,40 +60,69 @@ class CollectiveSender:
         self._rendezvous = Rendezvous(host=host, port=plan.port, secret=secret)
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
-        self._group: _Group | None = None
+        self._group: BroadcastGroup | None = None
+        self._staging = deque(_Memory(self._device) for _ in range(_ON_THE_WAY + 1))
+        """For what is joined: of the next piece first, then of those that are on their way."""
+        self._sent: deque[int] = deque()
+        """Broadcasts of each piece that is on its way."""
+
+    @property
+    def max_bucket_bytes(self) -> int:
+        """In host memory few bytes, so that a bucket is filled, and another one loaded, while one travels."""
+        return MAX_HOST_BUCKET_BYTES if self._device.type == "cpu" else BUCKET_BYTES
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
         if self._store is None:
             self._store = RendezvousStore(self._rendezvous, timeout_s=self._timeout_s)
 
-    def wait_for_room(self) -> None:
-        """Nothing to do: `send` waits for the piece before."""
+    @property
+    def needs_room(self) -> bool:
+        """No: `send` waits for the piece before."""
+        return False
 
-    def send(self, data: Tensor) -> None:
-        """Start a broadcast once the one before it is done; the first one forms the group."""
-        self.finish()
-        if not len(data):
-            return
-        if self._group is None:
+    def wait_for_room(self) -> None:
+        """Nothing to do."""
+
+    def send(self, contents: Sequence[Tensor]) -> None:
+        """Start the broadcasts of a piece once there is only one before it; the first one forms the group."""
+        sizes = [len(content) for content in contents]
+        cuts = messages(sizes)
+        self._staging.rotate()
+        room = self._staging[0].taken([sum(sizes[cut]) for cut in cuts if _is_joined(sizes[cut])])
+        ready = [
+            _joined(contents[cut], room) if _is_joined(sizes[cut]) else contents[cut.start] for cut in cuts
+        ]
+        while len(self._sent) >= _ON_THE_WAY:
+            self._wait(self._sent.popleft())
+        if ready and self._group is None:
             assert self._store is not None, "a sync has begun"
-            self._group = _Group(
+            self._group = BroadcastGroup(
                 self._store, self.plan, sender=self._rank, rank=SENDER, timeout_s=self._timeout_s
             )
-        self._group.start(data.to(self._device))
-        if self._device.type != "cpu":
-            self.finish()
+        for data in ready:
+            assert self._group is not None, "there is something to send"
+            self._group.start(data.to(self._device))
+            if self._device.type != "cpu":
+                self._wait(1)
+        self._sent.append(len(ready) if self._device.type == "cpu" else 0)
 
     def finish(self) -> None:
-        """Wait for the broadcast that is under way."""
+        """Wait for the broadcasts that are under way."""
+        while self._sent:
+            self._wait(self._sent.popleft())
+
+    def _wait(self, count: int) -> None:
+        """Wait for so many broadcasts."""
         if self._group is not None:
-            self._group.wait("the receivers to take a bucket")
+            self._group.wait("the receivers to take a bucket", count=count)
 
     def close(self) -> None:
         """Drop the group without the others."""
         if self._group is not None:
             self._group.drop()
             self._group = None
+        self._sent.clear()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -123,9 +157,16 @@ class CollectiveReceiver:
         self._rank = index + 1
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, BroadcastGroup] = {}
         """By the rank that sends."""
-        self._bucket, self._beside = _nothing(), _nothing()
+        self._memory = deque((_Memory(self._device), _Memory(self._device)) for _ in range(_ON_THE_WAY + 1))
+        """For a bucket, and for what arrives beside it: of the next one first, then of those before it."""
+        self._expected: deque[_Expected] = deque()
+
+    @property
+    def num_ahead(self) -> int:
+        """On a device each bucket comes by itself."""
+        return _ON_THE_WAY if self._device.type == "cpu" else 0
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -134,41 +175,48 @@ class CollectiveReceiver:
             place = Rendezvous(host=channel.host, port=self.plan.port, secret=channel.session)
             self._store = RendezvousStore(place, timeout_s=channel.timeout_s)
 
-    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
-        """The next bucket, in a buffer that is used again. A piece that is one run arrives in its place."""
+    def expect(self, num_bytes: int, pieces: Pieces) -> None:
+        """Start the broadcasts of a bucket. What is one run arrives in its place."""
         if len(pieces) > self.plan.num_senders:
             raise ConnectionError(f"pieces of {len(pieces)} ranks, and {self.plan.num_senders} send")
-        if len(self._bucket) < num_bytes:
-            self._bucket = _nothing()  # frees it before there is another one
-            self._bucket = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        bucket, whole = self._bucket[:num_bytes], [[Runs(first=0, stride=0, count=1, length=num_bytes)]]
-        places = list(pieces or (whole if num_bytes else []))
-        sizes = [sum(runs.num_bytes for runs in piece) for piece in places]
-        scattered = [
-            index for index, piece in enumerate(places) if len(piece) > 1 or any(r.count > 1 for r in piece)
+        cuts = [
+            (rank, piece[cut])
+            for rank, piece in enumerate(pieces)
+            for cut in messages([runs.num_bytes for runs in piece])
         ]
-        if len(self._beside) < (size := sum(sizes[index] for index in scattered)):
-            self._beside = _nothing()
-            self._beside = torch.empty(size, dtype=torch.uint8, device=self._device)
-        contents, at = {}, 0
-        for index in scattered:
-            contents[index] = self._beside[at : at + sizes[index]]
-            at += sizes[index]
-        for index, piece in enumerate(places):
-            if sizes[index]:
-                direct = bucket[piece[0].first : piece[0].first + sizes[index]]
-                self._group(index).start(contents.get(index, direct))
-                if self._device.type != "cpu":
-                    self._group(index).wait(_piece_of(index))
-        for index, group in self._groups.items():
-            group.wait(_piece_of(index))
-        for index, content in contents.items():
-            put_piece(places[index], content, bucket)
-        return bucket
+        self._memory.rotate()
+        memory, beside = self._memory[0]
+        (bucket,) = memory.taken([num_bytes])
+        coming = _Expected(bucket)
+        self._expected.append(coming)
+        room = beside.taken([_num_bytes(places) for _, places in cuts if not _is_one_run(places)])
+        for rank, places in cuts:
+            if _is_one_run(places):
+                data = bucket[places[0].first : places[0].stop]
+            else:
+                data = next(room)
+                coming.beside.append((places, data))
+            self._group(rank).start(data)
+            if self._device.type == "cpu":
+                coming.num_messages[rank] += 1
+            else:
+                self._group(rank).wait(_piece_of(rank))
+
+    def receive(self) -> Tensor:
+        """The bucket that was expected first, once all of it is there."""
+        coming = self._expected.popleft()
+        for rank, count in coming.num_messages.items():
+            self._groups[rank].wait(_piece_of(rank), count=count)
+        for places, content in coming.beside:
+            put_piece(places, content, coming.bucket)
+        return coming.bucket
 
     def finish(self) -> None:
-        """Free the buffers: the memory is wanted for generation."""
-        self._bucket = self._beside = _nothing()
+        """Free the memory: it is wanted for generation."""
+        self._expected.clear()
+        for pair in self._memory:
+            for memory in pair:
+                memory.clear()
 
     def close(self) -> None:
         """Drop the groups without the others."""
@@ -180,112 +228,78 @@ class CollectiveReceiver:
             self._store = None
         self.finish()
 
-    def _group(self, sender: int) -> _Group:
+    def _group(self, sender: int) -> BroadcastGroup:
         """The group of a rank that sends; the first piece of it forms it, which all receivers do in the same order."""
         if sender not in self._groups:
             assert self._store is not None, "a sync has begun"
-            self._groups[sender] = _Group(
+            self._groups[sender] = BroadcastGroup(
                 self._store, self.plan, sender=sender, rank=self._rank, timeout_s=self._channel.timeout_s
             )
         return self._groups[sender]
 
 
-class _Group:
-    """One rank of the process group."""
+@dataclass
+class _Expected:
+    """A bucket on its way."""
 
-    def __init__(
-        self, store: RendezvousStore, plan: Plan, *, sender: int, rank: int, timeout_s: float
-    ) -> None:
-        """`sender`: rank of the actor that sends over it."""
-        self._device = torch.device(plan.device)
-        self._timeout_s = timeout_s
-        self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._under_way: tuple[dist.Work, Tensor] | None = None
-        try:
-            self._backend = _backend(store, sender, rank, plan.size, self._device, self._timeout)
-        except RuntimeError as error:
-            raise ConnectionError(
-                f"rank {sender} of the actor and {plan.size - 1} receivers of the weight sync formed no group within "
-                f"{timeout_s:g} s: {_first_sentence(error)}"
-            ) from error
-
-    def start(self, data: Tensor) -> None:
-        """Start to send or receive bytes [n] uint8 on the group's device."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = SENDER, 0, self._timeout
-        try:
-            # Kept here only: a reference in the frames of an error would keep the connections open.
-            self._under_way = (self._backend.broadcast([data], options), data)
-        except RuntimeError as error:
-            raise ConnectionError(f"the broadcast of a bucket failed: {_first_sentence(error)}") from error
-
-    def wait(self, waiting_for: str) -> None:
-        """Until the broadcast that was started is done, or its deadline; nothing when there is none."""
-        deadline = time.monotonic() + self._timeout_s
-        if self._under_way is None:
-            return
-        try:
-            if self._device.type != "cpu":
-                # `wait` of a device's backend only orders streams.
-                while not self._under_way[0].is_completed():
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"waited {self._timeout_s:g} s for {waiting_for}")
-                    time.sleep(_POLL_S)
-            self._under_way[0].wait()
-        except RuntimeError as error:
-            raise ConnectionError(
-                f"the broadcast broke while waiting for {waiting_for}: {_first_sentence(error)}"
-            ) from error
-        self._under_way = None
-
-    def drop(self) -> None:
-        """End it without the others, whose waits end with it: the connections close with the last reference."""
-        self._backend.abort()
-        self._under_way = None
-        self._backend = None
+    bucket: Tensor
+    beside: list[tuple[Sequence[Runs], Tensor]] = field(default_factory=list)
+    """Contents that arrive beside it, with their places in it."""
+    num_messages: Counter[int] = field(default_factory=Counter)
+    """Broadcasts of each rank of the sender that it waits for."""
 
 
-def common_device(devices: list[str]) -> torch.device:
-    """Device type of a group of processes on these: theirs, if all are equal and torch can, else the CPU."""
-    first = devices[0]
-    if all(device == first for device in devices) and _has_backend(collective_backend(first)):
-        return torch.device(first)
-    return torch.device("cpu")
+class _Memory:
+    """Memory that is used again, and replaced where more is wanted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._data = torch.empty(0, dtype=torch.uint8)
+
+    def taken(self, sizes: Sequence[int]) -> Iterator[Tensor]:
+        """[n] uint8 of each of these sizes, one behind the other."""
+        if len(self._data) < sum(sizes):
+            self.clear()  # frees it before there is another one
+            self._data = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        return iter(torch.split(self._data[: sum(sizes)], list(sizes)))
+
+    def clear(self) -> None:
+        """Give it back."""
+        self._data = torch.empty(0, dtype=torch.uint8)
 
 
-def _has_backend(backend: str) -> bool:
-    return backend == "gloo" or (backend == "nccl" and hasattr(dist, "ProcessGroupNCCL"))
+def messages(sizes: Sequence[int]) -> list[slice]:
+    """Broadcasts of contents of these sizes [n] bytes: what is large goes by itself, neighbours that are small go
+    together. Both sides come to the same answer."""
+    cuts: list[slice] = []
+    for index, size in enumerate(sizes):
+        if cuts and max(size, sizes[index - 1]) < _MESSAGE_BYTES:
+            cuts[-1] = slice(cuts[-1].start, index + 1)
+        else:
+            cuts.append(slice(index, index + 1))
+    return cuts
 
 
-def _backend(
-    store: RendezvousStore,
-    sender: int,
-    rank: int,
-    size: int,
-    device: torch.device,
-    timeout: datetime.timedelta,
-) -> Any:  # the type information of torch leaves the methods of these classes out
-    keys = PrefixStore(f"sender {sender}", store)  # of each group apart
-    if collective_backend(device.type) == "nccl":
-        keep_to_interface(store.own_host)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(keys, rank, size, options)
-    kind: Any = dist.ProcessGroupGloo
-    gloo = kind._Options()
-    gloo._timeout = timeout
-    # Without a name gloo takes the interface that the host's own name resolves to, which may be a public one.
-    gloo._devices = [kind.create_device(hostname=store.own_host)]
-    return kind(keys, rank, size, gloo)
+def _is_joined(sizes: Sequence[int]) -> bool:
+    return len(sizes) > 1
 
 
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+def _joined(contents: Sequence[Tensor], room: Iterator[Tensor]) -> Tensor:
+    """Contents one behind the other, in the next room."""
+    data, at = next(room), 0
+    for content in contents:
+        data[at : at + len(content)].copy_(content)
+        at += len(content)
+    return data
+
+
+def _is_one_run(places: Sequence[Runs]) -> bool:
+    return len(places) == 1 and places[0].count == 1
+
+
+def _num_bytes(places: Sequence[Runs]) -> int:
+    return sum(runs.num_bytes for runs in places)
 
 
 def _piece_of(sender: int) -> str:
     return f"a piece of a bucket from rank {sender} of the actor"
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0]

@@ -14,7 +14,7 @@ long as under 6 % of the elements change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,29 +97,40 @@ def changes_num_bytes(itemsize: int, count: int) -> int:
     return _gaps_start(itemsize, count) + _GAP_BYTES * count
 
 
-def changes_between(old: Tensor, new: Tensor) -> Changes | None:
-    """Changes from and to these bits [numel] in host memory; None where they have as many bytes as all elements."""
-    itemsize = new.element_size()
-    positions = differing(old.numpy(), new.numpy(), (new.nbytes - 1) // (_GAP_BYTES + itemsize))
-    if positions is None:
+def changes_between(old: Tensor, new: Iterable[tuple[int, Tensor]]) -> Changes | None:
+    """Changes from these bits [numel] in host memory to new ones, which they hold afterwards; None, and some of the new
+    ones, where the changes have as many bytes as all elements.
+
+    Args:
+        old: is overwritten.
+        new: the new bits in pieces, each behind the number of its first element.
+    """
+    itemsize = old.element_size()
+    limit = (old.nbytes - 1) // (_GAP_BYTES + itemsize)
+    found: list[Tensor] = []
+    for start, piece in new:
+        held = old[start : start + len(piece)]
+        positions = differing(held.numpy(), piece.numpy(), limit)
+        if positions is None:
+            return None
+        limit -= len(positions)
+        changed = torch.from_numpy(positions)
+        held.scatter_(0, changed, piece.index_select(0, changed))
+        found.append(changed + start)
+    written = _with_stops(torch.cat(found)) if found else torch.empty(0, dtype=torch.int64)
+    if changes_num_bytes(itemsize, len(written)) >= old.nbytes:
         return None
-    written = _with_stops(torch.from_numpy(positions))
-    if changes_num_bytes(itemsize, len(written)) >= new.nbytes:
-        return None
-    return Changes(written, new.index_select(0, written))
+    return Changes(written, old.index_select(0, written))
 
 
 def write_changes(changes: Changes) -> Tensor:
     """[num_bytes] uint8: changes as they travel."""
-    values, start = (
-        changes.values.view(torch.uint8),
-        _gaps_start(changes.values.element_size(), len(changes.values)),
-    )
+    values = changes.values.view(torch.uint8)
+    start = _gaps_start(changes.values.element_size(), len(changes.values))
     data = torch.zeros(changes.num_bytes, dtype=torch.uint8)
     data[: len(values)] = values
-    gaps = changes.positions.diff(prepend=changes.positions.new_zeros(1))
-    low = torch.stack([gaps & 0xFF, gaps >> 8], dim=1).to(torch.uint8)
-    data[start : start + _GAP_BYTES * len(gaps)] = low.view(-1)
+    gaps = changes.positions.diff(prepend=changes.positions.new_zeros(1)).numpy().astype("<u2")
+    data[start : start + gaps.nbytes] = torch.from_numpy(gaps.view("u1"))
     return data
 
 
@@ -142,14 +153,17 @@ def read_changes(data: Tensor, weight: TensorMetadata, part: ChangedPart) -> Cha
         raise ValueError(f"a part at {places} of {list(weight.shape)} {weight.dtype}")
     values = data[offset : offset + count * itemsize].view(kind)
     start = offset + _gaps_start(itemsize, count)
-    gaps = data[start : start + _GAP_BYTES * count].view(torch.int16).to(torch.int64) & _MAX_GAP
-    positions = gaps.cumsum(0)
-    if count and (bool((gaps[1:] == 0).any()) or int(positions[-1]) >= num_elements):
+    # In place: there may be millions of them.
+    positions = data[start : start + _GAP_BYTES * count].view(torch.int16).to(torch.int64)
+    positions.bitwise_and_(_MAX_GAP)
+    is_twice = bool((positions[1:] == 0).any())
+    positions.cumsum_(0)
+    if count and (is_twice or int(positions[-1]) >= num_elements):
         raise ValueError(f"changes of elements up to {int(positions[-1])} of {num_elements}, or one twice")
     if places.count > 1:
         run = positions // (places.length // itemsize)
-        positions += run * ((places.stride - places.length) // itemsize)
-    return Changes(positions + places.first // itemsize, values)
+        positions.add_(run, alpha=(places.stride - places.length) // itemsize)
+    return Changes(positions.add_(places.first // itemsize), values)
 
 
 def joined_changes(data: Tensor, weight: TensorMetadata, parts: Sequence[ChangedPart]) -> Changes:
@@ -223,18 +237,15 @@ class SentParts:
             return Changes(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=kind or torch.uint8))
         if kind is None or name in self._left_out:
             return None
-        new = part.runs.view(-1).view(kind).cpu()
         if last.bits is None:
-            self._keep(name, last, new)
+            self._keep(name, last, part, kind)
             return None
-        changes = changes_between(last.bits, new) if is_known else None
-        if changes is not None:
-            last.bits.scatter_(0, changes.positions, changes.values)
-        elif is_known and weight.dtype.itemsize > 2:
+        changes = changes_between(last.bits, _bits_in_pieces(part, kind)) if is_known else None
+        if changes is None and is_known and weight.dtype.itemsize > 2:
             self._left_out.add(name)
             self._forget_bits(last)
-        else:
-            last.bits.copy_(new)
+        elif changes is None:
+            _copy_bits(part, kind, last.bits)
         return changes
 
     def clear(self) -> None:
@@ -244,14 +255,13 @@ class SentParts:
         self._parts.clear()
         self._left_out.clear()
 
-    def _keep(self, name: str, part: _SentPart, bits: Tensor) -> None:
+    def _keep(self, name: str, last: _SentPart, part: Part, kind: torch.dtype) -> None:
         """Keep the bits of a part, unless that would take more memory than is left then."""
-        if (
-            self.num_ranks * (self.num_bytes + bits.nbytes)
-            <= self._free_bytes() - self.num_ranks * bits.nbytes
-        ):
-            part.bits = bits.clone()
-            self.num_bytes += bits.nbytes
+        num_bytes = part.places.num_bytes
+        if self.num_ranks * (self.num_bytes + num_bytes) <= self._free_bytes() - self.num_ranks * num_bytes:
+            last.bits = torch.empty(num_bytes // kind.itemsize, dtype=kind)
+            _copy_bits(part, kind, last.bits)
+            self.num_bytes += num_bytes
             return
         self._left_out.add(name)
         if not self._is_full:
@@ -265,6 +275,18 @@ class SentParts:
     def _forget_bits(self, part: _SentPart) -> None:
         self.num_bytes -= 0 if part.bits is None else part.bits.nbytes
         part.bits = None
+
+
+def _bits_in_pieces(part: Part, kind: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """Bits of a part [n] in host memory, piece by piece, each behind the number of its first element."""
+    for start, content in part.blocks(kind.itemsize):
+        yield start // kind.itemsize, content.view(kind).cpu()
+
+
+def _copy_bits(part: Part, kind: torch.dtype, bits: Tensor) -> None:
+    """Copy all bits of a part [numel]."""
+    for start, piece in _bits_in_pieces(part, kind):
+        bits[start : start + len(piece)].copy_(piece)
 
 
 def _gaps_start(itemsize: int, count: int) -> int:

@@ -25,24 +25,27 @@ class ModuleTarget:
                 f"{sharded} is sharded over ranks; weights are received by a model that is whole in its process"
             )
         self._module = module
+        self._live: dict[str, Tensor] = {}
+        """Parameters by name, while a sync is under way: a large model has thousands of buckets."""
         self._sums: dict[int, tuple[int, int]] = {}
         """Of parameters that were loaded: the word sum of what they held then, and its bytes."""
 
     def weights_metadata(self) -> WeightsMetadata:
-        """The parameters and persistent buffers."""
+        """The parameters and persistent buffers, as they are at the begin of a sync."""
+        self._live = {}
         return weights_metadata(self._module)
 
     @torch.no_grad()
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Copy into the parameters, which stay the same objects."""
-        live = named_weights(self._module)
+        live = self._weights()
         for name, value in tensors:
             self._sums[id(live[name])] = int(copied(value, live[name].detach())), live[name].nbytes
 
     @torch.no_grad()
     def load_part(self, name: str, start: int, data: Tensor) -> None:
         """Copy into a part of a parameter."""
-        parameter = named_weights(self._module)[name]
+        parameter = self._weights()[name]
         total, stop = self._sums.pop(id(parameter), (0, 0)) if start else (0, 0)
         place = parameter.detach().view(-1).view(torch.uint8)[start : start + len(data)]
         total += int(copied(data, place, first_byte=start))
@@ -52,7 +55,7 @@ class ModuleTarget:
     @torch.no_grad()
     def load_changes(self, changes: Sequence[tuple[str, Changes]]) -> None:
         """Write some elements of parameters."""
-        live = named_weights(self._module)
+        live = self._weights()
         for name, changed in changes:
             self._sums.pop(id(live[name]), None)
             changed.apply(live[name])
@@ -60,7 +63,7 @@ class ModuleTarget:
     def digests(self, names: Sequence[str]) -> dict[str, int]:
         """Digests of the parameters; a tied one is read once. Those that were loaded since the last call were read back
         as they were written, while they lay near; all others are read now."""
-        live = named_weights(self._module)
+        live, self._live = named_weights(self._module), {}
         digests: dict[int, int] = {}
         for name in names:
             tensor = live[name]
@@ -70,3 +73,7 @@ class ModuleTarget:
                 digests[id(tensor)] = finish(total, num_bytes) if is_read else digest_tensor(tensor)
         self._sums.clear()
         return {name: digests[id(live[name])] for name in names}
+
+    def _weights(self) -> dict[str, Tensor]:
+        self._live = self._live or named_weights(self._module)
+        return self._live

@@ -67,7 +67,7 @@ class Outgoing:
             session: of the shared memory.
         """
         self.ranks.hear({"plan": plan.to_json(), "session": session})
-        failed = self.ranks.failed(False)
+        failed, _ = self.ranks.failed(False)
         self._end = (lambda: self.ranks.hear({"ends": True})) if failed else (lambda: self.ranks.go_on(False))
         return failed
 
@@ -109,7 +109,7 @@ class Outgoing:
                 level = logging.WARNING if plan.name == DEVICE else logging.INFO  # or it is on another node
                 logger.log(level, "this rank of the actor cannot open the %s of rank 0: %s", plan.name, error)
                 failure = True
-            if not self.ranks.failed(failure):
+            if not self.ranks.failed(failure)[0]:
                 break
         assert isinstance(helper, SlotHelper), "no rank has failed"
         helper.begin()
@@ -151,8 +151,8 @@ class Outgoing:
             self.ranks.hear({"is_known": is_known})
         self.transport = transport.plan.name
         stream = PieceStream(
-            self.module, self.metadata, bucket_bytes=self.bucket_bytes, transport=transport, ranks=self.ranks,
-            last=self.last, is_known=is_known, weights=self.weights,
+            self.module, self.metadata, bucket_bytes=min(self.bucket_bytes, transport.max_bucket_bytes),
+            transport=transport, ranks=self.ranks, last=self.last, is_known=is_known, weights=self.weights,
         )  # fmt: skip
         self._end = stream.close
         return stream

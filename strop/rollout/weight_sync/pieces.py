@@ -2,9 +2,9 @@
 
 Nothing is gathered. The ranks tell each other which bytes of the next weights they hold and how many elements of them
 changed since the last sync (delta.py). So all know what travels of each weight: all, its changes, or nothing. Rank 0
-announces the bucket, in which every rank has its places, and each sends what belongs there. Beside the shards a rank
-holds two pieces, one on its way and one that is being filled; what it casts, which of a weight larger than a bucket is
-its whole part; and the positions of the changes in a bucket.
+announces the bucket, in which every rank has its places, and each sends what belongs there, out of the memory where it
+lies, while the next bucket is made ready. Beside the shards a rank holds of three buckets what it casts, what the
+transport joins, and the positions of the changes.
 
 Only a weight whose parts do not lie between the words of its digest, as a matrix with an odd number of bytes in a row
 does, goes over the ranks of the actor too, to be added up.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -28,10 +28,11 @@ from strop.engines.checksum import host
 from strop.engines.checksum.tensors import finish
 from strop.engines.weight_parts import Part, Runs
 from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.rollout.weight_sync.delta import ChangedPart, Changes, SentParts, changes_num_bytes, write_changes
+from strop.rollout.weight_sync.delta import Changes, SentParts, changes_num_bytes, write_changes
+from strop.rollout.weight_sync.own_parts import OwnParts
+from strop.rollout.weight_sync.piece_layout import NOTHING, Layout, Offer, Offers, cut_to_places, offers_of
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
-from strop.rollout.weight_sync.shards import OwnParts
-from strop.rollout.weight_sync.stream import ALIGNMENT, Bucket, groups, next_weight, own_weights
+from strop.rollout.weight_sync.stream import ALIGNMENT, Announcement, groups, next_weight, own_weights
 from strop.rollout.weight_sync.transport import SendingTransport
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 _FINE, _FAILED, _LOST, _OVER = 0, 1, 2, 3
 """State of a rank: _LOST is one that cannot send, which the receivers or the network have caused; with _OVER rank 0
 ends the stream."""
-_NUMBERS = 5
-"""Of one offer, as the ranks tell it to each other."""
 
 T = TypeVar("T")
 
@@ -48,18 +47,19 @@ T = TypeVar("T")
 class PieceTransport(SendingTransport, Protocol):
     """One rank's way to the receivers."""
 
+    @property
+    def max_bucket_bytes(self) -> int:
+        """Limit of a bucket, the same on every rank."""
+        ...
+
+    @property
+    def needs_room(self) -> bool:
+        """`wait_for_room` has something to wait for."""
+        ...
+
     def wait_for_room(self) -> None:
         """On rank 0: wait until the receivers have taken so many buckets that all ranks may send another one."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Offer:
-    """Part of a weight that a rank holds."""
-
-    places: Runs
-    num_changed: int
-    """Elements to send as changes; -1 where all of it has to travel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,14 @@ class _Own:
     part: Part | None = None
     word_sum: int = 0
     changes: Changes | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """As the ranks tell it to each other."""
+        if self.part is None:
+            return NOTHING
+        num_changed = -1 if self.changes is None else len(self.changes.positions)
+        return Offer(places=self.part.places, num_changed=num_changed).to_numbers()
 
 
 class PieceStream:
@@ -103,7 +111,9 @@ class PieceStream:
         self._transport, self._ranks, self._last, self._is_known = transport, ranks, last, is_known
         last.num_ranks = ranks.size
         self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
-        self._staging = [_bytes(0), _bytes(0)]
+        self._groups = list(groups(metadata, self._bucket_bytes))
+        self._num_next = self._num_told_for(0)
+        """Numbers that the other ranks tell next, should this one give up."""
         self._failure: Exception | None = None
         self._buckets = self._send_all()
         self._is_over = False
@@ -114,8 +124,8 @@ class PieceStream:
         self.sent_bytes = 0
         """Bytes that this rank has sent."""
 
-    def __iter__(self) -> Iterator[Bucket]:
-        """The buckets, on rank 0 alone."""
+    def __iter__(self) -> Iterator[Announcement]:
+        """Announcements of the buckets, on rank 0 alone."""
         return self._buckets
 
     @property
@@ -127,22 +137,25 @@ class PieceStream:
         """Tell the other ranks, if they wait for another bucket, that none comes. Rank 0 alone calls this."""
         if not self._is_over:
             self._is_over = True
-            self._ranks.gathered([_OVER])
+            self._ranks.gathered([_OVER, *[0] * self._num_next])
 
-    def _send_all(self) -> Iterator[Bucket]:
+    def _send_all(self) -> Iterator[Announcement]:
         self._do(self._transport.begin)
-        for group in groups(self._metadata, self._bucket_bytes):
-            if not self._goes_on():
+        for index, group in enumerate(self._groups):
+            if self._is_over or (self._transport.needs_room and not self._goes_on()):
                 return
             own = self._own_parts(group)
-            heard = self._heard([number for one in own for number in _as_numbers(one)])
+            heard = self._heard([number for one in own for number in one.numbers])
             if heard is None:
                 return
-            yield from self._send_group(group, own, [_offers(row) for row in heard])
+            offers = [offers_of(row) for row in heard]
+            self._num_next = 0
+            self._add_up(group, own, offers)
+            yield from self._send_group(group, own, offers, num_after=self._num_told_for(index + 1))
             del own  # before those of the next weights are cast
         self._do(self._transport.finish)
         self._do(self._check_end)
-        if not self._goes_on():
+        if self._is_over or self._heard([]) is None:
             return
         self._is_over = True
         totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
@@ -152,35 +165,46 @@ class PieceStream:
         }
 
     def _send_group(
-        self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
-    ) -> Iterator[Bucket]:
+        self,
+        group: Sequence[TensorMetadata],
+        own: Sequence[_Own],
+        offers: Sequence[Offers],
+        *,
+        num_after: int,
+    ) -> Iterator[Announcement]:
         """Send this rank's pieces of some weights, in one bucket, none, or several of one large weight. A rank that
         has failed sends nothing, and hears with the others when the next bucket comes."""
-        self._add_up(group, own, offers)
         layout = self._laid_out(group, offers)
-        contents = self._do(_contents, group, own, layout)
         is_cut = layout.num_bytes > self._bucket_bytes
+        self._num_next = 0 if is_cut else num_after
+        contents = self._do(_contents, group, own, layout)
         for start in layout.starts(self._bucket_bytes):
             if self._is_over or (start and not self._goes_on()):
                 return
             stop = min(layout.num_bytes, start + self._bucket_bytes)
+            self._num_next = num_after if stop == layout.num_bytes else 0
             pieces = layout.pieces(start, stop)
             window = (start, stop) if is_cut else None
-            data = self._do(self._joined, contents, window, pieces[self._ranks.rank], stop - start)
             if self._ranks.rank == 0:
-                assert data is not None, "a failure is raised"
-                yield Bucket(
-                    entries=tuple(layout.entries), num_bytes=stop - start, data=data,
-                    start=start if is_cut else None, changes=layout.changes,
-                    pieces=() if self._ranks.size == 1 else pieces,
+                yield Announcement(
+                    entries=tuple(layout.entries), num_bytes=stop - start, start=start if is_cut else None,
+                    changes=layout.changes, pieces=pieces,
                 )  # fmt: skip
-            self._do(self._send, data)
-            del data
+            self._do(self._send, contents, window, pieces[self._ranks.rank])
+
+    def _num_told_for(self, index: int) -> int:
+        """Numbers that the ranks tell each other when they come to this group of weights: of their parts, or, where
+        they have to wait for room first, none."""
+        if self._transport.needs_room or index >= len(self._groups):
+            return 0
+        return len(NOTHING) * len(self._groups[index])
 
     def _goes_on(self) -> bool:
         """All ranks have done their parts so far, and there is room for the next one."""
         if self._is_over or self._heard([]) is None:
             return False
+        if not self._transport.needs_room:
+            return True
         if self._ranks.rank == 0:
             self._transport.wait_for_room()
         return self._heard([]) is not None
@@ -200,9 +224,13 @@ class PieceStream:
             self._transport.close()
             return None
 
-    def _send(self, data: Tensor) -> None:
-        self._transport.send(data)
-        self.sent_bytes += len(data)
+    def _send(
+        self, given: Sequence[Part | Tensor], window: tuple[int, int] | None, places: Sequence[Runs]
+    ) -> None:
+        """Send this rank's piece, out of the memory where its contents lie."""
+        contents = list(cut_to_places((_content(one, window) for one in given), places))
+        self._transport.send(contents)
+        self.sent_bytes += sum(map(len, contents))
 
     def _check_end(self) -> None:
         if extra := next(self._source, None):
@@ -217,6 +245,8 @@ class PieceStream:
                 if part is None:
                     own.append(_Own())
                     continue
+                if part.is_cast and part.places.num_bytes <= self._bucket_bytes:
+                    part = part.cast()  # once; of a larger one what is summed up, compared or sent
                 total = part.word_sum(weight.num_bytes)
                 changes = self._last.changes(weight, part, total, is_known=self._is_known)
                 own.append(_Own(part=part, word_sum=total, changes=changes))
@@ -248,9 +278,7 @@ class PieceStream:
             )
         return None if self._is_over else [row[1:] for row in rows]
 
-    def _add_up(
-        self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Sequence[_Offer | None]]
-    ) -> None:
+    def _add_up(self, group: Sequence[TensorMetadata], own: Sequence[_Own], offers: Sequence[Offers]) -> None:
         """Enter the word sums of some weights."""
         for index, weight in enumerate(group):
             parts = [row[index] for row in offers]
@@ -268,11 +296,9 @@ class PieceStream:
                     window, first_byte=start, rank=self._ranks.rank, num_ranks=self._ranks.size
                 )
 
-    def _laid_out(
-        self, group: Sequence[TensorMetadata], offers: Sequence[Sequence[_Offer | None]]
-    ) -> _Layout:
+    def _laid_out(self, group: Sequence[TensorMetadata], offers: Sequence[Offers]) -> Layout:
         """The bucket of some weights, the same on every rank."""
-        layout = _Layout(num_ranks=self._ranks.size)
+        layout = Layout(num_ranks=self._ranks.size)
         for index, weight in enumerate(group):
             parts = [row[index] for row in offers]
             counts = [offer.num_changed for offer in parts if offer is not None]
@@ -288,72 +314,6 @@ class PieceStream:
                 layout.add_whole(weight, parts)
         return layout
 
-    def _joined(
-        self, given: Sequence[Part | Tensor], window: tuple[int, int] | None, places: Sequence[Runs], num_bytes: int
-    ) -> Tensor:  # fmt: skip
-        """This rank's piece: its contents one behind the other; all of the bucket where it is alone."""
-        contents = [_content(one, window) for one in given]
-        is_alone = self._ranks.size == 1
-        size = num_bytes if is_alone else sum(len(content) for content in contents)
-        if len(contents) == 1 and len(contents[0]) == size:
-            return contents[0]
-        self._staging.reverse()  # the other one may be on its way
-        device = contents[0].device if contents else self._staging[0].device
-        if len(self._staging[0]) < size or self._staging[0].device != device:
-            self._staging[0] = _bytes(0)  # frees it before there is another one
-            self._staging[0] = torch.empty(size, dtype=torch.uint8, device=device)
-        data, at = self._staging[0][:size], 0
-        for index, content in enumerate(contents):
-            at = places[index].first if is_alone else at
-            data[at : at + len(content)].copy_(content)
-            at += len(content)
-        return data
-
-
-class _Layout:
-    """Places of weights in a bucket, and of each rank's bytes of them."""
-
-    def __init__(self, *, num_ranks: int) -> None:
-        self.entries: list[tuple[TensorMetadata, int]] = []
-        self.changes: dict[str, tuple[ChangedPart, ...]] = {}
-        self.num_bytes = 0
-        self._places: list[list[Runs]] = [[] for _ in range(num_ranks)]
-
-    def starts(self, bucket_bytes: int) -> Iterable[int]:
-        """First bytes of the buckets of this size into which it is cut."""
-        return range(0, max(1, self.num_bytes), bucket_bytes) if self.entries else ()
-
-    def add_whole(self, weight: TensorMetadata, offers: Sequence[_Offer | None]) -> None:
-        """A weight of which every rank gives its part."""
-        start = self._aligned()
-        self.entries.append((weight, start))
-        for rank, offer in enumerate(offers):
-            if offer is not None:
-                self._places[rank].append(replace(offer.places, first=start + offer.places.first))
-        self.num_bytes = start + weight.num_bytes
-
-    def add_changes(self, weight: TensorMetadata, offers: Sequence[_Offer | None]) -> None:
-        """A weight of which every rank gives the changes of its part, if there are any."""
-        self.entries.append((weight, self._aligned()))
-        parts: list[ChangedPart] = []
-        for rank, offer in enumerate(offers):
-            if offer is None or not offer.num_changed:
-                continue
-            start, size = self._aligned(), changes_num_bytes(weight.dtype.itemsize, offer.num_changed)
-            parts.append(ChangedPart(offset=start, count=offer.num_changed, places=offer.places))
-            self._places[rank].append(Runs(first=start, stride=0, count=1, length=size))
-            self.num_bytes = start + size
-        self.changes[weight.name] = tuple(parts)
-
-    def pieces(self, start: int, stop: int) -> tuple[tuple[Runs, ...], ...]:
-        """Places of each rank in bytes [start, stop), counted from `start`."""
-        return tuple(
-            tuple(piece for places in own for piece in places.within(start, stop)) for own in self._places
-        )
-
-    def _aligned(self) -> int:
-        return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
-
 
 def _tensors(
     module: nn.Module, metadata: WeightsMetadata, weights: Iterable[tuple[str, Tensor]] | None
@@ -362,7 +322,7 @@ def _tensors(
     yield from own_weights(module, metadata) if weights is None else weights
 
 
-def _contents(group: Sequence[TensorMetadata], own: Sequence[_Own], layout: _Layout) -> list[Part | Tensor]:
+def _contents(group: Sequence[TensorMetadata], own: Sequence[_Own], layout: Layout) -> list[Part | Tensor]:
     """Bytes that a rank gives of the weights of a bucket."""
     names, contents = {weight.name for weight, _ in layout.entries}, list[Part | Tensor]()
     for weight, one in zip(group, own, strict=True):
@@ -378,11 +338,7 @@ def _content(one: Part | Tensor, window: tuple[int, int] | None) -> Tensor:
     """Bytes that a rank gives: changes as they are, and of a part all, or those in a window of its weight."""
     if isinstance(one, Tensor):
         return one
-    return one.runs.view(-1) if window is None else one.between(*window)
-
-
-def _bytes(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+    return one.given(0, one.places.num_bytes) if window is None else one.between(*window)
 
 
 def _filled(part: Part | None, start: int, size: int) -> Tensor:
@@ -391,14 +347,3 @@ def _filled(part: Part | None, start: int, size: int) -> Tensor:
     if part is not None:
         part.fill(window, start)
     return window
-
-
-def _as_numbers(own: _Own) -> list[int]:
-    if own.part is None:
-        return [0] * _NUMBERS
-    return [*own.part.places.to_json(), -1 if own.changes is None else len(own.changes.positions)]
-
-
-def _offers(numbers: Sequence[int]) -> list[_Offer | None]:
-    rows = [numbers[start : start + _NUMBERS] for start in range(0, len(numbers), _NUMBERS)]
-    return [_Offer(places=Runs.from_json(row[:4]), num_changed=row[4]) if row[2] else None for row in rows]

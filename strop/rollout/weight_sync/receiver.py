@@ -8,36 +8,27 @@ has a deadline; the messages are listed in sender.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
-from torch import Tensor
 
-from strop.engines.checksum.models import combine_digests
-from strop.engines.weight_parts import Runs
-from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.rollout.weight_sync import device_slots, shared_memory, store_transport
-from strop.rollout.weight_sync.accounting import TransferState
+from strop.rollout.weight_sync import shared_memory, store_transport
 from strop.rollout.weight_sync.channel import ReceiverChannel
 from strop.rollout.weight_sync.collective import CollectiveReceiver
 from strop.rollout.weight_sync.cuda_ipc import DeviceOf, SharingDevice, sharing_device
-from strop.rollout.weight_sync.delta import ChangedPart, Changes
 from strop.rollout.weight_sync.device_slots import OpenedSlots
 from strop.rollout.weight_sync.host_copy import HostCopy
+from strop.rollout.weight_sync.incoming import IncomingSync
 from strop.rollout.weight_sync.sender import TIMEOUT_S
 from strop.rollout.weight_sync.shared_memory import opened_file_slots, shares_memory
 from strop.rollout.weight_sync.slots import SlotReceiver
 from strop.rollout.weight_sync.store_transport import StoreReceiver
-from strop.rollout.weight_sync.stream import tensor_at, weight_from_json, weights_from_json
-from strop.rollout.weight_sync.target import ChangesTarget, PartTarget, WeightTarget
+from strop.rollout.weight_sync.target import ChangesTarget, WeightTarget
 from strop.rollout.weight_sync.transport import Plan, ReceivingTransport
 from strop.rollout.weight_sync.types import (
-    REFUSAL,
     Endpoint,
-    SyncCorrupted,
     SyncIncomplete,
     SyncRefused,
     SyncReport,
@@ -130,7 +121,9 @@ class WeightReceiver:
             holds_base &= isinstance(self._target, ChangesTarget) or self._copy.is_complete
             self._version, self._begun = None, version
             self._reason = f"sync {version} is under way"
-            sync = _IncomingSync(connection, begin, version, holds_base=holds_base)
+            sync = IncomingSync(
+                connection.channel, connection.transport, begin, version, holds_base=holds_base
+            )
             report = sync.run(self._target, self._copy, started)
         except BaseException as error:
             reason = str(error) or type(error).__name__
@@ -246,169 +239,3 @@ class _Connection:
         if self._transport is not None:
             self._transport.close()
             self._transport = None
-
-
-class _IncomingSync:
-    """One sync, from its begin to the verdict."""
-
-    def __init__(self, connection: _Connection, begin: Message, version: int, *, holds_base: bool) -> None:
-        self._connection = connection
-        self._holds_base = holds_base
-        self._channel = connection.channel
-        self._begin = begin
-        self._version = version
-        self._num_bytes = 0
-        """Bytes of the buckets so far."""
-        self._whole = torch.empty(0, dtype=torch.uint8)
-        """A weight that arrives in parts, for a target that takes whole ones."""
-
-    def run(self, engine: WeightTarget, copy: HostCopy, started: float) -> SyncReport:
-        """Load and verify everything."""
-        with self._understood():
-            sent = weights_from_json(self._begin["weights"])
-            plan = Plan(**self._begin["plan"])
-        target: WeightTarget = engine
-        if plan.name in (device_slots.PLAN_NAME, shared_memory.PLAN_NAME):
-            copy.clear()  # nothing is kept where all weights travel whole
-        elif not isinstance(engine, ChangesTarget):
-            target = copy
-        transfer = TransferState(self._version, sent, engine.weights_metadata(), holds_base=self._holds_base)
-        try:
-            transport = self._connection.transport(plan)
-            self._channel.tell("ready", number=int(self._holds_base))
-            commit = self._load(transfer, target, transport)
-            unchanged = transfer.keep([str(name) for name in commit.get("unchanged", ())])
-            if isinstance(target, HostCopy):
-                target.load_unchanged(unchanged)
-            transfer.check_complete()
-            digest = self._verify(transfer, sent, target, commit)
-            self._channel.tell("verified")
-        except TimeoutError as error:
-            raise transfer.interrupted(str(error)) from error
-        except ConnectionError as error:
-            raise transfer.interrupted(self._channel.cause(error)) from error
-        return SyncReport(
-            version=self._version,
-            transport=plan.name,
-            num_tensors=len(sent),
-            num_bytes=sent.num_bytes,
-            sent_bytes=self._num_bytes,
-            seconds=time.monotonic() - started,
-            digest=digest,
-        )
-
-    def _load(self, transfer: TransferState, target: WeightTarget, transport: ReceivingTransport) -> Message:
-        """Take buckets until the commit, which is returned."""
-        num_buckets = 0
-        waiting_for = "all rollout workers to be ready"
-        while True:
-            message = self._channel.next(waiting_for)
-            waiting_for = "a bucket or the commit"
-            match message:
-                case {"kind": "go"}:
-                    transport.begin()
-                case {
-                    "kind": "bucket",
-                    "num_bytes": int(num_bytes),
-                    "entries": list(entries),
-                    "start": start,
-                    "changes": dict(changes),
-                    "pieces": list(pieces),
-                }:
-                    with self._understood():
-                        arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
-                        changed = {str(name): _all(parts, ChangedPart) for name, parts in changes.items()}
-                        places = [_within(_all(piece, Runs), num_bytes) for piece in pieces]
-                    data = transport.receive(num_bytes, places)
-                    self._num_bytes += num_bytes
-                    if start is not None and len(arriving) == 1:
-                        self._load_part(transfer, target, num_buckets, arriving[0][0], int(start), data)
-                    else:
-                        self._load_bucket(transfer, target, num_buckets, arriving, changed, data)
-                    del data  # the transport's memory, which it may have to replace
-                    num_buckets += 1
-                case {"kind": "commit"}:
-                    transport.finish()
-                    return message
-                case _:
-                    raise SyncCorrupted(
-                        f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
-                    )
-
-    def _load_bucket(
-        self, transfer: TransferState, target: WeightTarget, number: int,
-        entries: Sequence[tuple[TensorMetadata, int]], changed: Mapping[str, Sequence[ChangedPart]], data: Tensor,
-    ) -> None:  # fmt: skip
-        """Load whole weights, and the changes of those that are `changed`."""
-        whole = [(weight, offset) for weight, offset in entries if weight.name not in changed]
-        if loads := transfer.take(number, whole, data):
-            target.load(loads)
-        changes: list[tuple[str, Changes]] = []
-        for weight, _ in entries:
-            if weight.name in changed:
-                changes += transfer.take_changes(number, weight, changed[weight.name], data)
-        if changes:
-            assert isinstance(target, ChangesTarget), "changes come to no other"
-            target.load_changes(changes)
-
-    def _load_part(
-        self, transfer: TransferState, target: WeightTarget, number: int, weight: TensorMetadata, start: int,
-        data: Tensor,
-    ) -> None:  # fmt: skip
-        """Load a part of a weight; a target that takes whole ones gets it when the last part is there."""
-        loads = transfer.take_part(number, weight, start, data)
-        if loads and isinstance(target, PartTarget):
-            for name, first, part in loads:
-                target.load_part(name, first, part)
-        elif loads:
-            if start == 0:
-                self._whole = torch.empty(weight.num_bytes, dtype=torch.uint8)
-            self._whole[start : start + len(data)].copy_(data)
-            if start + len(data) == weight.num_bytes:
-                target.load([(name, tensor_at(self._whole, weight, 0)) for name, _, _ in loads])
-                self._whole = self._whole.new_empty(0)
-
-    def _verify(
-        self, transfer: TransferState, sent: WeightsMetadata, target: WeightTarget, commit: Message
-    ) -> str:
-        """Read the live parameters again; the digest of all of them."""
-        with self._understood():
-            expected = {str(name): int(value) for name, value in commit["digests"].items()}
-        live = target.digests(transfer.names_to_read())
-        transfer.check_digests(live, expected)
-        digest = combine_digests(sent, {weight.name: _live(weight, live) for weight in sent})
-        if digest != commit["digest"]:
-            raise SyncCorrupted(
-                f"sync {self._version} corrupted: the digest of all weights is {digest[:12]}…, the sender's "
-                f"{str(commit['digest'])[:12]}…; {REFUSAL}"
-            )
-        return digest
-
-    @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """Check the form of the sender's message."""
-        try:
-            yield
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise SyncCorrupted(
-                f"sync {self._version} corrupted: the sender's message cannot be read ({error}); {REFUSAL}"
-            ) from error
-
-
-T = TypeVar("T", Runs, ChangedPart)
-
-
-def _all(values: Iterable[object], kind: type[T]) -> list[T]:
-    return [kind.from_json(value) for value in values]
-
-
-def _within(piece: list[Runs], num_bytes: int) -> list[Runs]:
-    """A piece, every place of which must lie within its bucket."""
-    outside = next((runs for runs in piece if runs.stop > num_bytes), None)
-    if outside is not None:
-        raise ValueError(f"a piece at {outside} of a bucket of {num_bytes} bytes")
-    return piece
-
-
-def _live(weight: TensorMetadata, live: Mapping[str, int]) -> int:
-    return next(live[name] for name in weight.names if name in live)

@@ -43,7 +43,7 @@ from strop.rollout.weight_sync.outgoing import Helper, Outgoing
 from strop.rollout.weight_sync.pieces import PieceStream
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
 from strop.rollout.weight_sync.slots import SlotSender
-from strop.rollout.weight_sync.stream import BUCKET_BYTES, Bucket, weight_as_json
+from strop.rollout.weight_sync.stream import BUCKET_BYTES, Announcement, weight_as_json
 from strop.rollout.weight_sync.transport_choice import TransportChoice
 from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncReport
 
@@ -240,7 +240,7 @@ class _Session:
             self._announce(bucket)
         return _Sent(stream.digests, stream.unchanged, stream.sent_bytes)
 
-    def _announce(self, bucket: Bucket) -> None:
+    def _announce(self, bucket: Announcement) -> None:
         entries = [[*weight_as_json(weight), offset] for weight, offset in bucket.entries]
         changes = {name: [part.to_json() for part in parts] for name, parts in bucket.changes.items()}
         pieces = [[runs.to_json() for runs in piece] for piece in bucket.pieces]

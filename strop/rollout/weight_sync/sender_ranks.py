@@ -47,13 +47,15 @@ class SenderRanks:
             dist.broadcast(flag, 0)
         return bool(flag)
 
-    def failed(self, value: bool) -> list[int]:
-        """Ranks that say so."""
+    def failed(self, value: bool, lacks: Sequence[bool] = ()) -> tuple[list[int], list[bool]]:
+        """Ranks that say so; and for each of some other questions, as many on every rank, whether any says so."""
         if self.size == 1:
-            return [0] if value else []
-        flags = torch.zeros(self.size, dtype=torch.int64)
+            return [0] if value else [], list(lacks)
+        flags = torch.zeros(self.size + len(lacks), dtype=torch.int64)
         flags[self.rank] = value
-        return self.summed(flags).nonzero()[:, 0].tolist()
+        flags[self.size :] = torch.tensor(lacks, dtype=torch.int64)
+        found = self.summed(flags).bool()
+        return found[: self.size].nonzero()[:, 0].tolist(), found[self.size :].tolist()
 
     def added(self, numbers: Sequence[int]) -> list[int]:
         """Sums over the ranks, modulo 2^64."""

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from strop.engines.checksum import host
 from strop.engines.checksum.tensors import finish
-from strop.engines.parallel.pipeline import pipeline_of
-from strop.engines.weight_parts import Part, adds_up, part_of
 from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync.own_parts import OwnParts
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
 from strop.rollout.weight_sync.stream import (
     ALIGNMENT,
@@ -41,27 +40,6 @@ class Slots(Protocol):
     def settle(self) -> None:
         """Wait until what this rank has put there is there."""
         ...
-
-
-class OwnParts:
-    """Parts that this rank gives of the weights of a model; of each byte one rank gives it."""
-
-    def __init__(self, module: nn.Module, ranks: SenderRanks) -> None:
-        self._pipeline = pipeline_of(module)
-        num_stages = 1 if self._pipeline is None else self._pipeline.num_ranks
-        self._num_ranks = ranks.size // num_stages  # of a stage, which are neighbours
-        self._rank = ranks.rank % self._num_ranks
-
-    @property
-    def is_staged(self) -> bool:
-        """Ranks hold different layers, and do not know how others cut theirs."""
-        return self._pipeline is not None
-
-    def of(self, weight: TensorMetadata, tensor: Tensor) -> Part | None:
-        """This rank's part of a weight as it holds it; None where it gives nothing."""
-        if self._pipeline is not None and not self._pipeline.is_mine(weight.name):
-            return None
-        return part_of(tensor, weight.dtype, rank=self._rank, num_ranks=self._num_ranks)
 
 
 class ShardStream:
@@ -117,16 +95,17 @@ class ShardStream:
                     window = self._slots.room(num_bytes)
                 if not self._ranks.go_on(True):
                     return
+                added: list[int | None] = [0] * len(entries)
                 try:
                     window = self._slots.room(num_bytes) if window is None else window
                     tensors = tensors or [next_weight(source, weight) for weight in group]
-                    self._fill(entries, tensors, window, start)
+                    added = self._fill(entries, tensors, window, start)
                     self._slots.settle()
                 except Exception as error:  # noqa: BLE001  (raised once the others know of it)
                     failure = error
-                self._raise_together(failure)
+                lacking = self._raise_together(failure, [total is None for total in added])
                 assert window is not None, "there was room"
-                self._read_back(entries, tensors, window, start)
+                self._add_up(entries, added, lacking, window, start)
                 if self._ranks.rank == 0:
                     yield Bucket(
                         entries=entries,
@@ -147,14 +126,19 @@ class ShardStream:
             for weight, total in zip(self._metadata, totals, strict=True)
         }
 
-    def _raise_together(self, failure: Exception | None) -> None:
-        """Every rank raises where one has failed: its own error, or that another has one."""
-        failed = self._ranks.failed(failure is not None)
+    def _raise_together(self, failure: Exception | None, lacks: Sequence[bool] = ()) -> list[bool]:
+        """Every rank raises where one has failed: its own error, or that another has one.
+
+        Returns:
+            For each value of `lacks`, whether any rank says so.
+        """
+        failed, lacking = self._ranks.failed(failure is not None, lacks)
         if failed:
             self._is_over = True
             raise failure or RuntimeError(
                 f"rank {failed[0]} of the actor could not give its part of the weights; its log says why"
             )
+        return lacking
 
     def _fill(
         self,
@@ -162,32 +146,28 @@ class ShardStream:
         tensors: Sequence[Tensor],
         window: Tensor,
         start: int,
-    ) -> None:
-        """Put this rank's parts into the bucket."""
+    ) -> list[int | None]:
+        """Put this rank's parts into the bucket; the word sum of each, None where it was not taken on the way."""
+        added: list[int | None] = []
         for (weight, offset), tensor in zip(entries, tensors, strict=True):
             part = self._parts.of(weight, tensor)
-            if part is None:
-                continue
             place, first = _place(weight, offset, window, start)
-            added = part.fill(place, first)
-            if self._adds_up(tensor, weight):
-                assert added is not None, "its parts lie between words"
-                self._sums[weight.name] += added
+            added.append(0 if part is None else part.fill(place, first))
+        return added
 
-    def _adds_up(self, tensor: Tensor, weight: TensorMetadata) -> bool:
-        """As `weight_parts.adds_up`; ranks of other stages do not know how a weight is cut."""
-        return not self._parts.is_staged and adds_up(tensor, weight.dtype)
-
-    def _read_back(
+    def _add_up(
         self,
         entries: Sequence[tuple[TensorMetadata, int]],
-        tensors: Sequence[Tensor],
+        added: Sequence[int | None],
+        lacking: Sequence[bool],
         window: Tensor,
         start: int,
     ) -> None:
-        """Add up what lies in the bucket of weights whose parts do not; each rank a share of the bytes."""
-        for (weight, offset), tensor in zip(entries, tensors, strict=True):
-            if self._adds_up(tensor, weight):
+        """Enter the word sums of what lies in the bucket. Weights of which any rank has none are read there, by each
+        rank a share of the bytes."""
+        for (weight, offset), own, is_lacking in zip(entries, added, lacking, strict=True):
+            if own is not None and not is_lacking:
+                self._sums[weight.name] += own
                 continue
             place, first = _place(weight, offset, window, start)
             self._sums[weight.name] += host.word_sum_of_share(

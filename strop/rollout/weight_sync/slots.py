@@ -116,20 +116,29 @@ class SlotReceiver:
         self.plan = plan
         self._channel = channel
         self._memory = memory
-        self._piece = 0
+        self._piece = self._num_bytes = 0
         self._in_use: int | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """None: a bucket is there when it is announced, and the slot of the one before is wanted."""
+        return 0
 
     def begin(self) -> None:
         """Start at the first slot."""
         self._piece, self._in_use = 0, None
 
-    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
-        """The slot itself, in which all pieces lie."""
+    def expect(self, num_bytes: int, pieces: Pieces) -> None:
+        """It is there: all pieces lie in the slot."""
+        self._num_bytes = num_bytes
+
+    def receive(self) -> Tensor:
+        """The slot itself."""
         self.finish()
         slot = self._memory.slots[self._piece % NUM_SLOTS]
         self._in_use = self._piece
         self._piece += 1
-        return slot[:num_bytes]
+        return slot[: self._num_bytes]
 
     def finish(self) -> None:
         """Tell the sender that the last piece was read."""

@@ -16,11 +16,13 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel, SenderGaveUp
+from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.rollout.weight_sync.transport import Pieces, Plan, put_piece
 from strop.utils.hub.byte_store import ByteStore
 
@@ -65,12 +67,22 @@ class StoreSender:
         self._files: deque[tuple[int, str]] = deque()
         """Files in the store, each behind the number of its bucket."""
 
+    @property
+    def max_bucket_bytes(self) -> int:
+        """As large as the sender likes: a bucket is a number of files."""
+        return BUCKET_BYTES
+
     def begin(self) -> None:
         """Open the store. All receivers have read what is left there of the sync before."""
         if self._store is None:
             self._store = ByteStore(self.plan.path, timeout_s=self._timeout_s)
         self._begun = self._bucket
         self._remove_before(self._begun)
+
+    @property
+    def needs_room(self) -> bool:
+        """Yes: files of a bucket replace those of an earlier one."""
+        return True
 
     def wait_for_room(self) -> None:
         """On rank 0: wait until the receivers have read the bucket whose files the next one replaces."""
@@ -79,11 +91,12 @@ class StoreSender:
             assert self._channel is not None, "rank 0 has the channel"
             self._channel.hear("read", before, f"to read bucket {before} of the store")
 
-    def send(self, data: Tensor) -> None:
+    def send(self, contents: Sequence[Tensor]) -> None:
         """Write a piece file by file."""
         assert self._store is not None, "a sync has begun"
         self._remove_before(self._bucket - NUM_BUCKETS + 1)
-        for number, part in enumerate(torch.split(data.cpu(), FILE_BYTES) if len(data) else ()):
+        data = torch.cat([content.cpu() for content in contents]) if contents else None
+        for number, part in enumerate(() if data is None else torch.split(data, FILE_BYTES)):
             name, content = _name(self._bucket, self._rank, number), part.numpy().tobytes()
             self._files.append((self._bucket, name))
             self._store.put(name, _digest(self.plan, name, content, self._secret) + content)
@@ -118,17 +131,25 @@ class StoreReceiver:
         self.plan = plan
         self._channel = channel
         self._store = ByteStore(plan.path, timeout_s=channel.timeout_s)
-        self._bucket = 0
+        self._bucket = self._num_bytes = 0
+        self._pieces: Pieces = ()
+
+    @property
+    def num_ahead(self) -> int:
+        """None: the sender waits until a bucket was read."""
+        return 0
 
     def begin(self) -> None:
         """Nothing to do."""
 
-    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
+    def expect(self, num_bytes: int, pieces: Pieces) -> None:
+        """Nothing to do before it is read."""
+        self._num_bytes, self._pieces = num_bytes, pieces
+
+    def receive(self) -> Tensor:
         """Read a bucket file by file, into memory that is nobody else's."""
-        data = torch.empty(num_bytes, dtype=torch.uint8)
-        if not pieces:
-            self._read_piece(0, data)
-        for rank, places in enumerate(pieces):
+        data = torch.empty(self._num_bytes, dtype=torch.uint8)
+        for rank, places in enumerate(self._pieces):
             content = torch.empty(sum(runs.num_bytes for runs in places), dtype=torch.uint8)
             self._read_piece(rank, content)
             put_piece(places, content, data)

@@ -34,14 +34,11 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
+class Announcement:
+    """Contents of a bucket: some full tensors, one behind the other."""
 
     entries: tuple[tuple[TensorMetadata, int], ...]
-    """Each weight with the byte of `data` where it starts."""
-    data: Tensor
-    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers. Of a bucket in `pieces`
-    that of this rank."""
+    """Each weight with the byte where it starts."""
     num_bytes: int
     """Size of the whole bucket."""
     start: int | None = None
@@ -49,7 +46,15 @@ class Bucket:
     changes: Mapping[str, tuple[ChangedPart, ...]] = field(default_factory=dict)
     """Of the weights that are here as the changes of their parts alone (delta.py)."""
     pieces: tuple[tuple[Runs, ...], ...] = ()
-    """Places in the bucket that each rank of the sender gives, one behind the other; (): rank 0 gives all of it."""
+    """Places in the bucket that each rank of the sender gives, one behind the other; (): all lies together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket(Announcement):
+    """Some full tensors in one piece of memory. Read only: it may be the model's own."""
+
+    data: Tensor
+    """[num_bytes] uint8 on the model's device, or in memory that is shared with the receivers."""
 
     def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
         """The weights, which are whole, with their values: views of `data`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from strop.engines.weight_parts import Runs
 
 Pieces = Sequence[Sequence[Runs]]
-"""Places in a bucket that each rank of the sender gives, one behind the other."""
+"""Places in a bucket that each rank of the sender gives, one behind the other; () where all lies together already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class SendingTransport(Protocol):
         """Get ready for a sync; all receivers do so at the same time."""
         ...
 
-    def send(self, data: Tensor) -> None:
-        """Send this rank's piece [n] uint8 of the next bucket to all receivers. It may still be read until the call
-        after the next one."""
+    def send(self, contents: Sequence[Tensor]) -> None:
+        """Send this rank's piece of the next bucket to all receivers: one tensor [n] uint8 for each of its places, in
+        their order. They may still be read until the third call after this one."""
         ...
 
     def finish(self) -> None:
@@ -75,18 +75,22 @@ class ReceivingTransport(Protocol):
 
     plan: Plan
 
+    @property
+    def num_ahead(self) -> int:
+        """Buckets that may be expected beside the one that is received next, and travel while that one is used."""
+        ...
+
     def begin(self) -> None:
         """Get ready for a sync."""
         ...
 
-    def receive(self, num_bytes: int, pieces: Pieces) -> Tensor:
-        """The next bucket [num_bytes] uint8, in memory that is valid until the next call of any method.
+    def expect(self, num_bytes: int, pieces: Pieces) -> None:
+        """Let the next bucket come. What was received before is no longer valid."""
+        ...
 
-        Args:
-            num_bytes: size of the bucket.
-            pieces: places in it of what each rank of the sender gives; () where rank 0 gives all of it, or where it
-                lies together already.
-        """
+    def receive(self) -> Tensor:
+        """The first bucket [num_bytes] uint8 of those that are expected, in memory that is valid until the next call of
+        any method."""
         ...
 
     def finish(self) -> None:

@@ -18,8 +18,9 @@ import logging
 
 from strop.engines.weights import WeightsMetadata
 from strop.rollout.weight_sync import device_slots, shared_memory
+from strop.rollout.weight_sync.broadcast_group import common_device
 from strop.rollout.weight_sync.channel import SenderChannel
-from strop.rollout.weight_sync.collective import CollectiveSender, collective_sender, common_device
+from strop.rollout.weight_sync.collective import CollectiveSender, collective_sender
 from strop.rollout.weight_sync.cuda_ipc import SharingDevice
 from strop.rollout.weight_sync.device_slots import OwnedSlots
 from strop.rollout.weight_sync.outgoing import Outgoing

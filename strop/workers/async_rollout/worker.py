@@ -30,8 +30,8 @@ from strop.workers.async_rollout.in_flight import GroupsInFlight
 from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
 from strop.workers.async_rollout.saved_group import SavedGroup
 from strop.workers.async_rollout.score_cache import ScoreCache
+from strop.workers.episode_scores import Scorers
 from strop.workers.episodes import Episode
-from strop.workers.player import Scorers
 from strop.workers.reports import episode_report
 from strop.workers.rollout import EventLoop, RolloutSettings, RolloutWorker
 

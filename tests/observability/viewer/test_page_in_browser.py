@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from browser_cases import chromium, watched_tab
-from observability.viewer.made_runs import MARKUP, TOKEN, Page, make_run, served
+from observability.viewer.made_runs import MARKUP, TOKEN, Page, make_run, profile_step, served
 
 pytestmark = pytest.mark.browser
 
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.browser
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "first")
+    for step in (2, 3):
+        profile_step(folder / "first", step)
     make_run(folder / "second", seed=2, is_finished=False)
     with served(folder) as page:
         yield page
@@ -157,14 +159,48 @@ def test_prompts_and_the_difference_of_two_runs(tab: Any, page: Page) -> None:
     assert tab.locator("tbody tr", has_text="trainer.seed").inner_text().split() == ["trainer.seed", "1", "2"]
 
 
+def test_time_goes_to_phases_and_bars_of_a_profiled_step(tab: Any, page: Page) -> None:
+    opened(tab, page)
+    tab.get_by_role("link", name="Time").click()
+    tab.get_by_role("heading", name="Time").wait_for()
+    tab.get_by_label("run").select_option(label="first")
+    table = tab.locator("table", has_text="4 steps, 144 s")
+    table.wait_for()
+    seconds = dict(row.split("\t")[:2] for row in table.locator("tr").all_inner_texts())
+    assert [seconds[name] for name in ("gen", "update_actor", "update_weights")] == [
+        "80.00 s",
+        "40.00 s",
+        "24.00 s",
+    ]
+    part = tab.locator(".finding", has_text="Largest avoidable part")
+    assert "generation and training in turns, 40.00 s (27.8 %)" in part.inner_text()
+    assert part.locator("code").inner_text() == "rollout.max_staleness=1"
+    chart = tab.get_by_role("img", name="timeline of step 3. 10.00 s: ")
+    chart.locator(".barlayer .trace").first.wait_for()
+    assert "actor 0 busy 3.00 s, rollout 0 busy 6.00 s" in chart.get_attribute("aria-label")
+    bars = chart.evaluate(
+        "plot => plot.data.flatMap((trace) => Array.from(trace.y, (row, index) =>"
+        " [trace.name, row, trace.base[index], trace.x[index]]))"
+    )
+    assert ["phase", "controller", 0, 6] in bars
+    assert ["call", "actor 0", 6, 3] in bars
+    assert ["wait", "actor 0", 0, 6] in bars
+    assert ["tool", "samples 0.0", 2, 1] in bars
+    tab.get_by_label("profiled step").select_option("2")
+    tab.wait_for_url("**step=2**")
+    tab.get_by_role("img", name="timeline of step 2. ").locator(".barlayer .trace").first.wait_for()
+    tab.get_by_label("run").select_option(label="second")
+    tab.get_by_text("No step was profiled").wait_for()
+
+
 def test_everything_can_be_reached_by_keys_and_is_named(tab: Any, page: Page) -> None:
     opened(tab, page)
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "to the content"
-    for name in ("Runs", "Curves", "Samples", "Prompts", "Difference"):
+    for name in ("Runs", "Curves", "Samples", "Prompts", "Time", "Difference"):
         tab.keyboard.press("Tab")
         assert tab.evaluate("document.activeElement.textContent") == name
-    for place in ("runs", "curves", "samples", "groups", "diff"):
+    for place in ("runs", "curves", "samples", "groups", "profile", "diff"):
         tab.goto(f"{page.url}/#/{place}")
         tab.locator(f'nav a[aria-current="page"][href="#/{place}"]').wait_for()
         tab.wait_for_timeout(300)
