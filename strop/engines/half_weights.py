@@ -62,7 +62,8 @@ def weights_of_products(model: CausalLM, device: torch.device) -> Iterator[nn.Pa
     for part in language.modules():
         if type(part) is not nn.Linear and type(part) is not Conv1D:
             continue
+        own = list(part.parameters(recurse=False))
         if part.weight is not head:
-            yield from part.parameters(recurse=False)
+            yield from own
         elif device.type != "cpu" and id(head) not in kept:
-            yield part.weight  # a bias is added to wide logits
+            yield from (weight for weight in own if weight is head)  # a bias is added to wide logits

@@ -46,7 +46,7 @@ class PassForm:
     has_value_head: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
     holds_half: bool = False
-    """What is not trained is held in the precision of computation (engines/half_weights.py)."""
+    """Weights that are not trained are held in the precision of computation (engines/half_weights.py)."""
     by_formula: bool = False
     """model.attn_implementation=eager."""
 
