@@ -51,6 +51,11 @@ def _strop(look: Look, sizes: tuple[int, int]) -> None:
         look.measure(
             f"native, {batch} sequences", lambda facts, b=batch: _native(look, model, b, facts), needs_s=15
         )
+    look.measure(
+        f"native, {sizes[0]} sequences, every step waited for",
+        lambda facts: _native(look, model, sizes[0], facts, waits=True),
+        needs_s=15,
+    )
     look.measure("decode steps, profiled", lambda facts: _profile(look, model, sizes, facts), needs_s=15)
 
 
@@ -69,9 +74,12 @@ def _note_rate(look: Look, facts: Facts, *, batch: int, tokens: int, taken: floa
     facts |= peak_gib(look)
 
 
-def _native(look: Look, model: CausalLM, batch: int, facts: Facts) -> None:
-    """Twice: the first time shapes are captured, the second time they are there."""
+def _native(look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: bool = False) -> None:
+    """Twice: the first time shapes are captured, the second time they are there. With `waits` the tokens of a step are
+    read before the next one is launched."""
     engine, tokens = NativeEngine(model, max_running=batch), look.size(512, 24)
+    if waits:
+        engine._batch._reads_behind = False
     for seed, name in ((1, "cold_s"), (2, "warm_s")):
         asked = asks(
             batch // min(8, batch), min(8, batch), prompt=_prompt_tokens(look), tokens=tokens, seed=seed

@@ -119,7 +119,9 @@ class Engine:
         if self.parallel.mesh is not None:
             reshard(self.model)
         order = torch.cat(indices).argsort()
-        columns = [copies.wait() for copies in outputs]
+        columns = [copies.wait() for copies in reversed(outputs)][
+            ::-1
+        ]  # the others are there before the last one
         return {name: torch.cat([results[name] for results in columns])[order] for name in columns[0]}
 
     def _parts(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
