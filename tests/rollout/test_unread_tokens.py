@@ -12,6 +12,7 @@ from rollout_cases import Ask, generate_all, run, token_ids, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native import batch as batch_module
+from strop.rollout.native import cache
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.request import Request
@@ -68,19 +69,10 @@ def test_answers_are_those_of_tokens_that_are_read_at_once(tiny: Tiny, kind: str
 def test_answers_are_the_same_where_memory_is_short(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("qwen3", dtype="float32")
     plain = run(generate_all(engine_of(model, reads_behind=False, max_running=12), asks(24)))
-    monkeypatch.setattr("strop.rollout.native.cache.free_bytes", lambda _: 0)
-    room = 60 * 2 * 2 * 2 * 8 * 4  # of 60 tokens
-    monkeypatch.setattr("strop.rollout.native.cache.FREE_SHARE", 1.0, raising=False)
-    monkeypatch.setattr(
-        "strop.rollout.native.cache.SlotCache.fits",
-        lambda cache, num_tokens, *, num_slots: num_tokens * num_slots <= 60,
-    )
+    # Tables of at most 60 tokens in all, in steps of 4: keys and values, layers, key heads, head size, bytes.
+    monkeypatch.setattr(cache, "GROW_TOKENS", 4)
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 60 * (2 * 2 * 2 * 8 * 4) / cache.FREE_SHARE)
     engine = engine_of(model, reads_behind=True, max_running=12)
-    reserve = engine._batch._cache.reserve
-    engine._batch._cache.reserve = lambda count, *, num_slots: (  # type: ignore[method-assign]
-        count * num_slots <= 60 and reserve(count, num_slots=num_slots)
-    )
-    monkeypatch.setattr("strop.rollout.native.cache.free_bytes", lambda _: 100 * room)
     assert_same(run(generate_all(engine, asks(24))), plain)
     assert engine._batch.num_preempted > 0
 
