@@ -4,8 +4,9 @@ A tensor is on the device if it is a weight, was sent there (`strop.utils.device
 wait is a read, that is its numbers in Python or numpy, its copy in host memory, and operations whose shape depends on
 numbers; and a copy to the device by another way than `sent`, from memory that is not pinned: `to` with a device or with
 a tensor on it (also with `non_blocking`), `copy_`, and an index. A copy to the host that is begun and not waited for
-(`non_blocking`) is none, and waiting for it (`HostCopy.wait`) is one where nothing was read since it was begun. Tensors
-that are made with `device=` may lie on either; copies of Python's numbers by that way are not seen.
+(`non_blocking`) is none, and waiting for it (`HostCopy.wait`) is one where neither was anything read since it was
+begun, nor a copy waited for that was begun later. Tensors that are made with `device=` may lie on either; copies of
+Python's numbers by that way are not seen.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class DeviceReads(TorchDispatchMode):
         self._storages: dict[int, Any] = {}  # kept, so that no address comes twice
         self._on_either: dict[int, Any] = {}
         self.lines: Counter[str] = Counter()
+        self.num_begun = self.num_done = 0
+        """Copies to the host, and those that are there for certain, since later work of the device was waited for."""
         for weight in weights:
             self.place(weight)
 
@@ -65,7 +68,17 @@ class DeviceReads(TorchDispatchMode):
         return isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._storages
 
     def note(self) -> None:
-        """A wait, at the innermost line of strop."""
+        """A wait for all that the device was given, at the innermost line of strop."""
+        self.num_done = self.num_begun
+        self._note_line()
+
+    def note_copy(self, number: int) -> None:
+        """A wait for a copy, and so for those that were begun before it; none where it is there."""
+        if number > self.num_done:
+            self.num_done = number
+            self._note_line()
+
+    def _note_line(self) -> None:
         frames = [
             f for f in traceback.extract_stack() if "/strop/" in f.filename and "/tests/" not in f.filename
         ]
@@ -167,12 +180,16 @@ def device_reads(weights: Iterable[Tensor]) -> Iterator[DeviceReads]:
     begin, wait = HostCopy.__init__, HostCopy.wait
 
     def noted_begin(copies: HostCopy, tensors: Any) -> None:
-        begun[id(copies)] = copies, reads.count if any(map(reads.has, tensors.values())) else -1
+        is_placed = any(map(reads.has, tensors.values()))
+        reads.num_begun += is_placed
+        begun[id(copies)] = copies, reads.num_begun if is_placed else 0
         begin(copies, tensors)
 
     def noted_wait(copies: HostCopy) -> dict[str, Tensor]:
-        if begun[id(copies)][1] == reads.count:
-            reads.note()
+        if id(copies) in begun:
+            reads.note_copy(begun[id(copies)][1])
+        else:  # begun before
+            reads._note_line()
         return wait(copies)
 
     plain = device_module.sent

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -27,8 +29,8 @@ LIMITS = {"float32": 1e-3, "bfloat16": 0.3}
 def agreement(look: Look) -> None:
     """Compare, in float32 and in bfloat16."""
     for dtype in LIMITS:
-        look.measure(f"rollout and trainer, {dtype}", lambda facts, d=dtype: _log_probs(look, d, facts))
-        look.measure(f"greedy tokens, {dtype}", lambda facts, d=dtype: _greedy(look, d, facts))
+        look.measure(f"rollout and trainer, {dtype}", partial(_log_probs, look, dtype))
+        look.measure(f"greedy tokens, {dtype}", partial(_greedy, look, dtype))
     look.measure(
         "a model whose steps cannot be captured (GPT-2)", lambda facts: _uncaptured(look, facts), needs_s=15
     )
@@ -88,7 +90,7 @@ def _greedy(look: Look, dtype: str, facts: Facts) -> None:
     count, prompt, tokens = look.size(8, 3), look.size(64, 8), look.size(48, 12)
     asked = asks(count, 1, prompt=prompt, tokens=tokens, temperature=0.0, seed=1)
     ours = [list(out.token_ids) for out in generate(NativeEngine(loaded(look, dtype), max_running=64), asked)]
-    plain = AutoModelForCausalLM.from_pretrained(
+    plain: Any = AutoModelForCausalLM.from_pretrained(
         model_folder(look), dtype=getattr(torch, dtype), attn_implementation="sdpa"
     )
     plain = plain.to(look.device).eval()
@@ -111,12 +113,12 @@ def _greedy(look: Look, dtype: str, facts: Facts) -> None:
 def _uncaptured(look: Look, facts: Facts) -> None:
     """A capture that fails must leave everything as it was: the stream, the allocator, the tokens."""
     folder = look.work / "gpt2"
-    sizes = {"vocab_size": 200, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    sizes: dict[str, Any] = {"vocab_size": 200, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
     config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=1, pad_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(folder)
     model = load_model(ModelConfig(path=str(folder), dtype="float32"), device=look.device)
     outputs_both_ways(look, model, asks(4, 2, prompt=8, tokens=40), facts)
     weight = next(iter(model.module.parameters()))
-    weight.square().mean().backward()
+    weight.square().mean().backward()  # type: ignore[no-untyped-call]
     if weight.grad is None or not bool(torch.isfinite(weight.grad).all()):
         raise RuntimeError("the backward pass after a failed capture gave no gradient")

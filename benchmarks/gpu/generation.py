@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,14 +34,14 @@ def rollout(look: Look) -> None:
     sizes = (look.size(64, 4), look.size(256, 8))
     _strop(look, sizes)
     look.clean()
-    plain = AutoModelForCausalLM.from_pretrained(
+    plain: Any = AutoModelForCausalLM.from_pretrained(
         model_folder(look), dtype=torch.bfloat16, attn_implementation="sdpa"
     )
     plain = plain.to(look.device).eval()
     for batch in sizes:
         look.measure(
             f"generate of transformers, {batch} sequences",
-            lambda facts, b=batch: _generate(look, plain, b, facts),
+            partial(_generate, look, plain, batch),
             needs_s=12,
         )
 
@@ -48,9 +49,12 @@ def rollout(look: Look) -> None:
 def _strop(look: Look, sizes: tuple[int, int]) -> None:
     model = loaded(look, "bfloat16")
     for batch in sizes:
-        look.measure(
-            f"native, {batch} sequences", lambda facts, b=batch: _native(look, model, b, facts), needs_s=15
-        )
+        look.measure(f"native, {batch} sequences", partial(_native, look, model, batch), needs_s=15)
+    look.measure(
+        f"native, {sizes[0]} sequences, every step waited for",
+        lambda facts: _native(look, model, sizes[0], facts, waits=True),
+        needs_s=15,
+    )
     look.measure("decode steps, profiled", lambda facts: _profile(look, model, sizes, facts), needs_s=15)
 
 
@@ -69,9 +73,12 @@ def _note_rate(look: Look, facts: Facts, *, batch: int, tokens: int, taken: floa
     facts |= peak_gib(look)
 
 
-def _native(look: Look, model: CausalLM, batch: int, facts: Facts) -> None:
-    """Twice: the first time shapes are captured, the second time they are there."""
+def _native(look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: bool = False) -> None:
+    """Twice: the first time shapes are captured, the second time they are there. With `waits` the tokens of a step are
+    read before the next one is launched."""
     engine, tokens = NativeEngine(model, max_running=batch), look.size(512, 24)
+    if waits:
+        engine._batch._reads_behind = False
     for seed, name in ((1, "cold_s"), (2, "warm_s")):
         asked = asks(
             batch // min(8, batch), min(8, batch), prompt=_prompt_tokens(look), tokens=tokens, seed=seed
@@ -100,7 +107,7 @@ def _profile(look: Look, model: CausalLM, sizes: tuple[int, int], facts: Facts) 
         steps.waiting.extend(Request(f"r{i}", tuple(ids), how) for i, (ids, how) in enumerate(asked))
         for _ in range(look.size(120, 12)):
             steps.step(0)
-        taken = [1e3 * seconds(look, lambda s=steps: s.step(0), warm=0) for _ in range(look.size(30, 4))]  # type: ignore[misc]
+        taken = [1e3 * seconds(look, partial(steps.step, 0), warm=0) for _ in range(look.size(30, 4))]
         facts[f"ms_of_a_step_{batch}"] = quantiles(taken)
 
         def some(steps: DecodeBatch = steps) -> None:

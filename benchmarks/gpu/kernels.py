@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from benchmarks.gpu.workload import shape
 from strop.engines import head as head_module
 from strop.engines.attention import AttentionForm, PackedAttention, Segment
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.sampling import SEQUENCE, next_tokens
+from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
 
 def kernels(look: Look) -> None:
@@ -54,9 +55,8 @@ def _packed(look: Look, facts: Facts) -> None:
     for backend in _backends():
         with sdpa_kernel([backend]):
             work = both(lambda: F.scaled_dot_product_attention(queries, keys, values, mask), padded)
-            facts[f"one call with a mask, {backend.name}"] = look.attempt(
-                lambda work=work: micros(look, work, count=10)
-            )
+            name = f"one call with a mask, {backend.name}"
+            facts[name] = look.attempt(partial(micros, look, work, count=10))
 
 
 def responses_of_one_prompt(count: int, length: int) -> list[Segment]:
@@ -87,16 +87,19 @@ def _decode(look: Look, facts: Facts) -> None:
         )
         with torch.inference_mode():
             facts[f"{b} sequences, strop"] = micros(
-                look, lambda a=attention, q=query, k=key, v=value: a.attend(0, q, k, v, form)
+                look, partial(attention.attend, 0, query, key, value, form)
             )
             keys, values = cache.layer(0, b, table)
             mask = (torch.arange(table, device=look.device) < used)[None, None, None].expand(b, 1, 1, table)
-            facts[f"{b} sequences, sdpa with a mask"] = micros(
-                look,
-                lambda q=query, k=keys, v=values, m=mask: F.scaled_dot_product_attention(
-                    q[:, :, None], k, v, attn_mask=m, enable_gqa=True
-                ),
+            masked = partial(
+                F.scaled_dot_product_attention,
+                query[:, :, None],
+                keys,
+                values,
+                attn_mask=mask,
+                enable_gqa=True,
             )
+            facts[f"{b} sequences, sdpa with a mask"] = micros(look, masked)
         read = 2 * b * used * kv_heads * dim * 2
         facts[f"{b} sequences, bound"] = round(1e6 * read / (1e12 * look.ceilings(facts)["copy_tb_per_s"]), 1)
 
@@ -108,9 +111,12 @@ def _sampling(look: Look, facts: Facts) -> None:
         rows["temperature"], rows["top_p"], rows["key"] = 1.0, 1.0, np.arange(b)
         for name, top_p, top_k in (("whole", 1.0, 0), ("top_p 0.9", 0.9, 0), ("top_k 50", 1.0, 50)):
             rows["top_p"], rows["top_k"] = top_p, top_k
-            facts[f"{b} rows, {name}"] = micros(
-                look, lambda x=logits, r=rows: next_tokens(x, r)[0].tolist(), count=10
-            )
+            facts[f"{b} rows, {name}"] = micros(look, partial(_sampled, logits, rows), count=10)
+
+
+def _sampled(logits: Tensor, rows: Rows) -> list[int]:
+    tokens: list[int] = next_tokens(logits, rows)[0].tolist()
+    return tokens
 
 
 def _head(look: Look, facts: Facts) -> None:
@@ -128,7 +134,7 @@ def _head(look: Look, facts: Facts) -> None:
                 head = head_module.Head(weight, product_dtype=dtype)
 
                 def both(head: head_module.Head = head) -> None:
-                    head.log_probs(hidden, targets, temperature=1.0)[0].sum().backward()
+                    head.log_probs(hidden, targets, temperature=1.0)[0].sum().backward()  # type: ignore[no-untyped-call]
 
                 name = f"{'float32' if dtype is None else 'bfloat16'}, chunks of {elements >> 20} Mi logits"
                 facts[name] = round(1e3 * seconds(look, both, repeats=2), 2)

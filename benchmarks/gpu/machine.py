@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 from importlib import metadata
+from typing import Any
 
 import torch
 from packaging.requirements import Requirement
@@ -39,7 +40,8 @@ def _card(look: Look, facts: Facts) -> None:
     ).stdout.strip()
     properties = torch.cuda.get_device_properties(0)
     facts |= {"device": properties.name, "memory_gib": round(properties.total_memory / GIB, 1)}
-    facts |= {"multiprocessors": properties.multi_processor_count, "cudnn": torch.backends.cudnn.version()}
+    cudnn: Any = torch.backends.cudnn  # whose functions have no types
+    facts |= {"multiprocessors": properties.multi_processor_count, "cudnn": cudnn.version()}
 
 
 def _versions(facts: Facts) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,7 +38,7 @@ def memory(look: Look) -> None:
     for what, gib in (("update", 12), ("loading", 2)):
         look.measure(
             f"out of memory in {what}",
-            lambda facts, n=what, g=gib: _out_of_memory(look, n, g, facts),
+            partial(_out_of_memory, look, what, gib),
             needs_s=12,
         )
 
@@ -54,6 +56,7 @@ def _held(look: Look) -> dict[str, float]:
 
 def _offload(look: Look, facts: Facts) -> None:
     actor = make_actor(look)
+    engine: Any = actor.engine  # of torch, which has the optimizer apart
     batch, totals = update_batch(look, 2, 2, look.size(64, 8), look.size(64, 8))
     facts["weights_gib"] = round(4 * num_parameters(look) / GIB, 3)
     actor.update_policy(batch, totals)
@@ -62,7 +65,7 @@ def _offload(look: Look, facts: Facts) -> None:
         facts[f"offload_s_{turn}"] = round(seconds(look, actor.offload, warm=0), 3)
         facts[f"offloaded_{turn}"] = _held(look)
         facts[f"restore_s_{turn}"] = round(seconds(look, actor.engine.load_to_device, warm=0), 3)
-        facts[f"restore_optimizer_s_{turn}"] = round(seconds(look, lambda: actor.engine.optimizer, warm=0), 3)
+        facts[f"restore_optimizer_s_{turn}"] = round(seconds(look, lambda: engine.optimizer, warm=0), 3)
     facts["back"] = _held(look)
     actor.update_policy(batch, totals)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.look import Facts, Look
@@ -29,7 +30,7 @@ def profiled(look: Look, work: Callable[[], Any], *, trace: Path | None = None, 
         work()
         look.sync()
         wall = time.perf_counter() - begin
-    events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events: Any = profiler.profiler.kineto_results.events()
     facts = {
         "wall_s": round(wall, 4),
         **_of_device(events, wall if on_card else None, top),
@@ -48,7 +49,7 @@ def _of_device(events: Any, wall: float | None, top: int) -> Facts:
     spans = []
     for event in events:
         name, begin, length = event.name()[:90], event.start_ns(), event.duration_ns()
-        if event.device_type() == torch.autograd.DeviceType.CPU or length <= 0 or event.is_user_annotation():
+        if event.device_type() == DeviceType.CPU or length <= 0 or event.is_user_annotation():
             continue
         spans.append((begin, begin + length))
         counts[name] += 1
@@ -73,7 +74,7 @@ def _of_device(events: Any, wall: float | None, top: int) -> Facts:
 def _of_host(events: Any) -> Facts:
     calls: Counter[str] = Counter()
     for event in events:
-        if event.device_type() == torch.autograd.DeviceType.CPU:
+        if event.device_type() == DeviceType.CPU:
             calls[event.name()] += 1
     waits = {
         name: count for name, count in calls.items()

@@ -131,7 +131,7 @@ def _profile(look: Look, batch: DataProto, totals: BatchTotals, facts: Facts) ->
 def _padded(look: Look, rows: int, facts: Facts) -> None:
     """Float32 weights under autocast, whole logits, fused AdamW: a script without a library."""
     prompt, response = _lengths(look)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         model_folder(look), dtype=torch.float32, attn_implementation="sdpa"
     )
     model = model.to(look.device)
@@ -147,7 +147,8 @@ def _padded(look: Look, rows: int, facts: Facts) -> None:
                 logits = model(some, use_cache=False).logits[:, prompt - 1 : -1]
             log_probs = -F.cross_entropy(logits.float().transpose(1, 2), some[:, prompt:], reduction="none")
             ratio = torch.exp(log_probs - log_probs.detach())
-            (-(ratio * advantages[begin : begin + size]).sum() / (rows * response)).backward()
+            loss = -(ratio * advantages[begin : begin + size]).sum() / (rows * response)
+            loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -9,6 +9,7 @@ import random
 import shutil
 import string
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,15 +87,21 @@ def model_folder(look: Look) -> Path:
 
 def _make_model(look: Look, folder: Path) -> None:
     tokenizer = _tokenizer(shape(look)["vocab_size"])
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes: dict[str, Any] = {**shape(look)}
+    ids: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen3Config(
-        **shape(look), **ids, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None,
+        **sizes,
+        **ids,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
         dtype="bfloat16",
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     with torch.device(look.device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    model.generation_config = GenerationConfig(**ids)
+        model: Any = Qwen3ForCausalLM(config)
+    model = model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(**ids)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -108,7 +115,7 @@ def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=tiny.unk_token, fuse_unk=False))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token=tiny.eos_token, pad_token=tiny.pad_token, unk_token=tiny.unk_token,
         clean_up_tokenization_spaces=False,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from strop.utils import trust
+from strop.utils.allocator import allocator_variables
 from strop.utils.sanitize import encodable, redacted, remember_named, remember_secrets_in
 from strop.utils.standard_error import unfailing
 from strop.utils.terminal import UsageError, plain, print_plain
@@ -157,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in words:  # an override, also one that cannot be read
         name, _, value = word.partition("=")
         remember_secrets_in(value.strip("'\""), name)
+    if argv is None:  # else torch may be there already
+        os.environ.update(allocator_variables(os.environ))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes

@@ -119,6 +119,7 @@ def load_settings(
     from strop.config import read_settings
     from strop.trainer.environment import variables_of
     from strop.trainer.loading import load
+    from strop.utils.allocator import give_way
 
     path = Path(args.config) if args.config else source
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
@@ -132,6 +133,7 @@ def load_settings(
             path, read_settings(path), args.overrides, needs, aliases=key_aliases
         )
     os.environ.update(variables_of(config.resources))
+    give_way(os.environ)
     return config
 
 

@@ -12,6 +12,7 @@ fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
 grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)
 gradients.py          The global norm of gradients that are whole or sharded over ranks, clipping, and the search for
                       poisoned ones
+half_weights.py       Frozen weights held in the half precision of computation
 head.py               Log-probs and entropy of tokens, through the language-model head, without a [tokens, vocabulary]
                       tensor
 head_kernels.py       Triton kernels of the log-prob head

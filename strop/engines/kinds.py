@@ -16,6 +16,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.half_weights import hold_base_half, hold_half
 from strop.engines.megatron.checks import check_installed
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
@@ -89,8 +90,12 @@ class TrainableEngine(ModelEngine, Protocol):
 
 
 def frozen_engine(model: CausalLM, config: EngineConfig, parallel: Parallel) -> ModelEngine:
-    """The engine of a model that is not trained; arguments and errors as of `strop.engines.training.Engine`."""
+    """The engine of a model that is not trained; arguments and errors as of `strop.engines.training.Engine`.
+
+    Its weights are rounded to the precision of computation.
+    """
     if config.kind == "torch":
+        hold_half(model, device=parallel.device, is_sharded=parallel.mesh is not None)
         return Engine(model, config, parallel, is_frozen=True)
     check_installed()
     from strop.engines.megatron.engine import MegatronEngine
@@ -106,8 +111,12 @@ def train_engine(
     total_steps: int | None,
     parallel: Parallel,
 ) -> TrainableEngine:
-    """The engine of a model that learns; arguments and errors as of `strop.engines.training.TrainEngine`."""
+    """The engine of a model that learns; arguments and errors as of `strop.engines.training.TrainEngine`.
+
+    The frozen base of an adapter is held in the precision of computation where that loses nothing.
+    """
     if config.kind == "torch":
+        hold_base_half(model, device=parallel.device)
         return TrainEngine(model, config, optim, total_steps=total_steps, parallel=parallel)
     check_installed()
     from strop.engines.megatron.engine import MegatronTrainEngine

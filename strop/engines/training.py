@@ -33,7 +33,8 @@ from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
-from strop.engines.parallel.offload import HostCopies, activations_on_host, offload, offload_optimizer
+from strop.engines.parallel.host_activations import activations_on_host
+from strop.engines.parallel.offload import HostCopies, offload, offload_optimizer
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
@@ -74,7 +75,7 @@ class Engine:
         """Of all passes of this rank so far."""
         self.replays_routing = False
         """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
-        self._offloaded: list[HostCopies] = []
+        self._model_copies = HostCopies()
         if is_frozen:
             model.module.requires_grad_(False)
         if self.parallel.mesh is not None:
@@ -118,7 +119,9 @@ class Engine:
         if self.parallel.mesh is not None:
             reshard(self.model)
         order = torch.cat(indices).argsort()
-        columns = [copies.wait() for copies in outputs]
+        columns = [copies.wait() for copies in reversed(outputs)][
+            ::-1
+        ]  # the others are there before the last one
         return {name: torch.cat([results[name] for results in columns])[order] for name in columns[0]}
 
     def _parts(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
@@ -170,13 +173,12 @@ class Engine:
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
-        if not self._offloaded:
-            self._offloaded.append(offload(self.model))
+        if not self._model_copies.num_bytes:
+            offload(self.model, self._model_copies)
 
     def load_to_device(self) -> None:
         """Bring back the model."""
-        while self._offloaded:
-            self._offloaded.pop().restore()
+        self._model_copies.restore()
 
 
 class TrainEngine(Engine):
@@ -225,14 +227,13 @@ class TrainEngine(Engine):
             stages=model.pipeline,
             matrix_group=self.parallel.matrix_group,
         )
-        self._offloaded_state: list[HostCopies] = []
+        self._state_copies = HostCopies()
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, with its state on the device."""
         self.load_to_device()
-        while self._offloaded_state:
-            self._offloaded_state.pop().restore()
+        self._state_copies.restore()
         return self._optimizer
 
     def accumulate(
@@ -292,7 +293,7 @@ class TrainEngine(Engine):
             report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
-            self._offloaded_state.append(offload_optimizer(self._optimizer))
+            offload_optimizer(self._optimizer, self._state_copies)
         return report
 
     @contextlib.contextmanager
@@ -307,7 +308,7 @@ class TrainEngine(Engine):
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._offloaded_state.append(offload_optimizer(self._optimizer))
+        offload_optimizer(self._optimizer, self._state_copies)
         super().offload()
 
     def save_model(self, folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from strop.controller.worker import FollowerAddress
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.half_weights import hold_half
 from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_model, load_model_config
 from strop.engines.moe.layers import num_experts
@@ -23,7 +24,6 @@ from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.native.half_weights import hold_half
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.target import WeightTarget
@@ -109,7 +109,7 @@ def native_generation(context: EngineContext) -> Generation:
         return Generation(engine=native_engine(context, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
     policy = load_model(dataclasses.replace(context.model, lora=LoraConfig()), device=context.device)
-    hold_half(policy)
+    hold_half(policy, device=policy.device)
     target = weight_transfer().target(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 

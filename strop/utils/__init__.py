@@ -1,6 +1,7 @@
 """Small named modules that every package uses.
 
 activity.py            Activity of this process
+allocator.py           torch's allocator of CUDA memory, in segments that grow
 atomic_io.py           Writes that survive a crash
 background.py          Work in a thread beside the process's own
 background_loop.py     Event loops in threads of their own, for what outlives the loop of any one caller or may block

@@ -24,6 +24,7 @@ from strop.controller.ray import (
     create_colocated_worker_cls,
 )
 from strop.protocol import DataProto, DataProtoFuture, rows
+from strop.utils.allocator import allocator_variables
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -152,6 +153,7 @@ def test_processes_know_their_place_before_anything_is_imported(stage: Stage) ->
             "WG_BACKEND": "ray",
             "CUDA_VISIBLE_DEVICES": "",
             "ONLY_THERE": "yes",
+            **allocator_variables(os.environ),
         }
         assert {name: seen.get(name) for name in expected} == expected
         assert int(seen["OMP_NUM_THREADS"]) >= 1

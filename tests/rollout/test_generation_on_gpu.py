@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def test_sleep_gives_the_memory_of_the_cache_back_and_the_engine_wakes(tiny: Tin
     assert torch.cuda.memory_allocated() - before < cache_bytes, "nothing of the cache's size stays"
     again = run(generate_all(engine, asks()))
     assert [output.token_ids for output in again] == [output.token_ids for output in first]
+
+
+def test_tokens_that_are_read_behind_are_those_that_are_read_at_once(tiny: Tiny) -> None:
+    model = tiny("qwen3", device=DEVICE)
+    stop = tuple(range(5))
+    given = [(ids, dataclasses.replace(how, stop_token_ids=stop)) for ids, how in asks(max_tokens=40)]
+    found = []
+    for reads_behind in (False, True):
+        engine = NativeEngine(model, max_running=5)
+        assert engine._batch._reads_behind
+        engine._batch._reads_behind = reads_behind
+        found.append([output.token_ids for output in run(generate_all(engine, given))])
+    assert found[0] == found[1]
 
 
 def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:

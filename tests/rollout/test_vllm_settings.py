@@ -201,6 +201,14 @@ def test_an_engine_records_the_routing_step_by_step(tmp_path: Path) -> None:
     assert dict(recording.env().items() - plain.env().items()) == {"STROP_ROUTING": "1"}
 
 
+def test_an_engine_has_no_segments_that_grow_unless_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for own, given in (("expandable_segments:True", "expandable_segments:False"), ("backend:native", None)):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", own)
+        assert settings(tmp_path, tmp_path / "log").env().get("PYTORCH_CUDA_ALLOC_CONF") == given
+
+
 @pytest.mark.parametrize(("dtype", "large"), [("uint8", 255), ("uint16", 300)])
 def test_experts_of_a_message_are_two_bytes_each_token_by_token(dtype: str, large: int) -> None:
     # Two tokens, two layers, three experts of each.

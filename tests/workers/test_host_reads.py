@@ -20,14 +20,18 @@ from device_reads import DeviceReads, device_reads
 from prm_batches import make_prm, outcome_batch, prm_ref
 from torch import Tensor
 
+from references.language_models import save_tiny
+from references.token_passes import log_probs_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.sft.config import SftDistillationConfig
 from strop.engines import attention, varlen
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
+from strop.engines.packing import make_rows
 from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ulysses import SequenceShard
+from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.rollout.native import sampling
 from strop.rollout.native.batch import DecodeBatch
@@ -181,6 +185,16 @@ def test_log_probs_of_all_micro_batches_are_waited_for_once(tiny_model: Path) ->
     assert bool(columns.flat(found.tensors()["old_log_probs"]).isfinite().all())
 
 
+def test_layers_that_carry_a_state_are_packed_without_a_read(tmp_path: Path) -> None:
+    save_tiny("qwen3_5", tmp_path)
+    model = load_model(ModelConfig(path=str(tmp_path), dtype="float32"), device="cpu")
+    engine = Engine(model, EngineConfig(max_tokens_per_device=MANY), is_frozen=True)
+    rows = make_rows([torch.arange(3, 8)] * 3, [torch.arange(n) for n in (4, 7, 2)])
+    with device_reads([*model.module.parameters(), *model.module.buffers()]) as reads:
+        log_probs_of(engine, rows, temperature=1.0)
+    assert reads.count == 1, reads.lines
+
+
 def test_weights_leave_for_host_memory_and_come_back_without_a_read() -> None:
     weights = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (3, 70_000)]
     before = [weight.clone() for weight in weights]
@@ -265,10 +279,11 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize("reads_behind", [False, True], ids=["at once", "behind"])
 @pytest.mark.parametrize("is_static", [False, True], ids=["own pass", "fixed shapes"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decoded_token_of_all_sequences_is_read_once(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_static: bool
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_static: bool, reads_behind: bool
 ) -> None:
     """As on a GPU, without what is written in C."""
     for name in ("attend", "sample"):
@@ -276,6 +291,7 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
     batch = DecodeBatch(model, max_running=5)
     batch._steps = StaticStep(model, None) if is_static else None
+    batch._reads_behind = reads_behind
     ways = [WAYS[way], {}, WAYS[way]]
     batch.waiting.extend(
         Request(f"r{n}", tuple(range(10, 15 + n)), Sampling(key=n, max_tokens=40, **how))
@@ -287,11 +303,12 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
         if batch._steps is not None:
             (shape,) = batch._steps._shapes.values()
             tensors += [shape._ids, shape._lengths, shape._positions]
+        tensors += [] if batch._unread is None else [batch._unread.tokens]
         with device_reads(tensors) as reads:
             for _ in range(6):
                 _step(batch)
     assert reads.count == 6, reads.lines
-    assert {len(request.token_ids) for request in batch.running} == {8}
+    assert {len(request.token_ids) for request in batch.running} == {8 - reads_behind}
 
 
 def _step(batch: DecodeBatch) -> None:

@@ -31,6 +31,7 @@ from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
 from strop.controller.store_server import Rendezvous
 from strop.controller.worker import Placement
+from strop.utils.allocator import allocator_variables
 from strop.utils.machine_limits import usable_cores
 
 
@@ -266,6 +267,7 @@ def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dic
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(options.num_threads)),
         **on_cpu,
+        **allocator_variables({**os.environ, **options.env}),
         "WORLD_SIZE": str(pool.world_size),
         "RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(local),

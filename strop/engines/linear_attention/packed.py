@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Segment, gather
 from strop.engines.linear_attention.layers import States
+from strop.utils.device import sent
 
 CARRIED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose layers of this kind keep a convolution's last inputs and a matrix for each head, and ask for them
@@ -152,7 +153,7 @@ class PackedContext(Context):
             of_tokens[keys] = np.arange(start, end)
         device = self._attention.device
         tokens, place = (
-            torch.from_numpy(index).to(device) for index in (np.concatenate(sequences), of_tokens)
+            sent(torch.from_numpy(index), device) for index in (np.concatenate(sequences), of_tokens)
         )
         laid_out = [Segment(start=start, length=end - start) for start, end in zip(starts, ends, strict=True)]
         end_to_end = PackedAttention(laid_out, device=device)

@@ -114,7 +114,7 @@ def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     for weight in weights_metadata(model.module):
         tensor, layer = tensors[weight.name].detach(), layers.get(weight.name)
         if layer is not None and not tensor.is_meta:
-            tensor = full(tensor)
+            tensor = _widened(full(tensor))
             tensor = tensor + _delta(layer).to(tensor.dtype)
         yield weight.name, tensor
 
@@ -158,7 +158,7 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
     for name, tensor in merged_tensors(model):
         whole = whole_weight(model.module, name, tensor, tensor.dtype)
         if write:
-            state[name] = whole.to("cpu", copy=True)
+            state[name] = _widened(whole.to("cpu", copy=True))
     if write:
         module: Any = model.module
         module.save_pretrained(folder, state_dict=state)
@@ -357,6 +357,11 @@ def _load(model: CausalLM, folder: Path) -> None:
         )
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """A weight in at least float32, in which it was loaded (half_weights.py)."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _delta(layer: Any) -> Tensor:

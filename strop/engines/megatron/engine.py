@@ -85,7 +85,7 @@ class MegatronEngine:
         self.token_counts = TokenCounts()
         """Of all passes of this rank so far."""
         self._parts = MegatronModel(model, config, self.parallel)
-        self._offloaded: list[HostCopies] = []
+        self._model_copies = HostCopies()
 
     @torch.no_grad()
     def map_tokens(
@@ -108,16 +108,14 @@ class MegatronEngine:
 
     def offload(self) -> None:
         """As `strop.engines.training.Engine.offload`."""
-        if not self._offloaded:
-            self._offloaded.append(HostCopies())
-            self._offloaded[0].put(t for t in self._device_memory() if t.device.type != "cpu")
+        if not self._model_copies.num_bytes:
+            self._model_copies.put(t for t in self._device_memory() if t.device.type != "cpu")
             if self._parts.device.type != "cpu":
                 torch.accelerator.empty_cache()
 
     def load_to_device(self) -> None:
         """Bring back the model."""
-        while self._offloaded:
-            self._offloaded.pop().restore()
+        self._model_copies.restore()
 
     def streamed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as the layers compute with it, whole on every rank, one after the other in the order of the
@@ -246,7 +244,7 @@ class MegatronTrainEngine(MegatronEngine):
             is_distributed=is_distributed,
             names=[weight.name for weight in self._parts.metadata],
         )
-        self._offloaded_state: list[HostCopies] = []
+        self._state_copies = HostCopies()
         self._take_weights()
 
     def expert_counts(self, data: DataProto) -> Tensor:
@@ -396,10 +394,7 @@ class MegatronTrainEngine(MegatronEngine):
             yield entry.parameter.main_grad  # type: ignore[attr-defined]
 
     def _offload_optimizer(self) -> None:
-        copies = HostCopies()
-        copies.put(tensor for tensor in self._optimizer.memory() if tensor.device.type != "cpu")
-        self._offloaded_state.append(copies)
+        self._state_copies.put(tensor for tensor in self._optimizer.memory() if tensor.device.type != "cpu")
 
     def _load_optimizer_to_device(self) -> None:
-        while self._offloaded_state:
-            self._offloaded_state.pop().restore()
+        self._state_copies.restore()

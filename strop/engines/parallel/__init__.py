@@ -20,5 +20,6 @@ traffic.py           bytes that a rank sends, by formulas
 sent_bytes.py        bytes that it does send, counted
 balance.py           rows per rank, of near-equal load
 sharded_saving.py    the parts of a checkpoint that each rank writes and reads
-offload.py           parameters, optimizer state and activations on the host
+offload.py           parameters, gradients and optimizer state on the host
+host_activations.py  activations on the host until the backward pass
 """

@@ -2,7 +2,8 @@
 
 One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of samples, and
 long ones piece by piece), decodes one token for every running sequence, and ends those that are complete. Where memory
-is short, the shortest sequences wait again, with their tokens, until others have ended.
+is short, the shortest sequences wait again, with their tokens, until others have ended. On an accelerator a token is
+read while the next step runs (unread.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from strop.rollout.native.half_weights import half_weights
 from strop.rollout.native.prefill import Prefill, PrefilledPrompt
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
+from strop.rollout.native.unread import Unread
 from strop.utils.device import sent
 from strop.utils.machine_limits import free_bytes
 
@@ -73,6 +75,9 @@ class DecodeBatch:
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
         self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
+        self._unread: Unread | None = None  # tokens of the last step
+        # Ranks compare what they have sampled before each step, and experts are read in it.
+        self._reads_behind = self.device.type != "cpu" and model.copy_group is None and not records_routing
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.sampled = 0
         """Checksum of the tokens that were sampled, for ranks that compute the same sequences together."""
@@ -112,8 +117,10 @@ class DecodeBatch:
         """Grow as if so much memory were free per layer: ranks that compute the same sequences together grow alike."""
         self._cache.free_bytes = free_bytes * self._num_layers
 
+    @torch.inference_mode()
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
+        self._read_rest()
         for request in self.running:
             request.put_back()
         self.waiting.extendleft(reversed(self.running))
@@ -142,15 +149,44 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def step(self, version: int) -> None:
-        """Admit, decode one token each, and end what is complete."""
-        self._admit(version)
-        self._make_room()
-        if self.running:
-            self._take(self._decode(), range(len(self.running)), version)
+        """Admit, decode one token each, and end what is complete; on an accelerator as far as the step before says."""
+        try:
+            if self._unread is not None and (self._unread.may_end or self._has_free_slots):
+                self._read_rest()
+            self._admit(version)
+            self._make_room()
+            if self.running:
+                self._decode_one(version)
+        except BaseException:
+            self._unread = None
+            raise
+
+    def _decode_one(self, version: int) -> None:
+        """One token of every running sequence: read at once, or in the next step."""
+        unread = self._sample(self._decode(), range(len(self.running)), version)
+        if not self._reads_behind:
+            self._read(unread)
+            return
+        before, self._unread = self._unread, None
+        if before is not None:
+            self._read(before, num_behind=1)
+        self._unread = unread.of_running(self.running)
+
+    @property
+    def _has_free_slots(self) -> bool:
+        """Requests wait that might enter."""
+        return bool(self.waiting) and len(self.running) < self._max_running and not self._is_short
+
+    def _read_rest(self) -> None:
+        """Read the tokens of the last step, if that has not been done."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._read(unread)
 
     @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> None:
         """Take requests out of the batch, running or waiting."""
+        self._read_rest()
         gone = set(map(id, requests))
         self.waiting = deque(r for r in self.waiting if id(r) not in gone)
         self._release([slot for slot, request in enumerate(self.running) if id(request) in gone])
@@ -184,7 +220,7 @@ class DecodeBatch:
         self.waiting.extendleft(reversed(remaining))
         self.prefill.keep(self.waiting, max_bytes=self._spare_bytes)
         if logits:
-            self._take(torch.cat(logits), range(first, len(self.running)), version)
+            self._read(self._sample(torch.cat(logits), range(first, len(self.running)), version))
 
     def _num_admissible(self) -> int:
         """Number of waiting requests that may begin, as far as is known before they are computed.
@@ -258,6 +294,9 @@ class DecodeBatch:
         """
         while self.running and not self._cache.reserve(self._longest + 1, num_slots=len(self.running)):
             self._is_short = True
+            if self._unread is not None:
+                self._read_rest()
+                continue
             if self.prefill.num_bytes:
                 self.prefill.drop_kept()
                 continue
@@ -293,6 +332,8 @@ class DecodeBatch:
         # One copy of all, which stays what it is while the records go on.
         inputs = np.stack([rows["length"], rows["last"], rows["length"] + rows["shift"]])
         lengths, ids, positions = sent(torch.from_numpy(inputs), model.device)
+        if self._unread is not None:
+            ids = self._unread.tokens
         rows["length"] += 1
 
         record = RoutingRecord() if self._records else None
@@ -319,13 +360,19 @@ class DecodeBatch:
         for request, token in zip(self.running, chosen.numpy().astype(TOKEN_DTYPE), strict=True):
             request.routed.append(token.tobytes())
 
-    def _take(self, logits: Tensor, slots: range, version: int) -> None:
-        """Sample one token for these slots, record it, and release the sequences that ended with it."""
+    def _sample(self, logits: Tensor, slots: range, version: int) -> Unread:
+        """One token for these slots."""
         rows = self._rows[slots.start : slots.stop]
-        sampled, at = next_tokens(logits, rows, self._model.vocabulary)
-        # The device is waited for once; ids are exact in float64.
-        both = torch.stack([sampled.double(), at.double()]).cpu()
-        tokens, log_probs = both[0].long().tolist(), both[1].tolist()
+        tokens, log_probs = next_tokens(logits, rows, self._model.vocabulary)
+        requests = self.running[slots.start : slots.stop]
+        return Unread.of(requests, tokens, log_probs, first=slots.start, version=version)
+
+    def _read(self, unread: Unread, *, num_behind: int = 0) -> None:
+        """Record tokens, and release the sequences that ended with them, which have read `num_behind` of their tokens
+        too many."""
+        tokens, log_probs = unread.read()
+        version, slots = unread.version, range(unread.first, unread.first + len(tokens))
+        rows = self._rows[slots.start : slots.stop]
         if any(value != value for value in log_probs):  # NaN; everything that runs has the same weights
             dtype = str(self._model.compute_dtype).removeprefix("torch.")
             raise ValueError(
@@ -335,21 +382,13 @@ class DecodeBatch:
             )
         rows["last"] = tokens
         self.sampled = zlib.crc32(rows["last"].tobytes(), self.sampled)
-        ended = []
-        for slot, token, log_prob in zip(slots, tokens, log_probs, strict=True):
-            request = self.running[slot]
-            request.token_ids.append(token)
-            request.log_probs.append(log_prob)
-            request.versions.append(version)
-            if request.on_token is not None:
-                request.on_token(token, log_prob, version)
-            if token in request.sampling.stop_token_ids:
-                request.end("stop")
-                ended.append(slot)
-            elif len(request.token_ids) >= request.sampling.max_tokens:
-                request.end("length")
-                ended.append(slot)
+        ended = [
+            slot
+            for slot, token, log_prob in zip(slots, tokens, log_probs, strict=True)
+            if self.running[slot].ends_with(token, log_prob, version)
+        ]
         self.num_decoded += len(slots)
+        self._rows["length"][ended] -= num_behind
         self._release(ended)
 
     def _release(self, slots: Sequence[int]) -> None:

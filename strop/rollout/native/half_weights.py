@@ -30,14 +30,12 @@ class HalfWeights:
         for part in model.module.modules():
             if type(part) is nn.Linear and part is not head:
                 for tensor in part.parameters(recurse=False):
-                    if tensor.dtype == model.compute_dtype:  # of a copy, by hold_half
-                        continue
-                    memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
+                    if tensor.dtype != model.compute_dtype:
+                        memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
         module: nn.Module = deepcopy(model.module, memo)
         copied: Any = module.get_output_embeddings()  # type: ignore[operator]
-        copied.weight = self._half_of(
-            head.weight, model.compute_dtype
-        )  # not tied: rows of embeddings stay wide
+        if head.weight.dtype != model.compute_dtype:  # not tied: rows of embeddings stay wide
+            copied.weight = self._half_of(head.weight, model.compute_dtype)
         self.model = CausalLM(module, compute_dtype=model.compute_dtype)
         """The model that decodes; only after `refresh`."""
         self.model.unused_tokens = model.unused_tokens
@@ -47,6 +45,11 @@ class HalfWeights:
         half = nn.Parameter(torch.empty(0, dtype=dtype, device=tensor.device), requires_grad=False)
         self._pairs.append((tensor, half))
         return half
+
+    @property
+    def is_other(self) -> bool:
+        """There are rounded weights."""
+        return bool(self._pairs)
 
     @property
     def num_bytes(self) -> int:
@@ -77,23 +80,12 @@ class HalfWeights:
 
 
 def half_weights(model: CausalLM) -> HalfWeights | None:
-    """The copy of a model; None where its forward pass rounds nothing, or cannot be copied."""
-    is_wide = model.head_weight.dtype == torch.float32
-    return HalfWeights(model) if model.device.type != "cpu" and is_wide and _rounds(model) else None
-
-
-def hold_half(model: CausalLM) -> None:
-    """Round the linear layers of a policy that is not trained in this process, once: it gives the same numbers, takes
-    less memory, and is sent less. A head that is tied to the embedding stays wide, and on a CPU, which has wide logits,
-    every head."""
-    if not _rounds(model):
-        return
-    module: Any = model.module
-    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
-    keeps_head = model.head.product_dtype is None or head.weight is embedding.weight
-    for part in module.modules():
-        if type(part) is nn.Linear and not (part is head and keeps_head):
-            part.to(model.compute_dtype)
+    """The copy of a model; None where its decode steps round nothing, as where it was rounded when it was loaded
+    (engines/half_weights.py), or where it cannot be copied."""
+    if model.device.type == "cpu" or not _rounds(model):
+        return None
+    half = HalfWeights(model)
+    return half if half.is_other else None
 
 
 def _rounds(model: CausalLM) -> bool:

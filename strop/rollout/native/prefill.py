@@ -18,6 +18,7 @@ from strop.engines.packing import joined_positions, next_position
 from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request
+from strop.utils.device import sent
 
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
@@ -214,7 +215,7 @@ class Prefill:
         if media and model.media is not None:
             arguments = model.media.arguments(media, device=model.device)
         placed = [self._positions(piece) for piece in pieces]
-        positions = joined_positions(placed).to(model.device)
+        positions = sent(joined_positions(placed), model.device)
         record = RoutingRecord() if self._records else None
         hidden = model.hidden(ids[None], positions, with_states or attention, arguments, record)
         chosen = None if record is None else record.chosen()

@@ -61,6 +61,21 @@ class Request:
         """Tokens whose keys and values are known while it runs, or when it ended: all but the last one sampled."""
         return (*self.prompt_ids, *self.token_ids[:-1])
 
+    def ends_with(self, token: int, log_prob: float, version: int) -> bool:
+        """Take one more token of weights of this version; True where it is the last one."""
+        self.token_ids.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        if self.on_token is not None:
+            self.on_token(token, log_prob, version)
+        if token in self.sampling.stop_token_ids:
+            self.end("stop")
+        elif len(self.token_ids) >= self.sampling.max_tokens:
+            self.end("length")
+        else:
+            return False
+        return True
+
     def end(self, stop_reason: StopReason) -> None:
         """Nothing more is to come: whoever waits gets what was generated. Only the first call counts."""
         if self.stop_reason is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.sglang.target import LOADER, TIMEOUT_S, SglangTarget
 from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
+from strop.utils.allocator import fixed_segments
 from strop.utils.rng import random_key
 
 HEALTH_TIMEOUT_S = 60.0
@@ -321,7 +323,7 @@ async def start_sglang(
         SglangDied: the server did not start; the message says why.
     """
     python = sglang_python(config.python)
-    env = {"HF_HUB_OFFLINE": "1"}
+    env = {"HF_HUB_OFFLINE": "1", **fixed_segments(os.environ)}
     process = SglangProcess(python, settings.server_args(config), log=settings.log, env=env)
     try:
         await process.wait(config.start_timeout_s)

@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.vllm.config import VllmConfig
+from strop.utils.allocator import fixed_segments
 
 _CPU_TOKENS_PER_STEP = 4096
 """Most tokens that vLLM computes at a time on a CPU, if no sequence is longer."""
@@ -112,6 +113,7 @@ class Settings:
             "VLLM_HOST_IP": self.nodes[node] if self.nodes else "127.0.0.1",
             "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler has another place for log-probs (inside/strop_worker.py)
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+            **fixed_segments(os.environ),
         }
         if self.records_routing:
             variables["STROP_ROUTING"] = "1"  # has its processes import inside/strop_routing.py

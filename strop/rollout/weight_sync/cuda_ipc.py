@@ -16,7 +16,8 @@ Source: CUDA runtime API, cudaIpcOpenMemHandle; torch/csrc/StorageSharing.cpp, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -72,7 +73,8 @@ class CudaDevice:
     def allocate(self, num_bytes: int) -> Tensor:
         """As of `SharingDevice`."""
         try:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            with fixed_segments():
+                return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             raise OSError(f"no room for {num_bytes} bytes on the device ({_first_line(error)})") from error
 
@@ -134,6 +136,21 @@ def sharing_device(device: torch.device) -> SharingDevice | None:
     """The calls for a CUDA device; None for others."""
     is_cuda = device.type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
     return CudaDevice(device) if is_cuda else None
+
+
+@contextlib.contextmanager
+def fixed_segments() -> Iterator[None]:
+    """Allocate in segments of fixed sizes: torch shares those that grow by file descriptors of another process, which
+    containers forbid (github.com/pytorch/pytorch/issues/165685)."""
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if "expandable_segments:True" not in settings:
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
+from strop.engines.half_weights import weights_of_products
 from strop.engines.head import chunk_rows
 from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
@@ -44,6 +45,8 @@ class PassForm:
     checkpointing: bool = False
     has_value_head: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
+    holds_half: bool = False
+    """Weights that are not trained are held in the precision of computation (engines/half_weights.py)."""
     by_formula: bool = False
     """model.attn_implementation=eager."""
 
@@ -215,6 +218,10 @@ def _traced(
     if form.is_sharded:  # parameters are gathered in this precision, and not cast again
         module.to(form.compute_dtype)
         model.root = module
+    elif form.holds_half:
+        for weight in weights_of_products(model, torch.device("cuda" if form.is_accelerator else "cpu")):
+            if not (form.lora.enabled and weight.requires_grad):
+                weight.data = weight.data.to(form.compute_dtype)
     with recording(recorder):
         module.to_empty(device="cpu")
         model.device = torch.device("cpu")

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 import torch
 from transformers import PreTrainedConfig
 
+from strop.engines.causal_lm import HALF
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import compute_dtype, load_model_config
 from strop.trainer.config import Config, UpdateSettings
@@ -67,7 +68,9 @@ class RolePlan:
         """Its parameters."""
         return _sized(
             self.shape,
-            dataclasses.replace(self.form, is_sharded=False, checkpointing=False, by_formula=False),
+            dataclasses.replace(
+                self.form, is_sharded=False, checkpointing=False, holds_half=False, by_formula=False
+            ),
         )
 
     @cached_property
@@ -219,11 +222,12 @@ def planned_roles(
         ranks = config.resources.ranks_of(name)
         settings, optim = learners.get(name, (config.actor, None))
         lora = {"actor": config.model.lora, "critic": config.critic.lora}.get(name, LoraConfig())
+        shape = _shape(model) if shapes is None else shapes[name]
         roles.append(
             RolePlan(
                 name=name,
-                shape=_shape(model) if shapes is None else shapes[name],
-                form=_form(model, name, lora, device=device, ranks=ranks),
+                shape=shape,
+                form=_form(model, name, lora, shape, device=device, ranks=ranks),
                 engine=engine,
                 axes=Axes.of(engine, ranks),
                 optim=optim,
@@ -242,8 +246,11 @@ def _shape(model: ModelConfig) -> Shape:
     return Shape(config.to_json_string(), config)
 
 
-def _form(model: ModelConfig, name: str, lora: LoraConfig, *, device: torch.device, ranks: int) -> PassForm:
+def _form(
+    model: ModelConfig, name: str, lora: LoraConfig, shape: Shape, *, device: torch.device, ranks: int
+) -> PassForm:
     dtype = compute_dtype(model, device)
+    is_lossless = lora.enabled and getattr(shape.config, "dtype", None) == dtype  # of the folder's weights
     return PassForm(
         compute_dtype=dtype,
         weights_dtype=torch.float64 if dtype == torch.float64 else torch.float32,
@@ -252,5 +259,6 @@ def _form(model: ModelConfig, name: str, lora: LoraConfig, *, device: torch.devi
         checkpointing=model.gradient_checkpointing and name in LEARNERS,
         has_value_head=name in VALUE_MODELS,
         lora=lora,
+        holds_half=dtype in HALF and (name not in LEARNERS or is_lossless),
         by_formula=model.attn_implementation == "eager",
     )

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from plan_configs import SMALL
 from plan_configs import config_of as small
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.half_weights import hold_base_half, hold_half
+from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.memory import optimizer_bytes, phases_of
+from strop.trainer.plan.memory import optimizer_bytes, phases_of, resident
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
@@ -147,9 +151,32 @@ def test_a_reference_and_a_critic_are_beside_the_policy(folder: Path) -> None:
     both = make_plan(
         config_of(folder, *ranks, "algorithm=ppo", "algorithm.use_kl_loss=true"), device="h100", advises=False
     )
-    reference = both.roles[0].sizes.total * 4 / 8
+    reference = both.roles[0].sizes.total * 2 / 8
     critic = next(role for role in both.roles if role.name == "critic").sizes.total * 12 / 8
     assert both.peak_bytes - alone_peak == pytest.approx(reference + critic, rel=0.02)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("name", "setting"), [("actor", "model.lora.rank=4"), ("reference", "algorithm.use_kl_loss=true")]
+)
+def test_weights_that_are_not_trained_are_counted_as_they_are_held(
+    tmp_path: Path, device: str, is_tied: bool, name: str, setting: str
+) -> None:
+    shape = Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": is_tied, "dtype": "bfloat16"})
+    config = small(tmp_path, setting, model=shape)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
+    model = CausalLM(Qwen3ForCausalLM(shape).to(torch.bfloat16).float(), compute_dtype=torch.bfloat16)
+    if name == "actor":
+        add_lora(model, config.model.lora)
+        hold_base_half(model, device=torch.device(device))
+    else:
+        hold_half(model, device=torch.device(device))
+    held = sum(parameter.nbytes for parameter in model.module.parameters())
+    (role,) = (role for role in roles if role.name == name)
+    assert resident(role).weights == pytest.approx(held, rel=1e-12)
+    assert held < 4 * role.sizes.total
 
 
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:

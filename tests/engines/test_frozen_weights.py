@@ -1,0 +1,214 @@
+"""Frozen weights held in half precision: the numbers of a pass that rounds them anew, and half of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from references.language_models import load_plain
+from references.rank_processes import Ranks, run_ranks
+from references.token_passes import log_probs_of, of_log_probs, values_of
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.gradients import full, local
+from strop.engines.half_weights import hold_half
+from strop.engines.kinds import ModelEngine, TrainableEngine, frozen_engine, train_engine
+from strop.engines.lora.adapters import ADAPTER, save_merged
+from strop.engines.model import load_model
+from strop.engines.packing import make_rows
+from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.training import Engine, TrainEngine
+from strop.engines.value_models import load_value_model
+from strop.protocol import DataProto
+from strop.workers.config import ReferenceConfig
+from strop.workers.reference import ReferenceWorker
+
+Folders = Callable[[str], Path]
+Tiny = Callable[..., CausalLM]
+CPU = torch.device("cpu")
+OPTIM = OptimizerConfig(lr=1e-2, weight_decay=0.0)
+PROMPT, RESPONSES = [5, 9, 2, 40], [[7, 3, 3, 11], [60], [8, 21, 30, 4, 17], [2, 50]]
+
+
+def rows(which: slice = slice(None)) -> DataProto:
+    responses = RESPONSES[which]
+    return make_rows([torch.tensor(PROMPT)] * len(responses), [torch.tensor(r) for r in responses])
+
+
+def num_bytes(model: CausalLM) -> int:
+    """Of all parameters, of this rank's shards."""
+    return sum(local(p).numel() * p.element_size() for _, p in model.named_parameters())
+
+
+def held(model: CausalLM) -> set[str]:
+    return {name for name, tensor in model.named_parameters() if tensor.dtype == torch.bfloat16}
+
+
+def loss(log_probs: Tensor, _: Tensor, __: Tensor) -> Tensor:
+    return -log_probs.sum() / 10
+
+
+def take_steps(engine: TrainEngine | TrainableEngine, which: slice = slice(None)) -> list[Any]:
+    reports = []
+    for _ in range(3):
+        engine.accumulate(rows(which), of_log_probs(loss, temperature=1.0))
+        reports.append(engine.step())
+    return reports
+
+
+@pytest.fixture
+def bfloat16_folder(tiny_folder: Folders, tmp_path: Path) -> Callable[[str], Path]:
+    """The tiny model of a kind, as a folder in bfloat16."""
+
+    def folder(kind: str) -> Path:
+        path = tmp_path / f"{kind}_bfloat16"
+        load_plain(tiny_folder(kind), dtype=torch.bfloat16).save_pretrained(path)
+        return path
+
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_biased", "gpt2", "gemma3", "phi"])
+def test_a_frozen_model_gives_the_bits_of_autocast(tiny: Tiny, kind: str) -> None:
+    wide, half = tiny(kind, dtype="bfloat16"), tiny(kind, dtype="bfloat16")
+    expected = log_probs_of(Engine(wide, EngineConfig(), is_frozen=True), rows(), temperature=0.7)
+    engine = frozen_engine(half, EngineConfig(), alone(CPU))
+    for one, other in zip(log_probs_of(engine, rows(), temperature=0.7), expected, strict=True):
+        assert torch.equal(one, other)
+    assert not held(wide)
+    assert held(half)
+
+
+def test_a_value_model_gives_the_bits_of_autocast(tiny_folder: Folders) -> None:
+    config = ModelConfig(path=str(tiny_folder("qwen3")), dtype="bfloat16")
+    wide, half = (load_value_model(config, device="cpu") for _ in range(2))
+    for model in (wide, half):
+        with torch.no_grad():
+            model.head_weight.copy_(torch.linspace(-1, 1, model.hidden_size))
+    expected = values_of(Engine(wide, EngineConfig(), is_frozen=True), rows())
+    assert torch.equal(values_of(frozen_engine(half, EngineConfig(), alone(CPU)), rows()), expected)
+    assert half.head_weight.dtype == torch.float32
+
+
+def test_matrices_of_layers_take_half_the_memory_and_norms_and_embeddings_stay_wide(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="bfloat16")
+    # 61 tokens of 32 numbers; layers of 4 query and 2 key heads of 8, and 48 inner numbers; norms of 32, 32, 8 and 8.
+    embedding, matrices, norms = 61 * 32, 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48), 2 * 80 + 32
+    assert num_bytes(model) == 4 * (embedding + matrices + norms)
+    frozen_engine(model, EngineConfig(), alone(CPU))
+    assert num_bytes(model) == 4 * (embedding + norms) + 2 * matrices
+    assert all("proj" in name for name in held(model))
+
+
+def test_an_untied_head_is_held_in_half_where_logits_come_from_half(tiny: Tiny) -> None:
+    for device, is_half in (("cpu", False), ("cuda", True)):
+        model = tiny("llama", dtype="bfloat16")
+        hold_half(model, device=torch.device(device))
+        assert (model.head_weight.dtype == torch.bfloat16) is is_half
+        tied = tiny("qwen3", dtype="bfloat16")
+        hold_half(tied, device=torch.device(device))
+        assert tied.head_weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wide_model_stays_as_it_is(tiny: Tiny, dtype: str) -> None:
+    model = tiny("qwen3", dtype=dtype)
+    frozen_engine(model, EngineConfig(), alone(CPU))
+    assert {tensor.dtype for _, tensor in model.named_parameters()} == {getattr(torch, dtype)}
+
+
+def test_the_reference_of_a_run_is_held_in_half(tiny_folder: Folders) -> None:
+    model = ModelConfig(path=str(tiny_folder("qwen3")), dtype="bfloat16")
+    worker = ReferenceWorker(model, ReferenceConfig(), device="cpu")
+    assert len(held(worker.engine.model)) == 2 * 7
+
+
+def adapted(folder: Path | str, parallel: Parallel | None = None) -> CausalLM:
+    config = ModelConfig(path=str(folder), dtype="bfloat16", lora=LoraConfig(rank=3, alpha=6.0))
+    return load_model(config, device="cpu", parallel=parallel)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+def test_the_base_of_an_adapter_learns_the_same_bits(
+    bfloat16_folder: Folders, tmp_path: Path, kind: str
+) -> None:
+    folder = bfloat16_folder(kind)
+    wide, half = adapted(folder), adapted(folder)
+    reports = take_steps(TrainEngine(wide, EngineConfig(), OPTIM, total_steps=None))
+    engine = train_engine(half, EngineConfig(), OPTIM, total_steps=None, parallel=alone(CPU))
+    assert take_steps(engine) == reports
+    assert held(half)
+    assert not any(ADAPTER in name for name in held(half))
+    for (name, one), (_, other) in zip(half.named_parameters(), wide.named_parameters(), strict=True):
+        assert torch.equal(one.to(other.dtype), other), name
+    for name, model in (("wide", wide), ("half", half)):
+        save_merged(model, tmp_path / name)
+    merged, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("half", "wide"))
+    assert merged.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert merged[name].dtype == tensor.dtype == torch.float32
+        assert torch.equal(merged[name], tensor), name
+
+
+def test_a_base_that_rounding_would_change_stays_wide(tiny_folder: Folders) -> None:
+    model = adapted(tiny_folder("qwen3"))
+    base = {name: deepcopy(p.detach()) for name, p in model.named_parameters()}
+    train_engine(model, EngineConfig(), OPTIM, total_steps=None, parallel=alone(CPU))
+    assert not held(model)
+    assert all(torch.equal(p, base[name]) for name, p in model.named_parameters())
+
+
+def test_what_is_trained_stays_wide(bfloat16_folder: Folders) -> None:
+    model = load_model(ModelConfig(path=str(bfloat16_folder("qwen3")), dtype="bfloat16"), device="cpu")
+    train_engine(model, EngineConfig(), OPTIM, total_steps=None, parallel=alone(CPU))
+    assert not held(model)
+
+
+def on_ranks(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """A frozen model and an adapter on this rank's rows, with wide weights and with half of them."""
+    parallel = ranks.join()
+    which = slice(0, 3) if ranks.rank == 0 else slice(3, 4)
+    config = ModelConfig(path=folder, dtype="bfloat16")
+    engines: list[ModelEngine] = [
+        Engine(load_model(config, parallel=parallel), EngineConfig(), parallel, is_frozen=True),
+        frozen_engine(load_model(config, parallel=parallel), EngineConfig(), parallel),
+    ]
+    outputs = [log_probs_of(engine, rows(which), temperature=0.7)[0] for engine in engines]
+    sizes = [num_bytes(engine.model) for engine in engines]
+
+    learners: list[TrainableEngine] = [
+        TrainEngine(adapted(folder, parallel), EngineConfig(), OPTIM, total_steps=None, parallel=parallel),
+        train_engine(adapted(folder, parallel), EngineConfig(), OPTIM, total_steps=None, parallel=parallel),
+    ]
+    checksum = learners[1].checksum()
+    reports = [take_steps(learner, which) for learner in learners]
+    weights = [
+        {name: full(p.detach()).float().clone() for name, p in learner.model.named_parameters()}
+        for learner in learners
+    ]
+    return {
+        "outputs": outputs, "sizes": sizes, "reports": reports, "weights": weights, "checksum": checksum,
+        "held": held(learners[1].model),
+    }  # fmt: skip
+
+
+@pytest.mark.dist
+def test_sharded_models_give_the_bits_of_wide_ones(bfloat16_folder: Folders) -> None:
+    folder = str(bfloat16_folder("qwen3"))
+    one = train_engine(adapted(folder), EngineConfig(), OPTIM, total_steps=None, parallel=alone(CPU))
+    for result in run_ranks(on_ranks, 2, folder):
+        wide, half = result["outputs"]
+        assert torch.equal(half, wide)
+        assert 2 * result["sizes"][1] == result["sizes"][0], "FSDP rounds every parameter"
+        assert result["reports"][0] == result["reports"][1]
+        wide, half = result["weights"]
+        assert all(torch.equal(half[name], tensor) for name, tensor in wide.items())
+        assert result["held"] == held(one.model)
+        assert result["checksum"] == one.checksum(), "of any number of ranks"

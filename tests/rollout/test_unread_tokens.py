@@ -1,0 +1,213 @@
+"""Tokens that are read while the next step runs, as on an accelerator: the same answers, with one wait less."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from rollout_cases import Ask, generate_all, run, token_ids, tokens, turns
+
+from strop.engines.causal_lm import CausalLM
+from strop.rollout.native import batch as batch_module
+from strop.rollout.native import cache
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.request import Request
+from strop.rollout.native.unread import Unread
+from strop.rollout.types import Sampling, TokenOutput
+from strop.utils.rng import random_key
+
+Tiny = Callable[..., CausalLM]
+
+
+def sampled(index: int, max_tokens: int, **how: object) -> Sampling:
+    return Sampling(key=random_key(0, "unread", index), max_tokens=max_tokens, **how)  # type: ignore[arg-type]
+
+
+def engine_of(model: CausalLM, *, reads_behind: bool, max_running: int = 4) -> NativeEngine:
+    engine = NativeEngine(model, max_running=max_running)
+    engine._batch._reads_behind = reads_behind
+    return engine
+
+
+def asks(count: int) -> list[Ask]:
+    """Of many lengths, of which about a third end at a stop token."""
+    ways = [{}, {"temperature": 0.0}, {"top_k": 9}, {"top_p": 0.8}]
+    return [
+        (
+            tokens(1 + number % 7, number % 5),
+            sampled(
+                number, 1 + 5 * (number % 6), stop_token_ids=tuple(range(number % 9)), **ways[number % 4]
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def assert_same(found: list[TokenOutput], expected: list[TokenOutput]) -> None:
+    assert token_ids(found) == token_ids(expected)
+    for output, other in zip(found, expected, strict=True):
+        assert (output.stop_reason, output.versions) == (other.stop_reason, other.versions)
+        assert output.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "qwen3_5"])
+@pytest.mark.parametrize("max_running", [3, 40])
+def test_answers_are_those_of_tokens_that_are_read_at_once(tiny: Tiny, kind: str, max_running: int) -> None:
+    model = tiny(kind, dtype="float32")
+    plain, behind = (
+        run(generate_all(engine_of(model, reads_behind=how, max_running=max_running), asks(30)))
+        for how in (False, True)
+    )
+    assert {output.stop_reason for output in plain} == {"stop", "length"}
+    assert_same(behind, plain)
+
+
+def test_answers_are_the_same_where_memory_is_short(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3", dtype="float32")
+    plain = run(generate_all(engine_of(model, reads_behind=False, max_running=12), asks(24)))
+    # Tables of at most 60 tokens in all, in steps of 4: keys and values, layers, key heads, head size, bytes.
+    monkeypatch.setattr(cache, "GROW_TOKENS", 4)
+    monkeypatch.setattr(cache, "free_bytes", lambda _: 60 * (2 * 2 * 2 * 8 * 4) / cache.FREE_SHARE)
+    engine = engine_of(model, reads_behind=True, max_running=12)
+    assert_same(run(generate_all(engine, asks(24))), plain)
+    assert engine._batch.num_preempted > 0
+
+
+def steps_of(model: CausalLM, *, reads_behind: bool, **how: object) -> tuple[list[str], Request]:
+    """Launches and reads of one request, in order."""
+    seen = []
+    batch = DecodeBatch(model, max_running=2)
+    batch._reads_behind = reads_behind
+    decode, read = batch._decode, Unread.read
+
+    def noted_decode() -> torch.Tensor:
+        seen.append("launch")
+        return decode()
+
+    def noted_read(unread: Unread) -> tuple[list[int], list[float]]:
+        seen.append("read")
+        return read(unread)
+
+    request = Request("0", tuple(tokens(4, 1)), sampled(0, 6, **how))
+    batch.waiting.append(request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "_decode", noted_decode)
+        patch.setattr(batch_module.Unread, "read", noted_read)
+        while not batch.is_idle:
+            batch.step(0)
+    assert batch.num_decoded == len(request.token_ids)
+    return seen, request
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_read(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="float32")
+    plain, request = steps_of(model, reads_behind=False)
+    # The token behind the prompt is read at once; the last one that may be asked for is waited for.
+    assert plain == ["read"] + 5 * ["launch", "read"]
+    behind, same = steps_of(model, reads_behind=True)
+    assert behind == ["read", "launch", *(4 * ["launch", "read"]), "read"]
+    assert same.token_ids == request.token_ids
+
+    stop = request.token_ids.index(request.token_ids[3])
+    stopped, ended = steps_of(model, reads_behind=True, stop_token_ids=(request.token_ids[3],))
+    assert ended.token_ids == request.token_ids[: stop + 1]
+    assert ended.stop_reason == "stop"
+    assert stopped.count("launch") == stop + 1, "one step too many, whose token is dropped"
+    assert stopped.count("read") == stop + 1
+
+
+def test_keys_of_a_sequence_that_ended_are_those_of_its_tokens(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="float32")
+
+    async def body(reads_behind: bool) -> tuple[list[float], list[TokenOutput]]:
+        engine = engine_of(model, reads_behind=reads_behind)
+        prompt = tokens(8, 3)
+        outputs = [await engine.generate("0", prompt, sampled(0, 12, stop_token_ids=tuple(range(5))))]
+        for turn in range(1, 4):
+            prompt = [*prompt, *outputs[-1].token_ids, *tokens(4, turn)]
+            stop = tuple(range(5))
+            outputs.append(await engine.generate(f"{turn}", prompt, sampled(turn, 12, stop_token_ids=stop)))
+        numbers = await engine.health()
+        return [numbers[name] for name in ("cached_tokens", "prefilled_tokens", "decoded_tokens")], outputs
+
+    numbers, plain = run(body(False))
+    behind, outputs = run(body(True))
+    assert "stop" in {output.stop_reason for output in plain}
+    assert_same(outputs, plain)
+    assert behind == numbers
+    assert numbers[0] > 0
+
+
+def test_an_abort_returns_what_was_sampled_and_others_go_on(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="float32")
+    whole = run(
+        generate_all(engine_of(model, reads_behind=False), [(tokens(5, n), sampled(n, 20)) for n in range(3)])
+    )
+
+    async def body() -> list[TokenOutput]:
+        engine = engine_of(model, reads_behind=True)
+        tasks = [asyncio.create_task(engine.generate(f"{n}", tokens(5, n), sampled(n, 20))) for n in range(3)]
+        await turns(9)
+        await engine.abort(["0"])
+        return await asyncio.gather(*tasks)
+
+    outputs = run(body())
+    assert outputs[0].stop_reason == "aborted"
+    assert 1 < len(outputs[0].token_ids) < 20
+    assert outputs[0].token_ids == whole[0].token_ids[: len(outputs[0].token_ids)]
+    assert_same(outputs[1:], whole[1:])
+
+
+def test_tokens_keep_the_version_of_the_weights_that_gave_them(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="float32")
+    ask = (tokens(5, 1), sampled(1, 20))
+    plain = run(generate_all(engine_of(model, reads_behind=False), [ask]))[0]
+
+    async def body() -> TokenOutput:
+        engine = engine_of(model, reads_behind=True)
+        task = asyncio.create_task(engine.generate("0", *ask))
+        await turns(9)
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                parameter.mul_(-0.7)
+        await engine.set_version(1)
+        return await task
+
+    before = [parameter.detach().clone() for parameter in model.module.parameters()]
+    try:
+        output = run(body())
+        old = output.versions.count(0)
+        assert output.versions == (0,) * old + (1,) * (20 - old)
+        assert 2 < old < 20
+        assert output.token_ids[:old] == plain.token_ids[:old]
+        rest = dataclasses.replace(ask[1], position=old, max_tokens=20 - old)
+        prompt = [*ask[0], *output.token_ids[:old]]
+        again = run(generate_all(engine_of(model, reads_behind=False), [(prompt, rest)]))[0]
+        assert output.token_ids[old:] == again.token_ids
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(model.module.parameters(), before, strict=True):
+                parameter.copy_(value)
+
+
+def test_a_model_that_gives_nan_is_an_error_and_the_engine_lives_on(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="float32")
+    engine = engine_of(model, reads_behind=True)
+    head = model.module.get_input_embeddings().weight  # type: ignore[operator]
+    before = head.detach().clone()
+
+    async def body() -> None:
+        task = asyncio.create_task(engine.generate("0", tokens(5, 1), sampled(1, 20)))
+        await turns(6)
+        head.data.fill_(float("nan"))
+        with pytest.raises(ValueError, match="the model gives NaN"):
+            await task
+        head.data.copy_(before)
+        assert engine._batch.is_idle
+        assert len((await engine.generate("1", tokens(5, 1), sampled(1, 3))).token_ids) == 3
+
+    run(body())
