@@ -1,0 +1,283 @@
+"""Whether this tree is slower than an earlier commit, in two minutes.
+
+    make bench-quick                                   this tree beside the commit that was last measured
+    make bench-quick ARGS="--against v0.2.0 --only update packing"
+
+Short fixed workloads (workloads.py) run alternately in processes of both trees, which one sitting shares, so that the
+machine's drift hits both: the earlier one in a temporary git worktree, each with one thread. Rounds go through all
+workloads, with a few repeats of each, and half-way both sides get new processes. Of a side counts the least of all
+rounds, in processor seconds. `ratio` is that of this tree over that of the earlier one; `noise` says how well the least
+was established: how far above it the second round was, on the worse side. A workload is slower where its ratio is
+beyond 1.05 and beyond its noise; where that seems so, another pair of processes has to agree. Exit status 1: something
+is slower.
+
+The earlier commit is the last one in history.jsonl that was measured on a machine like this one and is an ancestor of
+the commit checked out; else the tenth before it. A workload that the earlier tree does not have is named, not compared.
+Prints a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from history import HISTORY, ROOT, HistoryError, git, is_like, read
+from machine import machine
+
+WORKLOADS = ("generation", "log_probs", "update", "packing", "dispatch", "start", "quickstart")
+ONCE = ("start", "quickstart")
+"""Carried out once in a round, the others twice."""
+SLOWER = 1.05
+"""A ratio below this one is never called slower."""
+PAIRS, MIN_ROUNDS, MORE_ROUNDS = 2, 2, 4
+"""Pairs of processes; rounds of each at least; rounds of another pair where something seems slower."""
+SIDES = ("before", "after")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Processor seconds of a workload: the least of each round, on both sides."""
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """This tree's least over the earlier one's."""
+        return min(self.after) / min(self.before)
+
+    @property
+    def noise(self) -> float:
+        """Second least round over the least, minus 1, on the worse side; infinite with one round."""
+        return max(_spread(self.before), _spread(self.after))
+
+    @property
+    def is_slower(self) -> bool:
+        """Beyond the noise, and beyond what is never called slower."""
+        return self.ratio > max(SLOWER, 1 + self.noise)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers of the JSON line."""
+        return {
+            "seconds": {"before": round(min(self.before), 4), "after": round(min(self.after), 4)},
+            "ratio": round(self.ratio, 3),
+            "noise": round(self.noise, 3),
+            "rounds": len(self.after),
+            "is_slower": self.is_slower,
+        }
+
+
+def _spread(rounds: Sequence[float]) -> float:
+    if len(rounds) < 2:
+        return math.inf
+    least, second = sorted(rounds)[:2]
+    return second / least - 1
+
+
+class Side:
+    """A process of workloads.py with the strop of one tree."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        path = os.environ.get("PYTHONPATH", "")
+        env = {
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tree}{os.pathsep}{path}", "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else every import of a command compiles
+        self._errors = (folder / "errors.txt").open("a")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("workloads.py")), str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=env, cwd=folder,
+        )  # fmt: skip
+        self.answers: list[dict[str, Any]] = []
+        found = Path(self._read()["strop"])
+        if found != tree / "strop":
+            self.close()
+            raise HistoryError(f"the process for {tree} imports {found}: its PYTHONPATH does not come first")
+
+    def seconds(self, name: str) -> float | str:
+        """Processor seconds of a workload, or its error."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        found: float | str = answer["seconds"] if "seconds" in answer else answer["error"]
+        return found
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            said = Path(self._errors.name).read_text()[-2000:]
+            raise HistoryError(f"a process of workloads.py ended:\n{said}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+class Sitting:
+    """Rounds of workloads on two trees."""
+
+    def __init__(self, trees: Mapping[str, Path], folder: Path) -> None:
+        self._trees, self._folder = trees, folder
+        self.rounds: dict[str, dict[str, list[float]]] = {}
+        self.failed: dict[str, str] = {}
+
+    def pair(self, names: Sequence[str], *, limit_s: float, rounds: int) -> None:
+        """New processes on both sides, and rounds in them: so many at least, and more for as long as they end in time.
+
+        Args:
+            names: of workloads; those that fail are left out from then on.
+            limit_s: from the start of the processes on.
+            rounds: at least.
+        """
+        begun = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            sides: dict[str, Side] = {}
+            for side in SIDES:
+                sides[side] = Side(self._trees[side], self._folder)
+                stack.callback(sides[side].close)
+            for name in names:
+                self._alternate(name, sides, 1)  # warms up
+            number, longest = 0, 0.0
+            while number < rounds or time.monotonic() - begun + longest < limit_s:
+                start = time.monotonic()
+                for name in names:
+                    for side, seconds in self._alternate(name, sides, 1 if name in ONCE else 2).items():
+                        self.rounds.setdefault(name, {s: [] for s in SIDES})[side].append(min(seconds))
+                longest = max(longest, time.monotonic() - start)
+                number += 1
+
+    def _alternate(self, name: str, sides: Mapping[str, Side], repeats: int) -> dict[str, list[float]]:
+        """Processor seconds of each side; of none where one fails."""
+        taken: dict[str, list[float]] = {side: [] for side in SIDES}
+        for repeat in range(repeats):
+            for side in SIDES if repeat % 2 == 0 else SIDES[::-1]:
+                seconds = self.failed.get(name) or sides[side].seconds(name)
+                if isinstance(seconds, str):
+                    self.failed.setdefault(name, f"{side}: {seconds}")
+                    return {}
+                taken[side].append(seconds)
+        return taken
+
+    def comparisons(self) -> dict[str, Comparison]:
+        """By workload."""
+        return {
+            name: Comparison(before=tuple(of["before"]), after=tuple(of["after"]))
+            for name, of in self.rounds.items()
+            if name not in self.failed
+        }
+
+
+def earlier_commit(root: Path, lines: Sequence[Mapping[str, Any]], where: Mapping[str, Any]) -> str:
+    """The last measured ancestor of HEAD on a like machine; else the tenth commit before HEAD, or the first one.
+
+    Args:
+        root: of the checkout.
+        lines: of the history.
+        where: facts of this machine.
+    """
+    before = git(root, "rev-list", "HEAD").splitlines()[1:]
+    ancestors = set(before)
+    for line in reversed(lines):
+        if line["commit"] in ancestors and is_like(line["machine"], where):
+            commit: str = line["commit"]
+            return commit
+    if not before:
+        raise HistoryError(f"{root} has no commit before HEAD to compare with")
+    return before[min(9, len(before) - 1)]
+
+
+@contextlib.contextmanager
+def checked_out(root: Path, commit: str, folder: Path) -> Iterator[Path]:
+    """A commit in a worktree of its own, which is removed afterwards."""
+    tree = folder / "before"
+    git(root, "worktree", "add", "--detach", str(tree), commit)
+    try:
+        yield tree
+    finally:
+        git(root, "worktree", "remove", "--force", str(tree))
+
+
+def compare(names: Sequence[str], trees: Mapping[str, Path], folder: Path, limit_s: float) -> Sitting:
+    """Two pairs of processes, each with its part of the time, and another one for what seems slower."""
+    sitting = Sitting(trees, folder)
+    for _ in range(PAIRS):
+        sitting.pair(names, limit_s=limit_s / PAIRS, rounds=MIN_ROUNDS)
+    slower = [name for name, of in sitting.comparisons().items() if of.is_slower]
+    if slower:
+        sitting.pair(slower, limit_s=0, rounds=MORE_ROUNDS)
+    return sitting
+
+
+def main() -> None:
+    """Compare, print, and end with 1 where something is slower."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the last line alone")
+    parser.add_argument("--against", metavar="COMMIT", help="the earlier commit")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS, metavar="NAME")
+    parser.add_argument("--limit-s", type=float, default=100.0, help="of all rounds but the last ones")
+    options = parser.parse_args()
+    where = machine()
+    try:
+        if options.against:
+            commit = git(ROOT, "rev-parse", "--verify", f"{options.against}^{{commit}}")
+        else:
+            commit = earlier_commit(ROOT, list(read(HISTORY)), where)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
+            with checked_out(ROOT, commit, folder) as tree:
+                sitting = compare(options.only, {"before": tree, "after": ROOT}, folder, options.limit_s)
+    except HistoryError as error:
+        sys.exit(str(error))
+    comparisons = sitting.comparisons()
+    if not options.json:
+        print(table(comparisons, commit))
+        for workload, error in sitting.failed.items():
+            print(f"{workload:12}not compared: {error}")
+    slower = [workload for workload, of in comparisons.items() if of.is_slower]
+    line = {
+        "benchmark": "quick", "against": commit, "slower": slower,
+        "workloads": {workload: of.summary() for workload, of in comparisons.items()},
+        "failed": sitting.failed, "machine": where,
+    }  # fmt: skip
+    print(json.dumps(line))
+    sys.exit(1 if slower else 0)
+
+
+def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
+    """Lines for a person."""
+    lines = [f"{'processor s':12}{commit[:10]:>12}{'this tree':>12}{'ratio':>9}{'noise':>9}"]
+    for name, of in comparisons.items():
+        verdict = "  slower" if of.is_slower else ""
+        lines.append(
+            f"{name:12}{min(of.before):12.4f}{min(of.after):12.4f}{of.ratio:9.3f}{of.noise:9.1%}{verdict}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
