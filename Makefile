@@ -233,14 +233,14 @@ lower-bounds: $(STAMPS)/uv
 mutation: $(STAMPS)/mutation
 	@nice $(BIN)/python tests/mutation/run.py $(ARGS)
 
-bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
+bench: $(STAMPS)/test $(if $(filter grpo_vs_trl real,$(BENCH)),.venv-trl/.made) $(if $(filter real,$(BENCH)),$(STAMPS)/smollm2)
 	$(BIN)/python benchmarks/$(if $(RECORD),history.py add $(BENCH),$(BENCH).py) $(ARGS)
 
 # In two minutes: whether this tree is slower than the commit that was last measured; ARGS="--against COMMIT".
 bench-quick: $(STAMPS)/test
 	$(BIN)/python benchmarks/quick.py $(ARGS)
 
-# The library that grpo_vs_trl measures beside strop, in an environment of its own.
+# The library that grpo_vs_trl and real measure beside strop, in an environment of its own.
 .venv-trl/.made: $(STAMPS)/torch
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)

@@ -138,7 +138,7 @@ def last_json(output: str) -> dict[str, Any]:
 
 def figures(line: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
     """The line of a benchmark without its name and the facts of its machine, which the record has."""
-    known = {"benchmark", "machine", *where}
+    known = {"benchmark", "name", "machine", *where}
     return {key: value for key, value in line.items() if key not in known}
 
 

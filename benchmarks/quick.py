@@ -99,11 +99,19 @@ class Side:
             [sys.executable, str(Path(__file__).with_name("workloads.py")), str(folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=env, cwd=folder,
         )  # fmt: skip
-        self.answers: list[dict[str, Any]] = []
+        self._tree = tree
+
+    def wait(self) -> None:
+        """Wait until it has started.
+
+        Raises:
+            HistoryError: it imports the strop of another tree.
+        """
         found = Path(self._read()["strop"])
-        if found != tree / "strop":
-            self.close()
-            raise HistoryError(f"the process for {tree} imports {found}: its PYTHONPATH does not come first")
+        if found != self._tree / "strop":
+            raise HistoryError(
+                f"the process for {self._tree} imports {found}: its PYTHONPATH does not come first"
+            )
 
     def seconds(self, name: str) -> float | str:
         """Processor seconds of a workload, or its error."""
@@ -118,7 +126,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self.close()
+            self._errors.flush()
             said = Path(self._errors.name).read_text()[-2000:]
             raise HistoryError(f"a process of workloads.py ended:\n{said}")
         answer: dict[str, Any] = json.loads(line)
@@ -127,7 +135,8 @@ class Side:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -158,6 +167,8 @@ class Sitting:
             for side in SIDES:
                 sides[side] = Side(self._trees[side], self._folder)
                 stack.callback(sides[side].close)
+            for started in sides.values():  # both at once
+                started.wait()
             for name in names:
                 self._alternate(name, sides, 1)  # warms up
             number, longest = 0, 0.0

@@ -1,0 +1,107 @@
+"""Comparison of two trees (benchmarks/quick.py)."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmark_modules import BENCHMARKS, benchmark_module
+
+quick: Any = benchmark_module("quick")
+
+MACHINE = {"cpu": "x", "features": [], "cores": 2, "versions": {"torch": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio", "noise", "is_slower"),
+    [
+        ((1.02, 1.0, 3.0), (1.1, 1.111, 9.0), 1.1, 0.02, True),  # one bad round of three says nothing
+        ((1.0, 1.2), (1.1, 1.1), 1.1, 0.2, False),  # within the noise of the earlier tree
+        ((1.0, 1.0), (1.1, 1.32), 1.1, 0.2, False),  # ... and of this one
+        ((1.0, 1.0), (1.04, 1.04), 1.04, 0.0, False),  # beyond the noise, but small
+        ((2.0, 2.0), (1.0, 1.0), 0.5, 0.0, False),
+    ],
+)
+def test_slower_is_beyond_the_noise_and_a_twentieth(
+    before: tuple[float, ...], after: tuple[float, ...], ratio: float, noise: float, is_slower: bool
+) -> None:
+    compared = quick.Comparison(before=before, after=after)
+    assert compared.ratio == pytest.approx(ratio)
+    assert compared.noise == pytest.approx(noise)
+    assert compared.is_slower is is_slower
+
+
+def test_one_round_says_nothing() -> None:
+    compared = quick.Comparison(before=(1.0,), after=(9.0,))
+    assert compared.noise == math.inf
+    assert not compared.is_slower
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Fourteen commits, and a branch beside them."""
+    git(tmp_path, "init", "-q", "-b", "main")
+    for number in range(14):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", f"{number}")
+        if number == 5:
+            git(tmp_path, "branch", "beside")
+    git(tmp_path, "checkout", "-q", "beside")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "elsewhere")
+    git(tmp_path, "checkout", "-q", "main")
+    return tmp_path
+
+
+def git(root: Path, *words: str) -> str:
+    names = ("-c", "user.name=t", "-c", "user.email=t@t")
+    return subprocess.run(
+        ["git", *names, *words], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def line(root: Path, commit: str, **machine: Any) -> dict[str, Any]:
+    return {"commit": git(root, "rev-parse", commit), "machine": {**MACHINE, **machine}}
+
+
+def test_the_earlier_commit_is_the_last_measured_ancestor_on_a_like_machine(repository: Path) -> None:
+    lines = [
+        line(repository, "main~7"),
+        line(repository, "main~4", load_at_start=3.0),
+        line(repository, "main~3", cpu="y"),
+        line(repository, "beside"),
+        line(repository, "main"),
+    ]
+    assert quick.earlier_commit(repository, lines, MACHINE) == git(repository, "rev-parse", "main~4")
+    assert quick.earlier_commit(repository, lines[2:], MACHINE) == git(repository, "rev-parse", "main~10")
+
+
+def test_without_ten_commits_it_is_the_first_one(repository: Path) -> None:
+    git(repository, "checkout", "-q", "main~11")
+    assert quick.earlier_commit(repository, [], MACHINE) == git(repository, "rev-parse", "main~13")
+    git(repository, "checkout", "-q", "main~13")
+    with pytest.raises(quick.HistoryError, match="no commit before HEAD"):
+        quick.earlier_commit(repository, [], MACHINE)
+
+
+def test_the_earlier_tree_is_gone_afterwards(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "aside").mkdir()
+    with quick.checked_out(repository, "main~3", tmp_path / "aside") as tree:
+        assert git(tree, "log", "-1", "--format=%s") == "10"
+        (tree / "left.txt").write_text("not committed")
+    assert not tree.exists()
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["", "sum(range(8_000_000))\n"])
+def test_work_that_one_tree_has_more_is_found_and_nothing_else(tmp_path: Path, extra: str) -> None:
+    trees = {"before": BENCHMARKS.parent, "after": tmp_path / "after"}
+    shutil.copytree(BENCHMARKS.parent / "strop", trees["after"] / "strop")
+    with (trees["after"] / "strop" / "__init__.py").open("a") as file:
+        file.write(extra)  # in every command
+    sitting = quick.compare(("start", "nothing_of_the_kind"), trees, tmp_path, 0.0)
+    assert sitting.failed.keys() == {"nothing_of_the_kind"}
+    assert sitting.comparisons()["start"].is_slower == bool(extra), sitting.rounds
