@@ -3,13 +3,14 @@
     make bench-quick                                   this tree beside the commit that was last measured
     make bench-quick ARGS="--against v0.2.0 --only update packing"
 
-Short fixed workloads (workloads.py) run alternately in processes of both trees, which one sitting shares, so that the
-machine's drift hits both: the earlier one in a temporary git worktree, each with one thread. Rounds go through all
-workloads, with a few repeats of each, and half-way both sides get new processes. Of a side counts the least of all
-rounds, in processor seconds. `ratio` is that of this tree over that of the earlier one; `noise` says how well the least
-was established: how far above it the second round was, on the worse side. A workload is slower where its ratio is
-beyond 1.05 and beyond its noise; where that seems so, another pair of processes has to agree. Exit status 1: something
-is slower.
+Short fixed workloads (workloads.py) run in processes of both trees in turns, so that the machine's drift hits both: the
+earlier tree in a temporary git worktree, each process with one thread. Rounds go through all workloads with a few
+repeats of each, and half-way both trees get new processes, a new launch. Counted are processor seconds.
+
+`ratio` is the median of the ratios of neighbours, this tree over the earlier one; `noise` is two standard errors of
+that median, or the distance to that of one launch where this is more. A workload is slower where its ratio and that of
+the shortest repeats are beyond 1.05 and beyond the noise; where that seems so, one more launch has to agree. Exit
+status 1: something is slower.
 
 The earlier commit is the last one in history.jsonl that was measured on a machine like this one and is an ancestor of
 the commit checked out; else the tenth before it. A workload that the earlier tree does not have is named, not compared.
@@ -23,6 +24,7 @@ import contextlib
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,53 +38,69 @@ from history import HISTORY, ROOT, HistoryError, git, is_like, read
 from machine import machine
 
 WORKLOADS = ("generation", "log_probs", "update", "packing", "dispatch", "start", "quickstart")
-ONCE = ("start", "quickstart")
-"""Carried out once in a round, the others twice."""
+REPEATS = {"start": 2, "quickstart": 1}
+"""Of a workload in a round; the others: 4."""
 SLOWER = 1.05
 """A ratio below this one is never called slower."""
-PAIRS, MIN_ROUNDS, MORE_ROUNDS = 2, 2, 4
-"""Pairs of processes; rounds of each at least; rounds of another pair where something seems slower."""
+LAUNCHES, MIN_ROUNDS, MORE_ROUNDS = 2, 2, 4
+"""Launches; rounds of each at least; rounds of another one where something seems slower."""
 SIDES = ("before", "after")
+Repeats = tuple[tuple[float, float], ...]
+"""Processor seconds of the earlier tree and of this one, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Processor seconds of a workload: the least of each round, on both sides."""
+    """Repeats of a workload."""
 
-    before: tuple[float, ...]
-    after: tuple[float, ...]
+    launches: tuple[Repeats, ...]
+    """Of each pair of processes."""
+
+    @property
+    def _repeats(self) -> Repeats:
+        return tuple(repeat for launch in self.launches for repeat in launch)
+
+    @property
+    def least(self) -> tuple[float, float]:
+        """Shortest repeat of either side."""
+        before, after = zip(*self._repeats, strict=True)
+        return min(before), min(after)
 
     @property
     def ratio(self) -> float:
-        """This tree's least over the earlier one's."""
-        return min(self.after) / min(self.before)
+        """Median of the ratios of neighbours."""
+        return _median_ratio(self._repeats)
 
     @property
     def noise(self) -> float:
-        """Second least round over the least, minus 1, on the worse side; infinite with one round."""
-        return max(_spread(self.before), _spread(self.after))
+        """Two standard errors of the median, as normal errors with the same median deviation would have, or the largest
+        distance of a launch's median from it."""
+        deviations = [abs(after / before - self.ratio) for before, after in self._repeats]
+        sigma = statistics.median(deviations) / 0.6745
+        error = math.sqrt(math.pi / 2) * sigma / math.sqrt(len(deviations))
+        return max(2 * error, *(abs(_median_ratio(launch) - self.ratio) for launch in self.launches))
 
     @property
     def is_slower(self) -> bool:
-        """Beyond the noise, and beyond what is never called slower."""
-        return self.ratio > max(SLOWER, 1 + self.noise)
+        """Beyond the noise, and beyond what is never called slower; one launch says nothing."""
+        before, after = self.least
+        agreed = min(self.ratio, after / before)
+        return len(self.launches) > 1 and agreed > max(SLOWER, 1 + self.noise)
 
     def summary(self) -> dict[str, Any]:
         """Numbers of the JSON line."""
+        before, after = self.least
         return {
-            "seconds": {"before": round(min(self.before), 4), "after": round(min(self.after), 4)},
+            "seconds": {"before": round(before, 4), "after": round(after, 4)},
             "ratio": round(self.ratio, 3),
             "noise": round(self.noise, 3),
-            "rounds": len(self.after),
+            "repeats": [len(launch) for launch in self.launches],
             "is_slower": self.is_slower,
         }
 
 
-def _spread(rounds: Sequence[float]) -> float:
-    if len(rounds) < 2:
-        return math.inf
-    least, second = sorted(rounds)[:2]
-    return second / least - 1
+def _median_ratio(repeats: Repeats) -> float:
+    return statistics.median(after / before for before, after in repeats)
 
 
 class Side:
@@ -146,15 +164,15 @@ class Side:
 
 
 class Sitting:
-    """Rounds of workloads on two trees."""
+    """Launches of workloads on two trees."""
 
     def __init__(self, trees: Mapping[str, Path], folder: Path) -> None:
         self._trees, self._folder = trees, folder
-        self.rounds: dict[str, dict[str, list[float]]] = {}
+        self._launches: dict[str, list[list[tuple[float, float]]]] = {}
         self.failed: dict[str, str] = {}
 
-    def pair(self, names: Sequence[str], *, limit_s: float, rounds: int) -> None:
-        """New processes on both sides, and rounds in them: so many at least, and more for as long as they end in time.
+    def launch(self, names: Sequence[str], *, limit_s: float, rounds: int) -> None:
+        """New processes of both trees, and rounds in them: so many at least, and more while they end in time.
 
         Args:
             names: of workloads; those that fail are left out from then on.
@@ -170,33 +188,35 @@ class Sitting:
             for started in sides.values():  # both at once
                 started.wait()
             for name in names:
-                self._alternate(name, sides, 1)  # warms up
+                self._repeat(name, sides, 0)  # warms up
+                self._launches.setdefault(name, []).append([])
             number, longest = 0, 0.0
             while number < rounds or time.monotonic() - begun + longest < limit_s:
                 start = time.monotonic()
                 for name in names:
-                    for side, seconds in self._alternate(name, sides, 1 if name in ONCE else 2).items():
-                        self.rounds.setdefault(name, {s: [] for s in SIDES})[side].append(min(seconds))
+                    for repeat in range(REPEATS.get(name, 4)):
+                        self._launches[name][-1] += self._repeat(name, sides, repeat)
                 longest = max(longest, time.monotonic() - start)
                 number += 1
 
-    def _alternate(self, name: str, sides: Mapping[str, Side], repeats: int) -> dict[str, list[float]]:
-        """Processor seconds of each side; of none where one fails."""
-        taken: dict[str, list[float]] = {side: [] for side in SIDES}
-        for repeat in range(repeats):
-            for side in SIDES if repeat % 2 == 0 else SIDES[::-1]:
-                seconds = self.failed.get(name) or sides[side].seconds(name)
-                if isinstance(seconds, str):
-                    self.failed.setdefault(name, f"{side}: {seconds}")
-                    return {}
-                taken[side].append(seconds)
-        return taken
+    def _repeat(self, name: str, sides: Mapping[str, Side], number: int) -> list[tuple[float, float]]:
+        """Processor seconds of both sides, of which the odd repeats begin with the other one; none where one fails."""
+        taken: dict[str, float] = {}
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+            if name in self.failed:
+                return []
+            seconds = sides[side].seconds(name)
+            if isinstance(seconds, str):
+                self.failed[name] = f"{side}: {seconds}"
+                return []
+            taken[side] = seconds
+        return [(taken["before"], taken["after"])]
 
     def comparisons(self) -> dict[str, Comparison]:
         """By workload."""
         return {
-            name: Comparison(before=tuple(of["before"]), after=tuple(of["after"]))
-            for name, of in self.rounds.items()
+            name: Comparison(launches=tuple(tuple(launch) for launch in launches))
+            for name, launches in self._launches.items()
             if name not in self.failed
         }
 
@@ -232,13 +252,13 @@ def checked_out(root: Path, commit: str, folder: Path) -> Iterator[Path]:
 
 
 def compare(names: Sequence[str], trees: Mapping[str, Path], folder: Path, limit_s: float) -> Sitting:
-    """Two pairs of processes, each with its part of the time, and another one for what seems slower."""
+    """Launches that share the time, and another one for what seems slower."""
     sitting = Sitting(trees, folder)
-    for _ in range(PAIRS):
-        sitting.pair(names, limit_s=limit_s / PAIRS, rounds=MIN_ROUNDS)
+    for _ in range(LAUNCHES):
+        sitting.launch(names, limit_s=limit_s / LAUNCHES, rounds=MIN_ROUNDS)
     slower = [name for name, of in sitting.comparisons().items() if of.is_slower]
     if slower:
-        sitting.pair(slower, limit_s=0, rounds=MORE_ROUNDS)
+        sitting.launch(slower, limit_s=0, rounds=MORE_ROUNDS)
     return sitting
 
 
@@ -283,10 +303,8 @@ def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
     """Lines for a person."""
     lines = [f"{'processor s':12}{commit[:10]:>12}{'this tree':>12}{'ratio':>9}{'noise':>9}"]
     for name, of in comparisons.items():
-        verdict = "  slower" if of.is_slower else ""
-        lines.append(
-            f"{name:12}{min(of.before):12.4f}{min(of.after):12.4f}{of.ratio:9.3f}{of.noise:9.1%}{verdict}"
-        )
+        (before, after), verdict = of.least, "  slower" if of.is_slower else ""
+        lines.append(f"{name:12}{before:12.4f}{after:12.4f}{of.ratio:9.3f}{of.noise:9.1%}{verdict}")
     return "\n".join(lines)
 
 

@@ -16,29 +16,50 @@ quick: Any = benchmark_module("quick")
 MACHINE = {"cpu": "x", "features": [], "cores": 2, "versions": {"torch": "2"}}
 
 
+def compared(*launches: list[float], before: float = 1.0) -> Any:
+    """A comparison in which the earlier tree always takes the same time, and this one these multiples of it."""
+    return quick.Comparison(
+        launches=tuple(tuple((before, ratio * before) for ratio in launch) for launch in launches)
+    )
+
+
+def test_the_ratio_is_the_median_of_neighbours() -> None:
+    # The machine gets twice as slow on the way: neighbours do not see it.
+    launches = ((0.5, 0.55), (1.0, 1.1)), ((1.0, 1.1), (1.1, 1.0), (9.0, 1.0))
+    assert quick.Comparison(launches=launches).ratio == pytest.approx(1.1)
+    assert quick.Comparison(launches=launches).least == (0.5, 0.55)
+
+
+def test_noise_is_two_standard_errors_of_the_median() -> None:
+    # Deviations 0.04, 0.02, 0, 0.02, 0.04: the median one is 0.02, which is 0.6745 sigma.
+    four = compared([1.06, 1.08, 1.1, 1.12, 1.14])
+    assert four.noise == pytest.approx(2 * math.sqrt(math.pi / 2 / 5) * 0.02 / 0.6745)
+
+
+def test_noise_is_the_distance_of_a_launch_from_the_others_where_that_is_more() -> None:
+    # 1.0 three times and 1.2 four times: the median is 1.2, and the first launch is 0.2 away from it.
+    apart = compared([1.0] * 3, [1.2] * 4)
+    assert apart.noise == pytest.approx(0.2)
+    assert not apart.is_slower
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "ratio", "noise", "is_slower"),
+    ("launches", "is_slower"),
     [
-        ((1.02, 1.0, 3.0), (1.1, 1.111, 9.0), 1.1, 0.02, True),  # one bad round of three says nothing
-        ((1.0, 1.2), (1.1, 1.1), 1.1, 0.2, False),  # within the noise of the earlier tree
-        ((1.0, 1.0), (1.1, 1.32), 1.1, 0.2, False),  # ... and of this one
-        ((1.0, 1.0), (1.04, 1.04), 1.04, 0.0, False),  # beyond the noise, but small
-        ((2.0, 2.0), (1.0, 1.0), 0.5, 0.0, False),
+        (([1.1, 1.1], [1.1, 1.1]), True),
+        (([1.1, 1.1, 9.0], [0.2, 1.1, 1.1]), False),  # the shortest repeats do not agree
+        (([1.1, 1.1, 9.0], [1.1, 1.1]), True),  # one bad repeat says nothing
+        (([1.04, 1.04], [1.04, 1.04]), False),  # beyond the noise, but small
+        (([1.0, 1.0], [1.2, 1.2]), False),  # launches disagree
+        (([1.0, 1.06, 1.12], [1.0, 1.06, 1.12]), False),  # within the noise
+        (([1.1, 1.1, 1.1],), False),  # one launch
+        (([0.5, 0.5], [0.5, 0.5]), False),
     ],
 )
 def test_slower_is_beyond_the_noise_and_a_twentieth(
-    before: tuple[float, ...], after: tuple[float, ...], ratio: float, noise: float, is_slower: bool
+    launches: tuple[list[float], ...], is_slower: bool
 ) -> None:
-    compared = quick.Comparison(before=before, after=after)
-    assert compared.ratio == pytest.approx(ratio)
-    assert compared.noise == pytest.approx(noise)
-    assert compared.is_slower is is_slower
-
-
-def test_one_round_says_nothing() -> None:
-    compared = quick.Comparison(before=(1.0,), after=(9.0,))
-    assert compared.noise == math.inf
-    assert not compared.is_slower
+    assert compared(*launches).is_slower is is_slower
 
 
 @pytest.fixture
@@ -104,4 +125,4 @@ def test_work_that_one_tree_has_more_is_found_and_nothing_else(tmp_path: Path, e
         file.write(extra)  # in every command
     sitting = quick.compare(("start", "nothing_of_the_kind"), trees, tmp_path, 0.0)
     assert sitting.failed.keys() == {"nothing_of_the_kind"}
-    assert sitting.comparisons()["start"].is_slower == bool(extra), sitting.rounds
+    assert sitting.comparisons()["start"].is_slower == bool(extra), sitting.comparisons()["start"]
