@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,12 +67,14 @@ def add(name: str, arguments: Sequence[str], *, root: Path = ROOT) -> dict[str, 
         raise HistoryError(f"there is no benchmark {name!r}: {script} is missing")
     commit = clean_commit(root)
     where = machine()
+    path = f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # the strop of this tree, whatever is installed
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], cwd=root, stdout=subprocess.PIPE, text=True, check=False
-    )
+        [sys.executable, str(script), *arguments],
+        cwd=root, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
     if done.returncode != 0:
         raise HistoryError(f"{script} ended with exit status {done.returncode}; nothing is recorded")
-    if clean_commit(root) != commit:
+    if git(root, "rev-parse", "HEAD") != commit:  # files that the benchmark has written do not matter
         raise HistoryError(f"another commit than {commit[:12]} is checked out now; nothing is recorded")
     record = {
         "commit": commit,

@@ -45,6 +45,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="samples of a forward pass of TRL")
     parser.add_argument("--trl-python", type=Path, default=HERE.parent / ".venv-trl/bin/python")
     options = parser.parse_args()
+    if options.max_steps < 2:
+        parser.error(
+            f"--max-steps is {options.max_steps}, but the first step of a side only warms up: at least 2"
+        )
     if not options.trl_python.is_file():
         sys.exit(f"{options.trl_python} is missing: `make bench BENCH=real` makes it")
     where = machine()

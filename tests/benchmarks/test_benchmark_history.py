@@ -14,6 +14,7 @@ history: Any = benchmark_module("history")
 
 BENCHMARK = """\
 import json, sys
+import strop_of_this_tree
 print("a line for people")
 print(json.dumps({"benchmark": "fast", "machine": {"cpu": "x"}, "seconds": 0.5, "cores": 99, "words": sys.argv[1:]}))
 """
@@ -26,6 +27,7 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "benchmarks" / "fast.py").write_text(BENCHMARK)
     (tmp_path / "benchmarks" / "broken.py").write_text("import sys; print('{}'); sys.exit(3)\n")
     (tmp_path / "benchmarks" / "wordy.py").write_text("print('{\"seconds\": 1}'); print('done')\n")
+    (tmp_path / "strop_of_this_tree.py").write_text("")  # beside benchmarks/, as strop is
     git(tmp_path, "init", "-q")
     commit(tmp_path, "first")
     return tmp_path

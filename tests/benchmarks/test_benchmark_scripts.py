@@ -80,3 +80,10 @@ def test_the_picture_has_a_point_for_every_size() -> None:
     # Proportional growth: the points lie on the line, from its one end to the other.
     ends = [(line.get("x1"), line.get("y1")), (line.get("x2"), line.get("y2"))]
     assert [(circle.get("cx"), circle.get("cy")) for circle in (first[0], first[2])] == ends
+
+
+def test_seconds_to_a_rate_are_those_of_all_steps_up_to_the_first_one_there() -> None:
+    real = benchmark_module("real")
+    steps = {"seconds": [5.0, 2.0, 4.0, 3.0], "rates": [0.1, 0.5, 0.9, 0.8]}
+    assert real.summary(steps, 0.85) == {"step_s": 3.0, "seconds_to_rate": 11.0, **steps}
+    assert real.summary(steps, 0.95)["seconds_to_rate"] is None
