@@ -8,8 +8,8 @@ earlier tree in a temporary git worktree, each process with one thread. Rounds g
 repeats of each, and half-way both trees get new processes, a new launch. Counted are processor seconds.
 
 `ratio` is the median of the ratios of neighbours, this tree over the earlier one; `noise` is two standard errors of
-that median, or the distance to that of one launch where this is more. A workload is slower where its ratio and that of
-the shortest repeats are beyond 1.05 and beyond the noise; where that seems so, one more launch has to agree. Exit
+that median, or the distance to that of one launch where this is more. A workload is slower where its ratio is beyond
+the noise, and beyond 1.05 as that of the shortest repeats is; where that seems so, one more launch has to agree. Exit
 status 1: something is slower.
 
 The earlier commit is the last one in history.jsonl that was measured on a machine like this one and is an ancestor of
@@ -38,8 +38,10 @@ from history import HISTORY, ROOT, HistoryError, git, is_like, read
 from machine import machine
 
 WORKLOADS = ("generation", "log_probs", "update", "packing", "dispatch", "start", "quickstart")
-REPEATS = {"start": 2, "quickstart": 1}
-"""Of a workload in a round; the others: 4."""
+LONG = ("start", "quickstart")
+"""Workloads of about a second. A repeat of the others is the least of TRIES, which leaves out most of what other
+programs cost them, and a round has as many repeats."""
+TRIES = 3
 SLOWER = 1.05
 """A ratio below this one is never called slower."""
 LAUNCHES, MIN_ROUNDS, MORE_ROUNDS = 2, 2, 4
@@ -84,8 +86,8 @@ class Comparison:
     def is_slower(self) -> bool:
         """Beyond the noise, and beyond what is never called slower; one launch says nothing."""
         before, after = self.least
-        agreed = min(self.ratio, after / before)
-        return len(self.launches) > 1 and agreed > max(SLOWER, 1 + self.noise)
+        is_beyond = self.ratio > max(SLOWER, 1 + self.noise)
+        return len(self.launches) > 1 and is_beyond and after / before > SLOWER
 
     def summary(self) -> dict[str, Any]:
         """Numbers of the JSON line."""
@@ -194,7 +196,7 @@ class Sitting:
             while number < rounds or time.monotonic() - begun + longest < limit_s:
                 start = time.monotonic()
                 for name in names:
-                    for repeat in range(REPEATS.get(name, 4)):
+                    for repeat in range(2 if name in LONG else TRIES):
                         self._launches[name][-1] += self._repeat(name, sides, repeat)
                 longest = max(longest, time.monotonic() - start)
                 number += 1
@@ -205,11 +207,12 @@ class Sitting:
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             if name in self.failed:
                 return []
-            seconds = sides[side].seconds(name)
-            if isinstance(seconds, str):
-                self.failed[name] = f"{side}: {seconds}"
-                return []
-            taken[side] = seconds
+            for _ in range(1 if name in LONG else TRIES):
+                seconds = sides[side].seconds(name)
+                if isinstance(seconds, str):
+                    self.failed[name] = f"{side}: {seconds}"
+                    return []
+                taken[side] = min(seconds, taken.get(side, math.inf))
         return [(taken["before"], taken["after"])]
 
     def comparisons(self) -> dict[str, Comparison]:
