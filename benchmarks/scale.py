@@ -41,7 +41,7 @@ from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.utils.rng import random_key
 
-REPEATS = 3
+REPEATS = 2
 RANKS = (1, 2, 4)
 WORKERS = (1, 2, 4)
 STEP_S = 10.0
