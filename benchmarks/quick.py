@@ -24,6 +24,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ SLOWER = 1.05
 """A ratio below this one is never called slower."""
 LAUNCHES, MIN_ROUNDS, MORE_ROUNDS = 2, 2, 4
 """Launches; rounds of each at least; rounds of another one where something seems slower."""
+ANSWER_S = 300.0
+"""Bound on the start of a process and on a workload."""
 SIDES = ("before", "after")
 Repeats = tuple[tuple[float, float], ...]
 """Processor seconds of the earlier tree and of this one, one after the other."""
@@ -144,6 +147,9 @@ class Side:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        # No answer lies in the buffer: there is one to each question.
+        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+            raise HistoryError(f"a process of workloads.py gave no answer within {ANSWER_S:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             self._errors.flush()
