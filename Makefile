@@ -31,7 +31,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help setup setup-test quickstart test lint format test-slow test-gpu gpu smollm2 vllm kills soak browser trackers harness \
-	stores mutation bench package docs extras versions lower-bounds clean FORCE
+	stores mutation bench bench-quick package docs extras versions lower-bounds clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -49,7 +49,8 @@ help:
 	@echo "make harness      lm-eval over strop serve, on a task of a local file (installs it)"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
-	@echo "make bench        a benchmark: BENCH=$(BENCH)"
+	@echo "make bench        a benchmark: BENCH=$(BENCH) (RECORD=1: also a line in benchmarks/history.jsonl)"
+	@echo "make bench-quick  whether this tree is slower than an earlier commit, in two minutes"
 	@echo "make package      the wheel and the source archive, in dist"
 	@echo "make docs         the pages of docs as a site with search, in build/site (installs mkdocs)"
 	@echo "make extras       whether every extra can be had, for each version of Python; installs none of them"
@@ -232,10 +233,14 @@ lower-bounds: $(STAMPS)/uv
 mutation: $(STAMPS)/mutation
 	@nice $(BIN)/python tests/mutation/run.py $(ARGS)
 
-bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
-	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+bench: $(STAMPS)/test $(if $(filter grpo_vs_trl real,$(BENCH)),.venv-trl/.made) $(if $(filter real,$(BENCH)),$(STAMPS)/smollm2)
+	$(BIN)/python benchmarks/$(if $(RECORD),history.py add $(BENCH),$(BENCH).py) $(ARGS)
 
-# The library that grpo_vs_trl measures beside strop, in an environment of its own.
+# In two minutes: whether this tree is slower than the commit that was last measured; ARGS="--against COMMIT".
+bench-quick: $(STAMPS)/test
+	$(BIN)/python benchmarks/quick.py $(ARGS)
+
+# The library that grpo_vs_trl and real measure beside strop, in an environment of its own.
 .venv-trl/.made: $(STAMPS)/torch
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)

@@ -88,8 +88,11 @@ def main() -> None:
     if args.write:
         for name in args.only:
             write_curve(name, args.out / name)
+    rates_of = dict(zip(args.only, rates, strict=True))
     print(
-        json.dumps({"steps": STEPS, "pass_rates": dict(zip(args.only, rates, strict=True)), "machine": where})
+        json.dumps(
+            {"benchmark": "algorithm_curves", "steps": STEPS, "pass_rates": rates_of, "machine": where}
+        )
     )
 
 

@@ -120,7 +120,7 @@ def main() -> None:
                     print(f"{way}, seed {seed}: {found[way][-1]}", flush=True)
     asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "settings")}
     asked["recorded"] = str(file or "")
-    print(json.dumps({**compared(found), **asked, "machine": where}))
+    print(json.dumps({"benchmark": "asynchrony", **compared(found), **asked, "machine": where}))
 
 
 def settings_of(way: str) -> list[str]:

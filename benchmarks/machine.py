@@ -1,4 +1,4 @@
-"""What a benchmark says about where it ran."""
+"""Facts about the machine, which every benchmark says with its figures."""
 
 from __future__ import annotations
 

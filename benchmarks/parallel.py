@@ -109,6 +109,8 @@ class Result:
     """Bytes, of one step."""
     seconds: float
     """Of another one, uncounted."""
+    processor_s: float
+    """Of that one, of this rank."""
 
 
 def main() -> None:
@@ -120,7 +122,7 @@ def main() -> None:
     report: dict[str, Any] = {"plans": {}, "skipped": {}}
     differences: dict[str, list[float]] = {"loss": [], "grad_norm": [], "weight": []}
     traffic_errors: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, _Ranks(max(num for _, num in PLANS.values())) as ranks:
+    with tempfile.TemporaryDirectory() as folder, Ranks(max(num for _, num in PLANS.values())) as ranks:
         for model, values, path in _models(Path(folder)):
             shapes = _shapes(path, values)
             alone: list[Result] | None = None
@@ -282,7 +284,7 @@ def _cut(name: str, shape: Shape, ranks: int) -> Shape:
     return shape
 
 
-class _Ranks:
+class Ranks:
     """Processes that take steps together."""
 
     def __init__(self, count: int) -> None:
@@ -296,7 +298,7 @@ class _Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> _Ranks:
+    def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -370,7 +372,7 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
         for name, parameter in engine.model.named_parameters()
     }
     sizes = tuple(batches)
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     engine.accumulate(rows, loss)
     engine.step()
     return Result(
@@ -380,6 +382,7 @@ def _step(job: Job, rank: int, rendezvous: Rendezvous) -> Result:
         batches=sizes,
         sent=counted.total,
         seconds=time.perf_counter() - start,
+        processor_s=time.process_time() - worked,
     )
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from machine import machine
+
 import strop
 from strop.cli.quickstart.task import write_task
 from strop.controller.partition import Partition
@@ -219,7 +221,8 @@ def main() -> None:
         path = follow(Path(folder))
     if args.list:
         print("\n".join([*path.functions, "", *path.forms, ""]))
-    print(json.dumps({"functions": len(path.functions), "forms": len(path.forms)}))
+    counts = {"functions": len(path.functions), "forms": len(path.forms)}
+    print(json.dumps({"benchmark": "prompt_path", **counts, "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="one JSON line and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the last line alone")
     parser.add_argument("--requests", type=int, default=512, help="of the small model")
     parser.add_argument("--large-requests", type=int, default=128, help="of the large model; 0 leaves it out")
     parser.add_argument(
@@ -72,7 +72,7 @@ def main() -> None:
     if arguments.large_requests:
         result["large"] = _size("large", LARGE, arguments.large_requests, arguments)
     result |= {"threads": torch.get_num_threads(), **where}
-    print(json.dumps(result, indent=None if arguments.json else 2))
+    print(json.dumps(result))
 
 
 def _size(name: str, size: dict[str, int], requests: int, arguments: argparse.Namespace) -> dict[str, Any]:

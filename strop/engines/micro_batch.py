@@ -71,8 +71,8 @@ def pack(
         )
     packed = Tokens(
         model=model,
-        input_ids=sent(torch.cat(packing.ids)[None], device),
-        position_ids=sent(joined_positions(packing.positions), device),
+        input_ids=sent(torch.from_numpy(np.concatenate(packing.ids))[None], device),
+        position_ids=sent(packing.position_ids(), device),
         attention=PackedAttention(packing.segments, device=device),
         hidden_index=sent(hidden_index, device),
         targets=sent(targets, device),
@@ -99,8 +99,7 @@ class _Packing:
             number: _positions(row, inputs) for number, row in enumerate(rows) if row.media
         }
         """Positions [T] or [3, T] of rows with media."""
-        self.ids: list[Tensor] = []
-        self.positions: list[Tensor] = []
+        self.ids: list[NDArray[np.int64]] = []
         self.experts: list[Tensor] = []
         self.segments: list[Segment] = []
         self.media: list[Media] = []
@@ -119,19 +118,29 @@ class _Packing:
 
     def _add(self, node: Node, start: int, before: tuple[Span, ...]) -> None:
         row = self._rows[node.row]
-        of_node = slice(node.start, node.end)
-        ids = torch.from_numpy(row.ids[of_node])
+        ids = row.ids[node.start : node.end]
         media = [medium for medium in row.media if node.start <= medium.start < node.end]
-        blocks = self._inputs.blocks(ids) if media and self._inputs is not None else ()
+        blocks = self._inputs.blocks(torch.from_numpy(ids)) if media and self._inputs is not None else ()
         self.ids.append(ids)
-        positions = self._media_positions.get(node.row)
-        self.positions.append(
-            torch.arange(node.start, node.end) if positions is None else positions[..., of_node]
-        )
-        self.segments.append(Segment(start=start, length=len(node), prefix=before, blocks=blocks))
+        self.segments.append(Segment(start=start, length=len(ids), prefix=before, blocks=blocks))
         self.media += media
         if row.experts is not None:
-            self.experts.append(row.experts[of_node])
+            self.experts.append(row.experts[node.start : node.end])
+
+    def position_ids(self) -> Tensor:
+        """Positions [1, N] of the tokens, or [3, 1, N] (see `joined_positions`)."""
+        nodes = self._tree.nodes
+        if not self._media_positions:
+            return torch.from_numpy(np.concatenate([np.arange(node.start, node.end) for node in nodes]))[None]
+        of_rows = self._media_positions
+        return joined_positions(
+            [
+                of_rows[node.row][..., node.start : node.end]
+                if node.row in of_rows
+                else torch.arange(node.start, node.end)
+                for node in nodes
+            ]
+        )
 
     @property
     def num_row_tokens(self) -> int:

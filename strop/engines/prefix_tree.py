@@ -48,7 +48,7 @@ class Row:
     @cached_property
     def ids(self) -> NDArray[np.int64]:
         """[T] token ids."""
-        return np.concatenate([self.prompt.numpy(), self.response[:-1].numpy()])
+        return np.concatenate([self.prompt.numpy(), self.response.numpy()[:-1]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,60 +88,65 @@ def prefix_tree(rows: Sequence[Row]) -> PrefixTree:
     Tokens are the same where their ids are, the media that they stand for, and the experts that they are to go to.
     """
     keys = _keys(rows)
-    order = sorted(range(len(rows)), key=lambda row: (keys[row].tobytes(), row))
+    lengths = [len(row) for row in rows]
+    texts = [key.tobytes() for key in keys]
+    order = sorted(range(len(rows)), key=texts.__getitem__)  # equal ones stay in the order of their numbers
     ways = [
         [row] for row in order[:1]
     ]  # rows that lie on one way from a root to a leaf, the longest one last
     forks: list[int] = []  # tokens that each way has in common with the next one
     for before, row in itertools.pairwise(order):
-        common = _num_shared(rows, keys, before, row)
-        if common == len(rows[before]):
+        if texts[row].startswith(texts[before]):
             ways[-1].append(row)
         else:
             ways.append([row])
-            forks.append(common)
-    return _tree(rows, ways, forks)
+            forks.append(_num_shared(rows[before].media, keys[before], keys[row]))
+    return _tree(lengths, [row.prompt.shape[0] for row in rows], ways, forks)
 
 
-def _tree(rows: Sequence[Row], ways: Sequence[Sequence[int]], forks: Sequence[int]) -> PrefixTree:
-    """The tree of neighbouring ways, with a node wherever some of them part."""
-    lengths = [len(row) for row in rows]
+def _tree(
+    lengths: Sequence[int], prompts: Sequence[int], ways: Sequence[Sequence[int]], forks: Sequence[int]
+) -> PrefixTree:
+    """The tree of neighbouring ways, with a node wherever some of them part; tokens of rows, and of their prompts."""
     nodes: list[Node] = []
-    last = [0] * len(rows)
+    last = [0] * len(lengths)
     waiting: list[tuple[range, int, int | None]] = [(range(len(ways)), 0, None)]
     while waiting:
         some, start, parent = waiting.pop()
         if not some:
             continue
         row = ways[some[0]][-1]
-        fork = min((forks[way] for way in some[:-1]), default=lengths[row])
-        joined = (rows[row] for way in some for row in ways[way])
-        end = fork if len(some) == 1 or _is_worth_sharing(joined, fork) else start
-        if end > start:
-            nodes.append(Node(row=row, start=start, end=end, parent=parent))
-            parent = len(nodes) - 1
         if len(some) == 1:
+            if lengths[row] > start:
+                nodes.append(Node(row=row, start=start, end=lengths[row], parent=parent))
+                parent = len(nodes) - 1
             for row in ways[some[0]]:
                 last[row] = _holder(nodes, parent, lengths[row] - 1)
             continue
+        fork = min(forks[some.start : some.stop - 1])
+        joined = (prompts[row] for way in some for row in ways[way])
+        end = fork if _is_worth_sharing(joined, fork) else start
+        if end > start:
+            nodes.append(Node(row=row, start=start, end=end, parent=parent))
+            parent = len(nodes) - 1
         cuts = [some.start, *(way + 1 for way in some[:-1] if forks[way] == fork), some.stop]
         parts = {}
-        for part in (range(a, b) for a, b in itertools.pairwise(cuts)):
-            first = min(row for way in part for row in ways[way] if lengths[row] > end)
+        for part in itertools.starmap(range, itertools.pairwise(cuts)):
+            first = min([row for way in part for row in ways[way] if lengths[row] > end])
             parts[first] = part
         waiting += [(parts[first], end, parent) for first in sorted(parts, reverse=True)]
     return PrefixTree(nodes=tuple(nodes), last=tuple(last))
 
 
-def _is_worth_sharing(rows: Iterable[Row], num_tokens: int) -> bool:
-    """True where these rows are to be joined by so many first tokens.
+def _is_worth_sharing(prompts: Iterable[int], num_tokens: int) -> bool:
+    """True where rows with prompts of these lengths are to be joined by so many first tokens.
 
     A chat template begins all prompts alike. As a node of its own, its few tokens would give every row keys to gather
     and a mask, where it has none by itself. The prompt of a group is shared however short it is.
 
     Some of the rows are joined wherever all of them are: a part of a tree is never larger than its cut has it.
     """
-    return num_tokens >= MIN_SHARED or all(len(row.prompt) <= num_tokens for row in rows)
+    return num_tokens >= MIN_SHARED or all(length <= num_tokens for length in prompts)
 
 
 def _holder(nodes: Sequence[Node], node: int | None, place: int) -> int:
@@ -153,7 +158,8 @@ def _holder(nodes: Sequence[Node], node: int | None, place: int) -> int:
 
 
 def _keys(rows: Sequence[Row]) -> list[NDArray[Any]]:
-    """[T, C] of each row, numbers that are equal where tokens are: ids, and for media one below 0; experts behind."""
+    """[T] of each row, or [T, C] with experts: numbers that are equal where tokens are, ids and for media one below 0;
+    experts behind."""
     numbers: dict[tuple[str, int], int] = {}
     keys: list[NDArray[Any]] = []
     for row in rows:
@@ -164,20 +170,21 @@ def _keys(rows: Sequence[Row]) -> list[NDArray[Any]]:
                 number = numbers.setdefault((medium.key, medium.num_tokens), -1 - len(numbers))
                 ids[slice(*medium.span)] = number
         if row.experts is None:
-            keys.append(ids[:, None])
+            keys.append(ids)
         else:
             experts = row.experts.numpy()
             keys.append(np.hstack([ids.view(experts.dtype).reshape(len(ids), -1), experts]))
     return keys
 
 
-def _num_shared(rows: Sequence[Row], keys: Sequence[NDArray[Any]], one: int, other: int) -> int:
-    """Tokens that two rows have in common from their beginning; of a medium in which they part, none."""
-    length = min(len(rows[one]), len(rows[other]))
-    differs = (keys[one][:length] != keys[other][:length]).any(1)
-    if not differs.any():
-        return length
-    common = int(differs.argmax())
-    return next(
-        (medium.start for medium in rows[one].media if medium.start < common < medium.span[1]), common
-    )
+def _num_shared(media: Sequence[Media], one: NDArray[Any], other: NDArray[Any]) -> int:
+    """Tokens that two rows which part have in common from their beginning; of a medium in which they part, none.
+
+    Args:
+        media: of the first row.
+        one, other: keys of both; neither begins with the other.
+    """
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    common = int((differs if differs.ndim == 1 else differs.any(1)).argmax())
+    return next((medium.start for medium in media if medium.start < common < medium.span[1]), common)
