@@ -32,10 +32,10 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.trainer.loading import load
 from strop.trainer.loop import train  # noqa: F401  (imported before the forks)
 from strop.trainer.plan.baseline import baseline_bytes
-from strop.trainer.plan.memory import optimizer_bytes
 from strop.trainer.plan.parameters import Axes, model_sizes, share_of
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import make_plan
+from strop.trainer.plan.state_memory import optimizer_bytes
 
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192}
 MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536, "vocab_size": 8192}
@@ -125,7 +125,8 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         "planned_mib": round(planned["peak_bytes"] / 2**20),
         "memory_ratio": round(planned["peak_bytes"] / peak_bytes, 3),
         "step_processor_s": round(seconds, 3),
-        "step_wall_s": round(step_seconds(folder / "run"), 3),
+        "step_wall_s": round(wall_seconds(folder / "run", "step"), 3),
+        "stages_wall_s": {name: round(wall_seconds(folder / "run", name), 3) for name in planned["stages"]},
         "planned_s": round(planned["step_seconds"], 3),
         "time_ratio": round(planned["step_seconds"] / seconds, 3),
         **{name: planned[name] for name in ("baseline_mib", "peak_phase", "stages")},
@@ -353,9 +354,10 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
     return [line for line in lines if line.get("step", 0) > 1]
 
 
-def step_seconds(folder: Path) -> float:
-    """Median seconds of a step."""
-    return statistics.median(row["timing_s/step"] for row in rows_of(folder) if "timing_s/step" in row)
+def wall_seconds(folder: Path, stage: str) -> float:
+    """Median seconds of a stage of the steps behind the first; 0 where none is timed."""
+    key = f"timing_s/{stage}"
+    return statistics.median([row[key] for row in rows_of(folder) if key in row] or [0.0])
 
 
 if __name__ == "__main__":

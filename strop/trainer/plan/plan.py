@@ -9,10 +9,12 @@ from strop.trainer.config import Config
 from strop.trainer.plan.baseline import baseline_bytes
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
-from strop.trainer.plan.memory import PhaseMemory, load_host_bytes, phases_of
+from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.smallest_change import Change, smallest_change
+from strop.trainer.plan.state_memory import PhaseMemory
 from strop.trainer.plan.step_time import StepTime, all_devices, step_time
+from strop.trainer.plan.transfer_memory import load_host_bytes
 from strop.utils.device import device_name
 
 DEVICE_RESERVE = 0.06

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,8 +11,7 @@ from functools import lru_cache
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
-from strop.trainer.plan.memory import cache_form
-from strop.trainer.plan.parameters import share_of
+from strop.trainer.plan.generation_memory import cache_form
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.tracing import Work
 from strop.trainer.role_columns import columns_before_updates
@@ -53,11 +53,11 @@ def generation_seconds(
     prefill = _prefill_seconds(
         actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
     )
-    total = 0.0
+    total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
         step = (point + 0.5) * last / POINTS
-        running = min(slots, sum(end > step for end in ends))
-        context = actor.lengths.prompt + min(step, sum(lengths) / len(lengths) / 2 if count > slots else step)
+        running = min(slots, len(ends) - bisect_right(ends, step))
+        context = actor.lengths.prompt + min(step, half if count > slots else step)
         total += (
             decode_seconds(
                 actor, device, running=running, context=context, token_bytes=cache.token_bytes, ranks=ranks
@@ -135,28 +135,28 @@ def pass_seconds(role: RolePlan, device: Device) -> PassSeconds:
     tokens = sum(role.usual_tokens)
     num_batches = len(role.usual)
     times = tokens / max(1, middle)
-    divided = 1 / (axes.tensor * axes.pipeline)
-    forward = device.seconds(_scaled(passes.forward, divided)) * times
-    both = device.seconds(_scaled(passes.forward + passes.backward, divided)) * times
+    share, called = times / (axes.tensor * axes.pipeline), num_batches / axes.pipeline
+    forward = device.seconds(_of_batches(passes.forward, share, called))
+    both = device.seconds(_of_batches(passes.forward + passes.backward, share, called))
     bubble = (axes.pipeline - 1) / max(1, num_batches)
     forward *= 1 + bubble
     both *= 1 + bubble
     sent_forward, sent_both = _sent_seconds(role, device, num_batches)
-    share = share_of(role.sizes, axes, role.engine, 0)
+    held = role.share(0).held
     optimizer = 0.0
     if role.learns:
         item = role.form.weights_dtype.itemsize
-        optimizer = (share.held.trained * 9 * item) / (
+        optimizer = (held.trained * 9 * item) / (
             device.bandwidth if device.is_cpu else device.weight_bandwidth
         )
         if role.engine.offload != "none" and not device.is_cpu:
-            optimizer += share.held.trained * 4 * item / 20e9
+            optimizer += held.trained * 4 * item / 20e9
     return PassSeconds(forward=forward + sent_forward, update=both + sent_both + optimizer, sent=sent_both)
 
 
-def _scaled(work: Work, factor: float) -> Work:
-    """Work of one of several ranks: calls are as many."""
-    return replace(work * factor, num_calls=work.num_calls)
+def _of_batches(work: Work, share: float, num_batches: float) -> Work:
+    """Work of a rank over an update: computed by its share of the tokens, called for each micro-batch."""
+    return replace(work * share, num_calls=work.num_calls * num_batches)
 
 
 def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[float, float]:
@@ -165,7 +165,7 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     if axes.world == 1:
         return 0.0, 0.0
     item = role.form.compute_dtype.itemsize
-    share = share_of(sizes, axes, engine, 0)
+    share = role.share(0)
     link = device.link if axes.world <= device.per_node else device.network
     inner = device.link if axes.tensor * axes.sequence <= device.per_node else device.network
     gathered = share.gathered.total * item * (axes.shards - 1) / axes.shards
@@ -202,6 +202,24 @@ class StepTime:
     """Of all devices, over the step: waiting for the longest answer, for other ranks, or for the other pool."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerationTime:
+    """Generation of the samples of a step."""
+
+    seconds: float
+    busy: float
+    """Share of the slots of an engine with a sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTime:
+    """Passes and updates of the roles of a step."""
+
+    stages: Mapping[str, float]
+    sent: float
+    """Of these, waiting for other ranks."""
+
+
 def step_time(config: Config, roles: Sequence[RolePlan], device: Device) -> StepTime:
     """Seconds of a step.
 
@@ -210,17 +228,29 @@ def step_time(config: Config, roles: Sequence[RolePlan], device: Device) -> Step
         roles: with a model, the policy first.
         device: of every rank.
     """
-    actor = roles[0]
-    own = config.rollout.own_processes
-    apart = devices_of(config, "rollout") if "rollout" in config.resources.apart else 0
+    generation = generation_time(config, roles[0], device)
+    return joined(config, roles[0], device, generation, training_time(config, roles, device))
+
+
+def engines_of(config: Config, actor: RolePlan) -> tuple[int, int]:
+    """Engines that share the samples of a step, and ranks of each."""
+    own, apart = config.rollout.own_processes, apart_devices(config)
+    ranks = own.num_devices if own is not None else 1 if apart else _generating_ranks(actor)
+    return max(1, (apart or actor.axes.world) // ranks), ranks
+
+
+def generation_time(config: Config, actor: RolePlan, device: Device) -> GenerationTime:
+    """Of a step; of the policy's axes only `engines_of` asks."""
+    engines, ranks = engines_of(config, actor)
     samples = config.samples_per_step
-    alone = 1 if apart else _generating_ranks(actor)
-    engine_ranks = own.num_devices if own is not None else alone
-    engines = max(1, (apart or actor.axes.world) // engine_ranks)
-    stages = {
-        "gen": generation_seconds(config, actor, device, engines=engines, ranks=engine_ranks, samples=samples)
-    }
-    made = columns_before_updates(config, samples)
+    seconds = generation_seconds(config, actor, device, engines=engines, ranks=ranks, samples=samples)
+    return GenerationTime(seconds=seconds, busy=_busy(actor.lengths, config, engines=engines))
+
+
+def training_time(config: Config, roles: Sequence[RolePlan], device: Device) -> TrainingTime:
+    """Of a step; arguments as of `step_time`."""
+    stages = dict[str, float]()
+    made = columns_before_updates(config, config.samples_per_step)
     sent = 0.0
     for role in roles:
         seconds = pass_seconds(role, device)
@@ -236,20 +266,32 @@ def step_time(config: Config, roles: Sequence[RolePlan], device: Device) -> Step
             if role.learns:
                 stages[f"update_{role.name}"] = seconds.update * role.updates * role.epochs
         sent += seconds.sent * role.updates * role.epochs
-    if apart or own is not None:
-        sizes = actor.sizes
-        wire = device.network if actor.axes.world + apart > device.per_node else device.link
-        senders = max(1, actor.axes.world // device.per_node)
-        stages["update_weights"] = sizes.total * actor.form.compute_dtype.itemsize / wire / senders
-    trains = sum(value for name, value in stages.items() if name not in ("gen", "update_weights"))
-    busy = _busy(actor.lengths, actor, config, engines=engines)
-    gen, sync = stages["gen"], stages.get("update_weights", 0.0)
-    main = actor.axes.world
+    return TrainingTime(stages=stages, sent=sent)
+
+
+def joined(
+    config: Config, actor: RolePlan, device: Device, generation: GenerationTime, training: TrainingTime
+) -> StepTime:
+    """A step of its two parts, and the weights that go from one to the other."""
+    apart, main = apart_devices(config), actor.axes.world
+    gen, sync = generation.seconds, 0.0
+    stages = {"gen": gen, **training.stages}
+    if apart or config.rollout.own_processes is not None:
+        wire = device.network if main + apart > device.per_node else device.link
+        senders = max(1, main // device.per_node)
+        sync = actor.sizes.total * actor.form.compute_dtype.itemsize / wire / senders
+        stages["update_weights"] = sync
+    trains = sum(training.stages.values())
     is_ahead = apart and config.rollout.max_staleness > 0
     step = (max(gen, trains) if is_ahead else gen + trains) + sync
-    worked = gen * busy * (apart or main) + (trains - sent) * main
+    worked = gen * generation.busy * (apart or main) + (trains - training.sent) * main
     total = step * (apart + main)
     return StepTime(stages=stages, step=step, idle_share=max(0.0, 1 - worked / total) if total else 0.0)
+
+
+def apart_devices(config: Config) -> int:
+    """Devices that only generate."""
+    return devices_of(config, "rollout") if "rollout" in config.resources.apart else 0
 
 
 def devices_of(config: Config, role: str) -> int:
@@ -268,7 +310,7 @@ def _generating_ranks(actor: RolePlan) -> int:
     return actor.axes.tensor * actor.axes.pipeline * (actor.axes.experts if actor.axes.experts > 1 else 1)
 
 
-def _busy(lengths: Lengths, actor: RolePlan, config: Config, *, engines: int) -> float:
+def _busy(lengths: Lengths, config: Config, *, engines: int) -> float:
     """Share of the slots of an engine with a sequence, over generation."""
     count = max(1, -(-config.samples_per_step // engines))
     each = tuple(lengths.quantiles(count))

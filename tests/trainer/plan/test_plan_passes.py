@@ -120,6 +120,25 @@ def test_a_mixture_of_671_billion_is_counted_and_traced_without_its_weights() ->
     assert passes.forward.product_flops == pytest.approx(2 * sizes.active * tokens, rel=0.1)
 
 
+def test_attention_on_an_accelerator_keeps_no_scores() -> None:
+    # Keys of 192 numbers and values of 128, which FlashAttention has not: twice the tokens take twice the memory, and
+    # scores would take four times as much.
+    config = DeepseekV3Config(
+        num_hidden_layers=1, hidden_size=64, intermediate_size=64, num_attention_heads=8, vocab_size=128,
+        first_k_dense_replace=1, q_lora_rank=None,
+    )  # fmt: skip
+    form = PassForm(compute_dtype=torch.bfloat16, is_accelerator=True, is_sharded=True)
+    short, long = (trace_passes(config, form, packed_shape([(length, (2,))])) for length in (2047, 4095))
+    assert long.saved_bytes() / short.saved_bytes() == pytest.approx(2, rel=0.01)
+    assert 1.5 < long.top_bytes / short.top_bytes < 2.1
+
+
+def test_a_formula_is_followed_on_an_accelerator() -> None:
+    fused, by_formula = traced(QWEN3_06B), traced(QWEN3_06B, by_formula=True)
+    scores = 16 * 64 * 128 * 4  # of the heads of one answer, its tokens and those before
+    assert by_formula.saved_bytes() > fused.saved_bytes() + 28 * scores
+
+
 def test_an_adapter_is_what_is_trained() -> None:
     form = PassForm(compute_dtype=torch.float32, lora=LoraConfig(rank=8))
     sizes = model_sizes(QWEN3_06B, form)
