@@ -266,7 +266,8 @@ def settings_of(case: Case, folder: Path) -> list[str]:
 
 
 def make_model(folder: Path, sizes: dict[str, int]) -> None:
-    """A random Qwen3 model that hardly ever ends an answer: the logit of its end is 0, those of others are wide."""
+    """A random Qwen3 model that never ends an answer, and never gives the same one twice: its tokens are nearly as
+    likely as each other, but for the end, which points away from what all of them have in common."""
     tokenizer = make_tiny_tokenizer()
     heads = sizes["hidden_size"] // 64
     config = Qwen3Config(
@@ -278,8 +279,9 @@ def make_model(folder: Path, sizes: dict[str, int]) -> None:
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         weight = model.get_input_embeddings().weight
-        weight.normal_(std=4 / sizes["hidden_size"] ** 0.5)
-        weight[tokenizer.eos_token_id] = 0
+        weight.normal_(std=0.2 / sizes["hidden_size"] ** 0.5)
+        weight[:, 0] += 1
+        weight[tokenizer.eos_token_id, 0] = -1
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

@@ -7,13 +7,16 @@ candidates.py         Placements that a search tries
 changes.py            Copies of a configuration with other values
 devices.py            Memory and speed of devices: published, or of this CPU as measured
 generation_memory.py  Memory of a rank that generates
+generation_time.py    Seconds of generation
 memory.py             Memory of a rank in each phase of a step
 parameters.py         Parameters of a model by their place, and the share of a rank
 pass_memory.py        Memory of a rank in the passes of a role
+pass_time.py          Seconds of the passes of a role
 passes.py             Memory and work of the passes of a model over a micro-batch
 placement.py          Search for a placement by the cost model
 placement_prices.py   Seconds of placements that fit, by parts that many have in common
 plan.py               A run's plan, put together
+rehearsal.py          Passes and decode steps of a model's first layers, done for real on this processor
 roles.py              Roles of a run as the plan sees them
 smallest_change.py    The smallest change of a configuration with which its memory fits
 state_memory.py       Memory of weights, gradients and optimizer in every phase

@@ -51,7 +51,7 @@ class FlashAttention:
         return out
 
     def _gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Those that each segment sees, one behind the other."""
+        """Keys and values that each segment sees, one behind the other."""
         (heads, dim), value_dim = key.shape[1:], value.shape[2]
         both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
         index = torch.zeros(self._num_gathered, dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from transformers import PreTrainedConfig
 from strop.engines.config import EngineConfig
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
+from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
 from strop.engines.parallel.stages import stage_layers
 from strop.trainer.plan.passes import PassForm, causal_lm, layer_list, truncated_module
 
@@ -27,15 +29,22 @@ class Count:
     trained: float = 0.0
     matrices: float = 0.0
     """Trained, of hidden matrices, which Muon moves."""
+    muon_flops: float = 0.0
+    """Operations of a step of Muon on these."""
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """The numbers, in order."""
+        return self.total, self.trained, self.matrices, self.muon_flops
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.total + other.total, self.trained + other.trained, self.matrices + other.matrices)
+        return Count(*map(operator.add, self.parts, other.parts))
 
     def __sub__(self, other: Count) -> Count:
         return self + other * -1.0
 
     def __mul__(self, factor: float) -> Count:
-        return Count(self.total * factor, self.trained * factor, self.matrices * factor)
+        return Count(*(part * factor for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,22 @@ class ModelSizes:
         layers = self._first[-1]
         dense = layers.cut.total + layers.whole.total + self.head_numbers
         return dense + layers.experts.total * self.experts_per_token
+
+    @property
+    def experts_total(self) -> float:
+        """Numbers of all experts."""
+        return self._first[-1].experts.total
+
+    @property
+    def decoded(self) -> float:
+        """Numbers of layers and head."""
+        return self._first[-1].all.total + self.head_numbers
+
+    @cached_property
+    def rehearsed(self) -> float:
+        """Numbers of the head, the first layer, and the last one of each kind."""
+        layers = {0: self.layers[0]} | dict(zip(self.kinds, self.layers, strict=True))
+        return sum(part.all.total for part in layers.values()) + self.head_numbers
 
     @property
     def trained(self) -> float:
@@ -270,10 +295,19 @@ def _part(modules: Iterable[tuple[str, nn.Module]]) -> Part:
 
 
 def _count(parameters: Iterable[torch.nn.Parameter], *, is_hidden: bool) -> Count:
-    total = trained = matrices = 0.0
+    count = Count()
     for parameter in parameters:
-        total += parameter.numel()
-        if parameter.requires_grad:
-            trained += parameter.numel()
-            matrices += parameter.numel() * (is_hidden and parameter.dim() == 2)
-    return Count(total, trained, matrices)
+        numbers = float(parameter.numel())
+        if not parameter.requires_grad:
+            count += Count(numbers)
+        elif is_hidden and parameter.dim() == 2:
+            count += Count(numbers, numbers, numbers, _muon_flops(*parameter.shape))
+        else:
+            count += Count(numbers, numbers)
+    return count
+
+
+def _muon_flops(rows: int, columns: int) -> float:
+    """Of X X^T, its square, and their product with X, of a matrix in each iteration."""
+    few, many = sorted((rows, columns))
+    return float(NEWTON_SCHULZ_STEPS * (4 * few**2 * many + 2 * few**3))

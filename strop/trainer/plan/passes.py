@@ -96,14 +96,24 @@ class Passes:
         return self.saved_base_bytes + sum(self.layers[kind].saved_bytes for kind in kinds)
 
     @property
+    def layers_forward(self) -> Work:
+        """Work of the layers, forward."""
+        return sum((self.layers[kind].forward for kind in self.kinds), Work())
+
+    @property
+    def layers_backward(self) -> Work:
+        """Work of the layers, backward."""
+        return sum((self.layers[kind].backward for kind in self.kinds), Work())
+
+    @property
     def forward(self) -> Work:
         """Work of a pass without a gradient."""
-        return sum((self.layers[kind].forward for kind in self.kinds), self.base_forward)
+        return self.layers_forward + self.base_forward
 
     @property
     def backward(self) -> Work:
         """Work of a backward pass."""
-        return sum((self.layers[kind].backward for kind in self.kinds), self.base_backward)
+        return self.layers_backward + self.base_backward
 
 
 def trace_passes(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) -> Passes:

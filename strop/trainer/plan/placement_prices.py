@@ -11,16 +11,10 @@ from strop.trainer.plan.candidates import Candidate, axis_values, values_of
 from strop.trainer.plan.changes import with_values
 from strop.trainer.plan.devices import Device
 from strop.trainer.plan.generation_memory import apart_phase
+from strop.trainer.plan.generation_time import GenerationTime, engines_of, generation_time
 from strop.trainer.plan.memory import least_bytes, training_phases
 from strop.trainer.plan.roles import RolePlan
-from strop.trainer.plan.step_time import (
-    GenerationTime,
-    TrainingTime,
-    engines_of,
-    generation_time,
-    joined,
-    training_time,
-)
+from strop.trainer.plan.step_time import TrainingTime, joined, training_time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,6 +148,15 @@ class RolePlan:
         are_alike = self.lengths.quantiles(2)[0] == self.lengths.max_response
         return self.on_rank(batches[0 if are_alike else len(batches) // 2])
 
+    def small_batch(self, most_tokens: int) -> PackedShape:
+        """The same, or one of so many tokens that is like it."""
+        if self.usual_batch.num_tokens <= most_tokens:
+            return self.usual_batch
+        prompt = min(self.lengths.prompt, max(1, most_tokens // 2))
+        answer = max(2, min(round(self.lengths.mean_response), most_tokens - prompt))
+        group = prompt, (answer,) * min(self.group_size, max(1, (most_tokens - prompt) // answer))
+        return packed_shape([group] * max(1, most_tokens // packed_tokens(group)))
+
     @cached_property
     def usual_passes(self) -> Passes:
         """Passes over it."""
