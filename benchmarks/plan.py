@@ -142,9 +142,10 @@ PUBLISHED = {
     "145.6 B": (96, 12288, 80, 8, 8, 1536, 2304, 148),
 }
 """Of Narayanan et al. 2021, arXiv:2104.04473, table 1: GPT on A100-80GB, 2,048 tokens a sequence, vocabulary of 51,200,
-activations computed again."""
+activations computed again; written down from memory, and not compared with the paper's text."""
 ZERO_3_GB = 1.9
-"""State of 7.5 B parameters on each of 64 devices, Rajbhandari et al. 2019, arXiv:1910.02054, figure 1."""
+"""State of 7.5 B parameters on each of 64 devices, Rajbhandari et al. 2019, arXiv:1910.02054, figure 1; texts about the
+paper print the same."""
 
 
 def published(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import cache_form
 from strop.trainer.plan.pass_time import is_rehearsed, update_ratios
-from strop.trainer.plan.rehearsal import DecodeTimes, decode_times
+from strop.trainer.plan.rehearsal import NUM_DECODED, DecodeTimes, decode_times
 from strop.trainer.plan.roles import RolePlan
 
 POINTS = 48
@@ -93,7 +93,8 @@ def decode_ratios(
     """Real decode steps beside those of a device's rates; an accelerator is not here."""
     if not is_rehearsed(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
-    few, context = min(running, REHEARSED_SEQUENCES), min(actor.lengths.longest, REHEARSED_CONTEXT)
+    few = min(running, REHEARSED_SEQUENCES)
+    context = max(1, min(actor.lengths.longest - NUM_DECODED, REHEARSED_CONTEXT))
     real = decode_times(actor.shape, actor.form, few, context, device.threads)
     layers, rest = decode_seconds(
         actor, device, running=few, context=context, token_bytes=token_bytes, ranks=ranks

@@ -44,6 +44,8 @@ T = TypeVar("T")
 REPEATS = 3
 DECODE_STEPS = 12
 """Of a measurement; the median counts."""
+NUM_DECODED = DECODE_STEPS + 3
+"""Tokens behind a prompt: its own, one by the model's own forward pass, and one with new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +204,7 @@ def _steps(model: CausalLM, running: int, prompt: int) -> tuple[float, float]:
     """Seconds of a decode step, and of one with new weights."""
     batch = DecodeBatch(model, max_running=running)
     ids = tuple(number % model.vocab_size for number in range(prompt))
-    sampling = Sampling(key=1, max_tokens=2 * DECODE_STEPS)
+    sampling = Sampling(key=1, max_tokens=NUM_DECODED + 1)
     batch.waiting.extend(Request(str(number), ids, sampling) for number in range(running))
     for _ in range(2):  # prompt, and the comparison of compiled steps with the model's own
         batch.step(0)
