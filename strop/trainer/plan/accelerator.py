@@ -56,7 +56,7 @@ class FlashAttention:
         both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
         index = torch.zeros(self._num_gathered, dtype=torch.int64)
         rows = nn.functional.embedding(index, both)
-        keys, values = rows.split([heads * dim, heads * value_dim], dim=1)
+        keys, values = torch.split(rows, [heads * dim, heads * value_dim], dim=1)
         return keys.view(-1, heads, dim), values.view(-1, heads, value_dim)
 
     @property

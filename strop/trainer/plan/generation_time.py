@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
@@ -75,30 +76,28 @@ def generation_seconds(
     prefill = _prefill_seconds(
         actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
     )
-    form = {"token_bytes": cache.token_bytes, "ranks": ranks}
-    ratios = decode_ratios(actor, device, running=slots, **form)
+    step_of = partial(decode_seconds, actor, device, token_bytes=cache.token_bytes, ranks=ranks)
+    ratios = decode_ratios(actor, device, running=slots, planned=step_of)
     total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
         step = (point + 0.5) * last / POINTS
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
-        layers, rest = decode_seconds(actor, device, running=running, context=context, **form)
+        layers, rest = step_of(running=running, context=context)
         total += (layers * ratios.layer + rest * ratios.rest) * last / POINTS
     return prefill + total + ratios.packed_number * actor.sizes.decoded
 
 
 def decode_ratios(
-    actor: RolePlan, device: Device, *, running: int, token_bytes: float, ranks: int
+    actor: RolePlan, device: Device, *, running: int, planned: Callable[..., tuple[float, float]]
 ) -> DecodeTimes:
-    """Real decode steps beside those of a device's rates; an accelerator is not here."""
+    """Real decode steps beside planned ones (`decode_seconds`); an accelerator is not here."""
     if not is_rehearsed(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
     few = min(running, REHEARSED_SEQUENCES)
     context = max(1, min(actor.lengths.longest - NUM_DECODED, REHEARSED_CONTEXT))
     real = decode_times(actor.shape, actor.form, few, context, device.threads)
-    layers, rest = decode_seconds(
-        actor, device, running=few, context=context, token_bytes=token_bytes, ranks=ranks
-    )
+    layers, rest = planned(running=few, context=context)
     return DecodeTimes(
         layer=real.layer * len(actor.sizes.layers) / layers,
         rest=real.rest / rest,

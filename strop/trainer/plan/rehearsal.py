@@ -192,7 +192,7 @@ def decode_times(shape: Shape, form: PassForm, running: int, prompt: int, num_th
     numbers = sum(parameter.numel() for parameter in layers.parameters()) + model.head_weight.numel()
     several, first = with_threads(num_threads, lambda: _steps(model, running, prompt))
     del layers[1:]
-    model.module.config.get_text_config().num_hidden_layers = 1
+    model.config.get_text_config().num_hidden_layers = 1
     one, _ = with_threads(num_threads, lambda: _steps(model, running, prompt))
     layer = max(0.0, several - one) / max(1, count - 1)
     return DecodeTimes(
