@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from strop.engines.config import OptimizerConfig
+from strop.engines.parallel.traffic import all_gather, all_to_all, reduce_scatter
 from strop.trainer.plan.devices import Device
 from strop.trainer.plan.rehearsal import PassTimes, pass_ratios, pass_times
 from strop.trainer.plan.roles import RolePlan
@@ -87,8 +88,8 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     share = role.share(0)
     link = device.link if axes.world <= device.per_node else device.network
     inner = device.link if axes.tensor * axes.sequence <= device.per_node else device.network
-    gathered = share.gathered.total * item * (axes.shards - 1) / axes.shards
-    reduced = share.gathered.trained * 4 * (axes.shards - 1) / axes.shards
+    gathered = all_gather(share.gathered.total * item / axes.shards, axes.shards)
+    reduced = reduce_scatter(share.gathered.trained * 4 / axes.shards, axes.shards)
     passes = num_batches if engine.reshard_after_forward else 1
     of_forward = gathered * num_batches / link
     of_update = (gathered * (2 * passes if engine.reshard_after_forward else 1) + reduced) / link
@@ -96,14 +97,15 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     tokens = sum(role.usual_tokens)
     layers = len(share.layers)
     state = tokens * sizes.hidden * item
-    tensor = 4 * layers * state * (axes.tensor - 1) / axes.tensor / inner
-    rows = sizes.num_heads * sizes.key_dim + 2 * sizes.key_heads * sizes.key_dim
-    sequence = 2 * layers * tokens * rows * item * (axes.sequence - 1) / axes.sequence / inner
-    context = layers * (axes.context - 1) * tokens * 2 * sizes.key_heads * sizes.key_dim * item / inner
+    tensor = 4 * layers * all_gather(state / axes.tensor, axes.tensor) / inner
+    keys = 2 * tokens * sizes.key_heads * sizes.key_dim * item
+    heads = tokens * sizes.num_heads * sizes.key_dim * item + keys
+    sequence = 2 * layers * all_to_all(heads, axes.sequence) / inner
+    context = layers * all_gather(keys, axes.context) / inner
     experts = 0.0
     if axes.experts > 1 and sizes.experts_per_token < 1:
         wire = device.link if axes.experts <= device.per_node else device.network
-        experts = 2 * layers * state * sizes.experts_chosen * (axes.experts - 1) / axes.experts / wire
+        experts = 2 * layers * all_to_all(state * sizes.experts_chosen, axes.experts) / wire
     activations = tensor + sequence + context + experts
     return (
         of_forward * (1 - hidden) + activations,
