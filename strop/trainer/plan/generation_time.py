@@ -25,7 +25,8 @@ REDUCE_S = 12e-6
 """Of an all-reduce of a few tokens, beside what it sends."""
 LAYER_CALLS = 60
 """Operators of a layer in a decode step by torch."""
-REHEARSED_SEQUENCES, REHEARSED_CONTEXT = 64, 512
+REHEARSED_SEQUENCES, REHEARSED_CONTEXT, REHEARSED_STEP_S = 64, 512, 0.01
+"""Most sequences and tokens of a decode step that is carried out, and seconds of its products."""
 SAMPLE_S = 30e-6
 """Host's share of a decode step, and per running sequence of its record a thirtieth of that."""
 
@@ -94,7 +95,8 @@ def decode_ratios(
     """Real decode steps beside planned ones (`decode_seconds`); an accelerator is not here."""
     if not is_rehearsed(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
-    few = min(running, REHEARSED_SEQUENCES)
+    in_time = int(REHEARSED_STEP_S * device.product_flops / (2 * actor.sizes.rehearsed))
+    few = max(1, min(running, REHEARSED_SEQUENCES, in_time))
     context = max(1, min(actor.lengths.longest - NUM_DECODED, REHEARSED_CONTEXT))
     real = decode_times(actor.shape, actor.form, few, context, device.threads)
     layers, rest = planned(running=few, context=context)

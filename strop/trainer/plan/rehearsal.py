@@ -42,7 +42,7 @@ from strop.trainer.plan.tracing import Work
 T = TypeVar("T")
 
 REPEATS = 3
-DECODE_STEPS = 12
+DECODE_STEPS = 8
 """Of a measurement; the median counts."""
 NUM_DECODED = DECODE_STEPS + 3
 """Tokens behind a prompt: its own, one by the model's own forward pass, and one with new weights."""
