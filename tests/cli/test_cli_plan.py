@@ -66,8 +66,13 @@ def test_a_suggested_placement_is_a_run_that_costs_the_same(config: Path) -> Non
     assert again["device_hours_per_step"] == pytest.approx(fastest["device_hours_per_step"])
 
 
-def test_a_plan_for_a_cpu_offers_what_a_cpu_has(config: Path) -> None:
-    result = cli("plan", str(config), "--device", "cpu", "--memory-gib", "2")
+def test_a_plan_for_a_cpu_offers_what_a_cpu_has(config: Path, tmp_path: Path) -> None:
+    # Its first layers are carried out, so that it is small; a process without a model takes more than that.
+    Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=128, vocab_size=512,
+    ).save_pretrained(tmp_path / "model")  # fmt: skip
+    result = cli("plan", str(config), "--device", "cpu", "--memory-gib", "0.1")
     assert result.code == 1
     assert "no change of budget, running sequences, checkpointing, adapters makes it fit" in result.out
     assert "each process with a model has an equal part" in result.out

@@ -92,6 +92,13 @@ def run(args: argparse.Namespace) -> int:
     quiet_models()
     from strop.trainer.plan.placement import search
     from strop.trainer.plan.plan import make_plan
+    from strop.utils.device import device_name
+
+    if args.devices is not None and (args.device or device_name(config.resources.device)) == "cpu":
+        raise UsageError(
+            f"--devices is {args.devices}, but processes on a CPU share its cores and memory, so that there is nothing "
+            f"to place; name the devices of the run with --device"
+        )
 
     plan = make_plan(
         config,
@@ -102,11 +109,6 @@ def run(args: argparse.Namespace) -> int:
     )
     placements = None
     if args.devices is not None:
-        if plan.device.is_cpu:
-            raise UsageError(
-                f"--devices is {args.devices}, but processes on a CPU share its cores and memory, so that there is "
-                f"nothing to place; name the devices of the run with --device"
-            )
         available = plan.memory_bytes - plan.baseline_bytes
         placements = search(config, plan.roles, plan.device, devices=args.devices, available=available)
     if args.json:

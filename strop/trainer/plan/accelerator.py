@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from strop.engines.attention import AttentionForm, PackedAttention
 from strop.engines.fused_norms import is_plain_norm
@@ -22,7 +23,8 @@ from strop.trainer.plan.tracing import Recorder, Work
 
 
 class FlashAttention:
-    """`VarlenPlan` of packed segments."""
+    """`VarlenPlan` of packed segments; of forms that it has not, the memory-efficient kernel, without the padding of
+    its buckets."""
 
     def __init__(self, packed: PackedAttention, dtype: torch.dtype, recorder: Recorder) -> None:
         self._packed, self._dtype, self._recorder = packed, dtype, recorder
@@ -31,20 +33,31 @@ class FlashAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """As of `PackedAttention`."""
+        if not form.is_fused:
+            with _disable_current_modes():  # what its calls are follows from numbers
+                self._packed.prepare()
+            return self._packed.attend(layer, query, key, value, form)
         dim = query.shape[2]
         is_half = self._dtype in (torch.bfloat16, torch.float16)
-        fits = form.is_fused and form.chunk is None and value.shape[2] == dim <= MAX_HEAD_DIM and dim % 8 == 0
-        if not (is_half and fits):
-            return self._packed.attend(layer, query, key, value, form)
-        query, key, value = (part.to(self._dtype) for part in (query, key, value))
-        if self._gathers:
-            heads = key.shape[1]
-            both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
-            index = torch.zeros(self._num_gathered, dtype=torch.int64)
-            gathered = nn.functional.embedding(index, both)
-            key, value = (part.view(-1, heads, dim) for part in gathered.chunk(2, dim=1))
+        is_flash = is_half and form.chunk is None and value.shape[2] == dim <= MAX_HEAD_DIM and dim % 8 == 0
+        if is_flash:
+            query, key, value = (part.to(self._dtype) for part in (query, key, value))
+        if self._gathers or not is_flash:  # buckets copy all that they see
+            key, value = self._gathered(key, value)
+        if not is_flash:  # the kernel that takes a mask has no heads that share keys
+            shared = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(shared, dim=1) for part in (key, value))
         out: Tensor = _Flash.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
         return out
+
+    def _gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that each segment sees, one behind the other."""
+        (heads, dim), value_dim = key.shape[1:], value.shape[2]
+        both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+        index = torch.zeros(self._num_gathered, dtype=torch.int64)
+        rows = nn.functional.embedding(index, both)
+        keys, values = torch.split(rows, [heads * dim, heads * value_dim], dim=1)
+        return keys.view(-1, heads, dim), values.view(-1, heads, value_dim)
 
     @property
     def _pairs(self) -> float:
@@ -62,10 +75,10 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, pairs: float, recorder: Recorder
     ) -> Tensor:
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype)
         sums = torch.empty(query.shape[:2], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, sums)
-        ctx.flops, ctx.recorder = 4.0 * query.shape[1] * query.shape[2] * pairs, recorder
+        ctx.flops, ctx.recorder = 2.0 * query.shape[1] * (query.shape[2] + value.shape[2]) * pairs, recorder
         recorder.work += Work(attention_flops=ctx.flops, num_calls=1)
         return out
 

@@ -11,14 +11,19 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from strop.engines.cpu_products import linear
 from strop.engines.flops.peak import half_precision_peak
 from strop.trainer.plan.tracing import Work
 from strop.utils.machine_limits import host_free_bytes
 
-CPU_SHARE = 0.66
-"""Of a short measurement on a CPU: passes share the caches with what came before them (benchmarks/RESULTS.md)."""
 GIB = 2**30
 FEW_ROWS = 8
+LEAST_ROWS, PRODUCT_FLOPS = 64, 1e10
+"""Rows and operations of the product that is measured."""
+MATRIX = 1024
+"""Rows and columns, at most, of the one in bfloat16."""
+ATTENDED = (512, 64)
+"""Tokens and numbers of a head of the attention that is measured."""
 PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE, LINK_SHARE = 0.65, 0.35, 0.75, 0.7
 """Of a published figure that passes reach: with these the updates of benchmarks/RESULTS.md on an H100 are met within a
 tenth. They are stated in every plan."""
@@ -32,6 +37,8 @@ class Device:
     memory_bytes: float
     product_flops: float
     """Products, per second."""
+    half_flops: float
+    """The same in bfloat16."""
     attention_flops: float
     bandwidth: float
     """Bytes per second that operators read and write."""
@@ -46,7 +53,13 @@ class Device:
     network: float
     """The same to other nodes."""
     per_node: int
-    is_cpu: bool = False
+    threads: int = 0
+    """Of a process; 0 of an accelerator."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """It is this machine's processor."""
+        return self.threads > 0
 
     def seconds(self, work: Work) -> float:
         """Time of a pass."""
@@ -107,6 +120,7 @@ def device_named(name: str) -> Device:
         name=key,
         memory_bytes=memory * GIB,
         product_flops=PRODUCT_SHARE * peak,
+        half_flops=PRODUCT_SHARE * peak,
         attention_flops=ATTENTION_SHARE * peak,
         bandwidth=BANDWIDTH_SHARE * bandwidth * 1e12,
         weight_bandwidth=BANDWIDTH_SHARE * bandwidth * 1e12,
@@ -134,55 +148,65 @@ def this_cpu(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rates = _measured(dtype, min(rows, 4096), min(hidden, 8192), min(inner, 16384), threads)
+        hidden, inner = min(hidden, 8192), min(inner, 16384)
+        few = max(LEAST_ROWS, int(PRODUCT_FLOPS / (2 * hidden * inner)))
+        rates = _measured(dtype, min(rows, few), hidden, inner, threads)
     finally:
         torch.set_num_threads(before)
-    products, bandwidth, weights, few_rows, call_s = rates
+    products, half, attention, bandwidth, weights, few_rows, call_s = rates
     return Device(
         name=f"this CPU, {threads} thread{'s' if threads > 1 else ''}",
         memory_bytes=float(host_free_bytes()),
-        product_flops=CPU_SHARE * products,
-        attention_flops=0.5 * CPU_SHARE * products,
-        bandwidth=CPU_SHARE * bandwidth,
+        product_flops=products,
+        half_flops=half,
+        attention_flops=attention,
+        bandwidth=bandwidth,
         weight_bandwidth=weights,
         few_rows_bandwidth=few_rows,
         call_s=call_s,
         link=1.5e9,
         network=0.1e9,
         per_node=1,
-        is_cpu=True,
+        threads=threads,
     )
 
 
 @lru_cache
 def _measured(
     dtype: torch.dtype, rows: int, hidden: int, inner: int, threads: int
-) -> tuple[float, float, float, float, float]:
-    """Products per second, bytes per second of operators, of weights, of those in products of few rows, seconds of a
-    call."""
+) -> tuple[float, float, float, float, float, float, float]:
+    """Operations per second of products, of those in bfloat16 and of attention, bytes per second of operators, of
+    weights, of those in products of few rows, seconds of a call."""
     inputs, weight = torch.rand(rows, hidden, dtype=dtype), torch.rand(inner, hidden, dtype=dtype)
-    product_s = _median(lambda: F.linear(inputs, weight))
+    product_s = _median(lambda: linear(inputs, weight))
+    square = weight[:MATRIX, :MATRIX].bfloat16()
+    half_s = _median(lambda: square @ square.T)
+    head = torch.rand(1, 8, *ATTENDED, dtype=dtype)
+    attention_s = _median(lambda: F.scaled_dot_product_attention(head, head, head, is_causal=True))
     left = torch.rand(rows, inner)
     moved_s = _median(lambda: left * left)
     large = torch.rand(1 << 24)
     weight_s = _median(lambda: large.sum())
-    few_rows_s = _median(lambda: F.linear(inputs[:FEW_ROWS], weight))
+    few_rows_s = _median(lambda: linear(inputs[:FEW_ROWS], weight))
     small = torch.rand(16)
     call_s = _median(lambda: [small + small for _ in range(1000)]) / 1000
     return (
         2.0 * rows * hidden * inner / product_s,
+        2.0 * len(square) ** 2 * square.shape[1] / half_s,
+        2.0 * 8 * ATTENDED[0] ** 2 * ATTENDED[1] / attention_s,
         8.0 * rows * inner / moved_s,
         large.nbytes / weight_s,
         weight.nbytes / few_rows_s,
-        4 * call_s,  # with autograd, Python of the layers and views
+        call_s,
     )
 
 
 def _median(function: Callable[[], object], repeats: int = 7) -> float:
-    function()
-    seconds = []
-    for _ in range(repeats):
-        start = time.thread_time()
+    with torch.no_grad():
         function()
-        seconds.append(time.thread_time() - start)
-    return sorted(seconds)[repeats // 2]
+        seconds = []
+        for _ in range(repeats):
+            start = time.thread_time()
+            function()
+            seconds.append(time.thread_time() - start)
+        return sorted(seconds)[repeats // 2]

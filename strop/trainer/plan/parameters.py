@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+import itertools
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
-from strop.engines.lora import adapters
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
+from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
 from strop.engines.parallel.stages import stage_layers
-from strop.trainer.plan.passes import PassForm, layer_list, truncated_module
+from strop.trainer.plan.passes import PassForm, causal_lm, layer_list, truncated_module
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,22 @@ class Count:
     trained: float = 0.0
     matrices: float = 0.0
     """Trained, of hidden matrices, which Muon moves."""
+    muon_flops: float = 0.0
+    """Operations of a step of Muon on these."""
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """The numbers, in order."""
+        return self.total, self.trained, self.matrices, self.muon_flops
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.total + other.total, self.trained + other.trained, self.matrices + other.matrices)
+        return Count(*map(operator.add, self.parts, other.parts))
+
+    def __sub__(self, other: Count) -> Count:
+        return self + other * -1.0
 
     def __mul__(self, factor: float) -> Count:
-        return Count(self.total * factor, self.trained * factor, self.matrices * factor)
+        return Count(*(part * factor for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,9 @@ class Part:
 
     def __add__(self, other: Part) -> Part:
         return Part(self.cut + other.cut, self.whole + other.whole, self.experts + other.experts)
+
+    def __sub__(self, other: Part) -> Part:
+        return Part(self.cut - other.cut, self.whole - other.whole, self.experts - other.experts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +98,42 @@ class ModelSizes:
     hidden: int
     vocab: int
 
-    @property
+    @cached_property
+    def _first(self) -> Sequence[Part]:
+        """Parameters of the first layers, by their number: a search asks for those of many stages."""
+        return list(itertools.accumulate(self.layers, initial=Part()))
+
+    def layer_range(self, layers: range) -> Part:
+        """Parameters of neighbouring layers."""
+        return self._first[layers.stop] - self._first[layers.start]
+
+    @cached_property
     def total(self) -> float:
         """All numbers."""
         return self.whole_model.all.total
 
-    @property
+    @cached_property
     def active(self) -> float:
         """Numbers that a token goes through in products: embedding excepted."""
-        layers = sum((part for part in self.layers), Part())
+        layers = self._first[-1]
         dense = layers.cut.total + layers.whole.total + self.head_numbers
         return dense + layers.experts.total * self.experts_per_token
+
+    @property
+    def experts_total(self) -> float:
+        """Numbers of all experts."""
+        return self._first[-1].experts.total
+
+    @property
+    def decoded(self) -> float:
+        """Numbers of layers and head."""
+        return self._first[-1].all.total + self.head_numbers
+
+    @cached_property
+    def rehearsed(self) -> float:
+        """Numbers of the head, the first layer, and the last one of each kind."""
+        layers = {0: self.layers[0]} | dict(zip(self.kinds, self.layers, strict=True))
+        return sum(part.all.total for part in layers.values()) + self.head_numbers
 
     @property
     def trained(self) -> float:
@@ -103,7 +143,7 @@ class ModelSizes:
     @property
     def whole_model(self) -> Part:
         """Every parameter."""
-        return sum(self.layers, Part()) + self.embedding + self.head + self.rest
+        return self._first[-1] + self.embedding + self.head + self.rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +210,8 @@ def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) ->
         root += sizes.rest + sizes.head
         if axes.pipeline > 1 and not sizes.head.all.total:
             root += sizes.embedding  # tied: the last stage has it as well
-    parts = [sizes.layers[i] for i in layers]
-    both = sum(parts, Part()) + root
+    of_layers = sizes.layer_range(layers)
+    both = of_layers + root
     held = (both.cut * (1 / axes.tensor) + both.whole) * (1 / axes.shards) + both.experts * (
         1 / (axes.in_stage if engine.shard_size == 0 else axes.shards * axes.tensor)
     )
@@ -179,11 +219,11 @@ def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) ->
     def computed(part: Part) -> Count:
         return part.cut * (1 / axes.tensor) + part.whole + part.experts * (1 / (axes.experts * axes.tensor))
 
-    gathered = [computed(part) for part in parts]
+    kinds = {id(part): part for part in sizes.layers[layers.start : layers.stop]}  # alike: one object
     return Share(
         held=held,
-        gathered=sum(gathered, computed(root)),
-        largest_layer=max(gathered, key=lambda count: count.total, default=Count()),
+        gathered=computed(both),
+        largest_layer=max(map(computed, kinds.values()), key=lambda count: count.total, default=Count()),
         root=computed(root),
         layers=layers,
     )
@@ -191,10 +231,9 @@ def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) ->
 
 def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     """Count the parameters of a model, an adapter included."""
-    module, kinds, kept = truncated_module(shape, form)  # adapters of hundreds of layers take minutes
+    module, kinds, kept = truncated_module(shape, form)
     text = shape.get_text_config()
-    if form.lora.enabled:
-        adapters.add_lora(CausalLM(module, compute_dtype=form.compute_dtype), replace(form.lora, path=""))
+    causal_lm(module, form)
     layers = layer_list(module)
     output, inputs = module.get_output_embeddings(), module.get_input_embeddings()
     head_weight = None if output is None else output.weight
@@ -256,10 +295,19 @@ def _part(modules: Iterable[tuple[str, nn.Module]]) -> Part:
 
 
 def _count(parameters: Iterable[torch.nn.Parameter], *, is_hidden: bool) -> Count:
-    total = trained = matrices = 0.0
+    count = Count()
     for parameter in parameters:
-        total += parameter.numel()
-        if parameter.requires_grad:
-            trained += parameter.numel()
-            matrices += parameter.numel() * (is_hidden and parameter.dim() == 2)
-    return Count(total, trained, matrices)
+        numbers = float(parameter.numel())
+        if not parameter.requires_grad:
+            count += Count(numbers)
+        elif is_hidden and parameter.dim() == 2:
+            count += Count(numbers, numbers, numbers, _muon_flops(*parameter.shape))
+        else:
+            count += Count(numbers, numbers)
+    return count
+
+
+def _muon_flops(rows: int, columns: int) -> float:
+    """Of X X^T, its square, and their product with X, of a matrix in each iteration."""
+    few, many = sorted((rows, columns))
+    return float(NEWTON_SCHULZ_STEPS * (4 * few**2 * many + 2 * few**3))

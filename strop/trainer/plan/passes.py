@@ -1,14 +1,15 @@
 """Memory and work of the passes of a model over a micro-batch, from its configuration alone.
 
-A model of two layers of each kind (attention, experts, windows) is traced (tracing.py) on the micro-batch that is asked
-for; layers of a kind are alike, so that all the others follow. Nothing of the size of a weight or an activation is
-allocated.
+A model of its first layer and the last one of each kind (attention, experts, windows) is traced (tracing.py) on a
+micro-batch; layers of a kind are alike, so that all the others follow. Nothing of the size of a weight or an activation
+is allocated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -77,7 +78,7 @@ class LayerPass:
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Passes over one micro-batch, beside weights, gradients and optimizer state."""
+    """Passes with a gradient over one micro-batch, beside weights, gradients and optimizer state."""
 
     kinds: tuple[Hashable, ...]
     """Kind of each layer of the whole model."""
@@ -88,8 +89,6 @@ class Passes:
     """Most bytes beside what is kept, in the head and in the backward pass of a layer."""
     tail_bytes: int
     """Most bytes when the layers are through: gradients of the embedding on their way."""
-    forward_bytes: int
-    """Most bytes of a pass without a gradient."""
     base_forward: Work
     """Of embedding, final norm and head."""
     base_backward: Work
@@ -100,18 +99,28 @@ class Passes:
         return self.saved_base_bytes + sum(self.layers[kind].saved_bytes for kind in kinds)
 
     @property
+    def layers_forward(self) -> Work:
+        """Work of the layers, forward."""
+        return sum((self.layers[kind].forward for kind in self.kinds), Work())
+
+    @property
+    def layers_backward(self) -> Work:
+        """Work of the layers, backward."""
+        return sum((self.layers[kind].backward for kind in self.kinds), Work())
+
+    @property
     def forward(self) -> Work:
         """Work of a pass without a gradient."""
-        return sum((self.layers[kind].forward for kind in self.kinds), self.base_forward)
+        return self.layers_forward + self.base_forward
 
     @property
     def backward(self) -> Work:
         """Work of a backward pass."""
-        return sum((self.layers[kind].backward for kind in self.kinds), self.base_backward)
+        return self.layers_backward + self.base_backward
 
 
 def trace_passes(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) -> Passes:
-    """Trace an update and a pass without gradient.
+    """Trace an update.
 
     Args:
         shape: configuration of the model.
@@ -121,20 +130,18 @@ def trace_passes(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) ->
     Raises:
         ValueError: a layer of the model computes with the values of tensors, so that shapes alone do not tell.
     """
-    module, kinds, kept = truncated_module(shape, form)
-    try:
-        with torch.enable_grad():
-            return _traced(module, kinds, kept, form, batch)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(
-            f"a pass of {type(module).__name__} cannot be followed without numbers ({reason}): the "
-            f"plan needs layers whose shapes do not depend on values"
-        ) from error
+    with _traced_model(shape, form, batch) as (run, kinds), torch.enable_grad():
+        return run.with_gradient(kinds)
+
+
+def trace_forward_bytes(shape: PreTrainedConfig, form: PassForm, batch: PackedShape) -> int:
+    """Most bytes of a pass without a gradient; arguments and errors as of `trace_passes`."""
+    with _traced_model(shape, form, batch) as (run, _):
+        return run.without_gradient()
 
 
 def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
-    """The model on the meta device, with its adapter."""
+    """The model on the meta device."""
     auto: Any = AutoModelForSequenceClassification if form.has_value_head else language_model_class(shape)
     shape = copy.deepcopy(shape)
     if form.has_value_head:
@@ -144,6 +151,15 @@ def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
     module.tie_weights()
     module.eval()
     return module
+
+
+def causal_lm(module: Any, form: PassForm) -> CausalLM:
+    """The model as an engine has it, with its adapter; nothing of this has numbers."""
+    model = CausalLM(module, compute_dtype=form.compute_dtype)
+    if form.lora.enabled:
+        with torch.device("meta"):  # adapters of experts are large
+            adapters.add_lora(model, replace(form.lora, path=""))
+    return model
 
 
 def layer_kind(layer: nn.Module) -> Hashable:
@@ -164,9 +180,11 @@ def layer_list(module: Any) -> nn.ModuleList:
 
 
 def truncate(module: Any, kinds: Sequence[Hashable]) -> list[Hashable]:
-    """Keep two layers of each kind, in order; the kinds of those that are left."""
+    """Keep the first layer, whose input may need no gradient, and the last one of each kind, in order; the kinds of
+    those that are left."""
     layers, config = layer_list(module), module.config.get_text_config()
-    chosen = [i for i, kind in enumerate(kinds) if list(kinds[:i]).count(kind) < 2]
+    last = {kind: i for i, kind in enumerate(kinds)}
+    chosen = sorted({0, *last.values()})
     kept = [layers[i] for i in chosen]
     del layers[:]
     layers.extend(kept)
@@ -187,8 +205,7 @@ _TEMPLATES: dict[tuple[object, ...], tuple[Any, tuple[Hashable, ...], list[Hasha
 def truncated_module(
     shape: PreTrainedConfig, form: PassForm
 ) -> tuple[Any, tuple[Hashable, ...], list[Hashable]]:
-    """The model on the meta device with two layers of each kind; the kinds of all layers, and of those that are
-    left."""
+    """The model on the meta device with few layers (`truncate`); kinds of all layers, and of those that are left."""
     experts = getattr(shape, "_experts_implementation", None)
     key = (type(shape), shape.to_json_string(), experts, form.has_value_head, form.weights_dtype)
     if key not in _TEMPLATES:
@@ -199,21 +216,37 @@ def truncated_module(
     return copy.deepcopy(module), kinds, kept
 
 
-def _traced(
+@contextlib.contextmanager
+def _traced_model(
+    shape: PreTrainedConfig, form: PassForm, batch: PackedShape
+) -> Iterator[tuple[_Run, tuple[Hashable, ...]]]:
+    """A truncated model of shapes, whose passes are counted inside; the kinds of all of its layers."""
+    module, kinds, kept = truncated_module(shape, form)
+    try:
+        yield from _prepared(module, kinds, kept, form, batch)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"a pass of {type(module).__name__} cannot be followed without numbers ({reason}): the "
+            f"plan needs layers whose shapes do not depend on values"
+        ) from error
+
+
+def _prepared(
     module: Any, kinds: tuple[Hashable, ...], kept: list[Hashable], form: PassForm, batch: PackedShape
-) -> Passes:
-    _set_checkpointing(module, form)
+) -> Iterator[tuple[_Run, tuple[Hashable, ...]]]:
+    if form.checkpointing:
+        checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
     if form.is_accelerator:
         use_traced_norms(module)
-    model = CausalLM(module, compute_dtype=form.compute_dtype)
-    if form.lora.enabled:
-        adapters.add_lora(model, replace(form.lora, path=""))
+    model = causal_lm(module, form)
     attention: Any = PackedAttention(batch.segments, device=torch.device("cpu"))
-    attention.prepare()
     recorder = Recorder()
     if form.is_accelerator:
         attention = FlashAttention(attention, form.compute_dtype, recorder)
+    else:
+        attention.prepare()
     trained = [parameter.requires_grad for parameter in module.parameters()]
     if form.is_sharded:  # parameters are gathered in this precision, and not cast again
         module.to(form.compute_dtype)
@@ -229,14 +262,7 @@ def _traced(
         for parameter, is_trained in zip(module.parameters(), trained, strict=True):
             parameter.requires_grad_(is_trained)
             parameter.grad = torch.zeros_like(parameter) if is_trained else None
-        run = _Run(model, form, batch, attention, recorder, kept)
-        forward_bytes = run.without_gradient()
-        return run.with_gradient(kinds, forward_bytes)
-
-
-def _set_checkpointing(module: Any, form: PassForm) -> None:
-    if form.checkpointing:
-        checkpoint_layers(module)
+        yield _Run(model, form, batch, attention, recorder, kept), kinds
 
 
 class _Run:
@@ -273,7 +299,7 @@ class _Run:
             self._losses()
         return self._recorder.peak - self._base
 
-    def with_gradient(self, kinds: tuple[Hashable, ...], forward_bytes: int) -> Passes:
+    def with_gradient(self, kinds: tuple[Hashable, ...]) -> Passes:
         """A forward and a backward pass."""
         recorder, self._is_watching = self._recorder, True
         handles = [
@@ -312,7 +338,6 @@ class _Run:
             saved_base_bytes=base_saved,
             top_bytes=top_peak - saved.live,
             tail_bytes=tail_peak - self._base,
-            forward_bytes=forward_bytes,
             base_forward=rest[0],
             base_backward=rest[1],
         )

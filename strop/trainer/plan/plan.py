@@ -9,10 +9,13 @@ from strop.trainer.config import Config
 from strop.trainer.plan.baseline import baseline_bytes
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
-from strop.trainer.plan.memory import PhaseMemory, load_host_bytes, phases_of
+from strop.trainer.plan.memory import phases_of
+from strop.trainer.plan.pass_time import is_rehearsed
 from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.smallest_change import Change, smallest_change
+from strop.trainer.plan.state_memory import PhaseMemory
 from strop.trainer.plan.step_time import StepTime, all_devices, step_time
+from strop.trainer.plan.transfer_memory import load_host_bytes
 from strop.utils.device import device_name
 
 DEVICE_RESERVE = 0.06
@@ -122,7 +125,7 @@ def make_plan(
         time=time,
         change=change,
         num_devices=all_devices(config),
-        assumptions=_assumptions(config, lengths, planned_on),
+        assumptions=_assumptions(config, lengths, planned_on, roles),
         roles=roles,
     )
 
@@ -179,7 +182,7 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
     )
 
 
-def _assumptions(config: Config, lengths: Lengths, device: Device) -> list[str]:
+def _assumptions(config: Config, lengths: Lengths, device: Device, roles: Sequence[RolePlan]) -> list[str]:
     """Assumptions under the numbers."""
     of_lengths = (
         f"prompts of {lengths.prompt} tokens, answers of {lengths.mean_response:.0f} on average and "
@@ -191,6 +194,10 @@ def _assumptions(config: Config, lengths: Lengths, device: Device) -> list[str]:
     lines = [of_lengths, device.stated, not_counted]
     if device.is_cpu:
         lines.append("of the machine's memory, each process with a model has an equal part")
+        if not all(is_rehearsed(role, device) for role in roles):
+            lines.append(
+                "layers and head are too large to be carried out here: time is by the figures above alone"
+            )
     else:
         lines.append("memory of the host is not checked: that of the devices' machines is not known here")
     if config.rollout.own_processes is not None:

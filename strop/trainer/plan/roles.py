@@ -22,8 +22,8 @@ from strop.trainer.plan.batches import (
     packed_shape,
     packed_tokens,
 )
-from strop.trainer.plan.parameters import Axes, ModelSizes, model_sizes
-from strop.trainer.plan.passes import PackedShape, Passes, PassForm, trace_passes
+from strop.trainer.plan.parameters import Axes, ModelSizes, Share, model_sizes, share_of
+from strop.trainer.plan.passes import PackedShape, Passes, PassForm, trace_forward_bytes, trace_passes
 
 LEARNERS = ("actor", "critic", "prm")
 VALUE_MODELS = ("critic", "reward_model")
@@ -58,6 +58,14 @@ class RolePlan:
     """Optimizer steps on the samples of a step, without epochs."""
     epochs: int
 
+    def placed(self, ranks: int, *, checkpointing: bool, **axes: object) -> RolePlan:
+        """The same role on so many ranks, as `planned_roles` has it with these values of its engine."""
+        engine = dataclasses.replace(self.engine, **axes)  # type: ignore[arg-type]  # fields of the engine
+        form = dataclasses.replace(
+            self.form, is_sharded=ranks > 1, checkpointing=checkpointing and self.name in LEARNERS
+        )
+        return dataclasses.replace(self, engine=engine, axes=Axes.of(engine, ranks), form=form)
+
     @property
     def learns(self) -> bool:
         """It has an optimizer."""
@@ -73,6 +81,16 @@ class RolePlan:
             ),
         )
 
+    def share(self, stage: int) -> Share:
+        """The parameters of a rank of a stage."""
+        if stage not in self._shares:
+            self._shares[stage] = share_of(self.sizes, self.axes, self.engine, stage)
+        return self._shares[stage]
+
+    @cached_property
+    def _shares(self) -> dict[int, Share]:
+        return {}
+
     @cached_property
     def longest(self) -> Batches:
         """Micro-batches of a rank in an update whose answers are all as long as they may be."""
@@ -83,8 +101,8 @@ class RolePlan:
         """Micro-batches of a rank in an update, by the distribution of lengths."""
         return self.micro_batches(self.lengths)
 
-    def micro_batches(self, lengths: Lengths, *, most_groups: int | None = None) -> Batches:
-        """Of a rank in an update, or of the first of its groups.
+    def micro_batches(self, lengths: Lengths) -> Batches:
+        """Of a rank in an update.
 
         Raises:
             ValueError: a sequence is longer than the budget.
@@ -100,8 +118,7 @@ class RolePlan:
         if groups < ranks:  # groups are cut
             size = max(1, -(-groups * size // ranks))
             groups = ranks
-        groups = -(-groups // ranks)
-        return _cut(lengths, min(groups, most_groups or groups), size, self.budget)
+        return _cut(lengths, -(-groups // ranks), size, self.budget)
 
     @property
     def _sharing(self) -> str:
@@ -120,23 +137,41 @@ class RolePlan:
         return self.traced(self.on_rank(self.longest[0]))
 
     @cached_property
+    def forward_bytes(self) -> int:
+        """Most bytes of a pass without a gradient over the same."""
+        return self.traced_forward_bytes(self.on_rank(self.longest[0]))
+
+    @cached_property
     def usual_batch(self) -> PackedShape:
-        """A micro-batch of usual lengths, of the middle size; of many groups one from fewer, so that a search over
-        numbers of ranks meets the same ones again."""
+        """A micro-batch of whole groups of usual lengths, of the middle size. Of a share of a group, or of many groups,
+        the work follows from this one, so that a search over numbers of ranks needs no other."""
         enough = max(LEAST_GROUPS, FULL_BATCHES * self.budget // self.lengths.longest)
-        batches = self.micro_batches(self.lengths, most_groups=enough)
-        is_longest = batches[0] == self.longest[0]
-        return self.on_rank(batches[0 if is_longest else len(batches) // 2])
+        num_groups = min(enough, max(1, self.num_groups // self.updates))
+        batches = _cut(self.lengths, num_groups, self.group_size, self.budget)
+        are_alike = self.lengths.quantiles(2)[0] == self.lengths.max_response
+        return self.on_rank(batches[0 if are_alike else len(batches) // 2])
+
+    def small_batch(self, most_tokens: int) -> PackedShape:
+        """The same, or one of so many tokens that is like it."""
+        if self.usual_batch.num_tokens <= most_tokens:
+            return self.usual_batch
+        prompt = min(self.lengths.prompt, max(1, most_tokens // 2))
+        answer = max(2, min(round(self.lengths.mean_response), most_tokens - prompt))
+        group = prompt, (answer,) * min(self.group_size, max(1, (most_tokens - prompt) // answer))
+        return packed_shape([group] * max(1, most_tokens // packed_tokens(group)))
 
     @cached_property
     def usual_passes(self) -> Passes:
         """Passes over it."""
         return self.traced(self.usual_batch)
 
-    def traced(self, batch: PackedShape, **changes: bool) -> Passes:
-        """Passes over a micro-batch, in another form where one is given."""
-        form = dataclasses.replace(self.form, **changes)  # type: ignore[arg-type]  # fields of the form that are bools
-        return _traced(self.shape, form, batch)
+    def traced(self, batch: PackedShape) -> Passes:
+        """Passes over a micro-batch."""
+        return _traced(self.shape, self.form, batch)
+
+    def traced_forward_bytes(self, batch: PackedShape) -> int:
+        """Most bytes of a pass without a gradient over a micro-batch; layers are not computed again in it."""
+        return _traced_forward_bytes(self.shape, dataclasses.replace(self.form, checkpointing=False), batch)
 
     @property
     def usual_tokens(self) -> list[int]:
@@ -169,6 +204,12 @@ def _cut(lengths: Lengths, num_groups: int, group_size: int, max_tokens: int) ->
 def _traced(shape: Shape, form: PassForm, batch: PackedShape) -> Passes:
     """As `trace_passes`; a search asks for few different ones, many times."""
     return trace_passes(shape.config, form, batch)
+
+
+@lru_cache(maxsize=512)
+def _traced_forward_bytes(shape: Shape, form: PassForm, batch: PackedShape) -> int:
+    """As `trace_forward_bytes`."""
+    return trace_forward_bytes(shape.config, form, batch)
 
 
 @lru_cache(maxsize=64)

@@ -21,12 +21,13 @@ from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.memory import optimizer_bytes, phases_of, resident
+from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
+from strop.trainer.plan.state_memory import optimizer_bytes, resident
 
 GIB = 2**30
 EXPERTS = Qwen3MoeConfig(

@@ -8,10 +8,10 @@ import pytest
 from plan_configs import config_of
 from transformers import Qwen3Config
 
+from strop.trainer.plan.generation_time import generation_seconds
 from strop.trainer.plan.placement import Placement, search
 from strop.trainer.plan.plan import DEVICE_RESERVE, make_plan
 from strop.trainer.plan.smallest_change import smallest_change
-from strop.trainer.plan.step_time import generation_seconds
 
 GRPO = ()
 PPO = ("algorithm=ppo", "algorithm.use_kl_loss=true")

@@ -1,0 +1,156 @@
+"""Memory of a rank that generates: beside the roles, or apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strop.engines.attention import Segment
+from strop.rollout.native.cache import GROW_TOKENS
+from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
+from strop.rollout.weight_sync.slots import NUM_SLOTS
+from strop.rollout.weight_sync.stream import BUCKET_BYTES
+from strop.trainer.config import Config
+from strop.trainer.plan.passes import PackedShape
+from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheForm:
+    """Keys and values of the sequences of one rank that generates."""
+
+    slots: int
+    tokens: int
+    """Of a slot."""
+    token_bytes: float
+
+    @property
+    def num_bytes(self) -> float:
+        """Of the table."""
+        return self.slots * self.tokens * self.token_bytes
+
+
+def validates(config: Config) -> bool:
+    """Prompts of validation are played, as many at once as may run: their number is not known here."""
+    return bool(config.data.val_files)
+
+
+def cache_form(
+    config: Config, actor: RolePlan, ranks: int, *, tensor: int = 1, pipeline: int = 1
+) -> CacheForm:
+    """The table of keys and values of a rank that generates, when all answers are as long as they may be: those of a
+    step, or of a validation.
+
+    Args:
+        config: of the run.
+        actor: the policy.
+        ranks: that generate.
+        tensor, pipeline: of these, ranks that share heads, and layers, of the same sequences.
+    """
+    group = tensor * pipeline
+    sequences = -(-config.samples_per_step * group // ranks)
+    if validates(config):
+        sequences = config.rollout.max_running * group
+    longest = -(-(actor.lengths.prompt + actor.lengths.max_response) // GROW_TOKENS) * GROW_TOKENS
+    sizes = actor.sizes
+    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
+    return CacheForm(
+        slots=min(config.rollout.max_running * group, sequences),
+        tokens=longest,
+        token_bytes=2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize,
+    )
+
+
+def rollout_phase(
+    config: Config, actor: RolePlan, others: Mapping[str, float], device_bytes: float | None
+) -> PhaseMemory:
+    """Generation on the devices of the actor."""
+    phase = _before_prefill(config, actor, others, device_bytes)
+    if config.rollout.own_processes is not None:
+        return phase
+    axes = actor.axes
+    cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
+    prefill = _prefill_bytes(
+        config, actor, cache, engines=axes.data, tensor=axes.tensor, is_cpu=device_bytes is None
+    )
+    return dataclasses.replace(phase, device={**phase.device, "prefill and logits": prefill})
+
+
+def _before_prefill(
+    config: Config, actor: RolePlan, others: Mapping[str, float], device_bytes: float | None
+) -> PhaseMemory:
+    """Generation, without what needs a trace."""
+    is_cpu, own = device_bytes is None, config.rollout.own_processes
+    others = {name: size for name, size in others.items() if name != "actor: idle"}
+    state = state_parts(actor, 0, is_cpu, gradients=False, optimizer=actor.engine.offload == "none")
+    if config.resources.offload_idle and own and not is_cpu:
+        state = {}
+    if own is not None:
+        device = {**state, **others}
+        if device_bytes is not None:
+            device[f"{config.rollout.engine} (its share of the device)"] = own.memory_share * device_bytes
+        return PhaseMemory(phase="rollout", device=device)
+    axes = actor.axes
+    cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
+    parts = {**state, **others, "keys and values": cache.num_bytes, **_generation_copies(actor, is_cpu)}
+    return PhaseMemory(phase="rollout", device=parts, host=host_parts(actor, 0, is_cpu, gradients=False))
+
+
+def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:
+    """Weights that are gathered, packed or rounded for generation."""
+    sizes, item = actor.sizes, actor.form.compute_dtype.itemsize
+    if actor.form.is_sharded:
+        share = actor.share(0)
+        if actor.axes.shards == 1 and item == actor.form.weights_dtype.itemsize:
+            return {}
+        return {"gathered parameters": share.gathered.total * item}
+    if is_cpu and not actor.form.lora.enabled:
+        return {"packed weights": sizes.linear * item + sizes.head_numbers * 4}
+    if not is_cpu and item < 4:
+        return {"weights in half precision": (sizes.linear + sizes.head_numbers) * item}
+    return {}
+
+
+def _prefill_bytes(
+    config: Config, actor: RolePlan, cache: CacheForm, *, engines: int, tensor: int, is_cpu: bool
+) -> float:
+    """Of prompts that are computed together, their keys and values, and logits of the running sequences."""
+    room = PREFILL_TOKENS if is_cpu else DEVICE_PREFILL_TOKENS
+    prompts = min(config.data.prompts_per_step, max(1, room // actor.lengths.prompt))
+    tokens = min(room, prompts * actor.lengths.prompt)
+    each = max(1, tokens // prompts)
+    segments = tuple(Segment(start=i * each, length=each) for i in range(prompts))
+    passed = actor.traced_forward_bytes(PackedShape(segments=segments, num_predicted=prompts))
+    kept = config.data.prompts_per_step / engines * actor.lengths.prompt * cache.token_bytes
+    logits = cache.slots * actor.sizes.vocab * 4 * 2
+    return passed / tensor + 2 * tokens * cache.token_bytes + min(kept, cache.num_bytes) + logits
+
+
+def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> PhaseMemory:
+    """Generation on devices of its own."""
+    ranks, is_cpu = config.resources.apart["rollout"], device_bytes is None
+    sizes, item = actor.sizes, actor.form.compute_dtype.itemsize
+    if (own := config.rollout.own_processes) is not None:
+        weights = sizes.total * item / own.num_devices
+        if device_bytes is None:
+            return PhaseMemory(phase="rollout (apart)", device={"weights": weights})
+        room = own.memory_share * device_bytes
+        sequence = cache_form(config, actor, ranks, tensor=own.num_devices)
+        least = sequence.tokens * sequence.token_bytes
+        parts = {"weights": weights, "keys and values": max(least, room - weights)}
+        if weights + least > room:
+            parts[f"left free by {config.rollout.engine}"] = device_bytes - room
+        return PhaseMemory(phase="rollout (apart)", device=parts)
+    cache = cache_form(config, actor, ranks)
+    wide = sizes.total - sizes.linear
+    parts = {
+        "weights": wide * 4 + sizes.linear * item,
+        "keys and values": cache.num_bytes,
+        "prefill and logits": _prefill_bytes(config, actor, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
+        "buckets": float(min(NUM_SLOTS * BUCKET_BYTES, 2 * sizes.total * item)),
+    }
+    if is_cpu:
+        parts |= _generation_copies(actor, is_cpu)
+    return PhaseMemory(phase="rollout (apart)", device=parts)

@@ -1,0 +1,185 @@
+"""Seconds of generation: prompts, and decode steps of sequences that end one after the other."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from strop.trainer.config import Config
+from strop.trainer.plan.batches import Lengths
+from strop.trainer.plan.devices import FEW_ROWS, Device
+from strop.trainer.plan.generation_memory import cache_form
+from strop.trainer.plan.pass_time import is_rehearsed, update_ratios
+from strop.trainer.plan.rehearsal import NUM_DECODED, DecodeTimes, decode_times
+from strop.trainer.plan.roles import RolePlan
+
+POINTS = 48
+"""Moments of generation at which a decode step is priced."""
+LAYER_S = 65e-6
+"""Of a layer in a captured decode step on an accelerator, beside what it reads: the native engine's 64 and 256
+sequences on an H100 (benchmarks/RESULTS.md)."""
+REDUCE_S = 12e-6
+"""Of an all-reduce of a few tokens, beside what it sends."""
+LAYER_CALLS = 60
+"""Operators of a layer in a decode step by torch."""
+REHEARSED_SEQUENCES, REHEARSED_CONTEXT, REHEARSED_STEP_S = 64, 512, 0.01
+"""Most sequences and tokens of a decode step that is carried out, and seconds of its products."""
+SAMPLE_S = 30e-6
+"""Host's share of a decode step, and per running sequence of its record a thirtieth of that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationTime:
+    """Generation of the samples of a step."""
+
+    seconds: float
+    busy: float
+    """Share of the slots of an engine with a sequence."""
+
+
+def engines_of(config: Config, actor: RolePlan) -> tuple[int, int]:
+    """Engines that share the samples of a step, and ranks of each."""
+    own, apart = config.rollout.own_processes, apart_devices(config)
+    ranks = own.num_devices if own is not None else 1 if apart else _generating_ranks(actor)
+    return max(1, (apart or actor.axes.world) // ranks), ranks
+
+
+def generation_time(config: Config, actor: RolePlan, device: Device) -> GenerationTime:
+    """Of a step; of the policy's axes only `engines_of` asks."""
+    engines, ranks = engines_of(config, actor)
+    samples = config.samples_per_step
+    seconds = generation_seconds(config, actor, device, engines=engines, ranks=ranks, samples=samples)
+    return GenerationTime(seconds=seconds, busy=_busy(actor.lengths, config, engines=engines))
+
+
+def generation_seconds(
+    config: Config, actor: RolePlan, device: Device, *, engines: int, ranks: int, samples: int
+) -> float:
+    """Seconds in which an engine plays its share of the samples of a step.
+
+    Args:
+        config: of the run.
+        actor: the policy.
+        device: of each rank.
+        engines: that share the samples.
+        ranks: of an engine, over which its matrices are cut.
+        samples: of all engines.
+    """
+    count = max(1, -(-samples // engines))
+    lengths = tuple(actor.lengths.quantiles(count))
+    slots = min(config.rollout.max_running, count)
+    ends = _ends(lengths, slots)
+    last = ends[-1]
+    cache = cache_form(config, actor, engines * ranks, tensor=ranks)
+    prefill = _prefill_seconds(
+        actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
+    )
+    step_of = partial(decode_seconds, actor, device, token_bytes=cache.token_bytes, ranks=ranks)
+    ratios = decode_ratios(actor, device, running=slots, planned=step_of)
+    total, half = 0.0, sum(lengths) / len(lengths) / 2
+    for point in range(POINTS):
+        step = (point + 0.5) * last / POINTS
+        running = min(slots, len(ends) - bisect_right(ends, step))
+        context = actor.lengths.prompt + min(step, half if count > slots else step)
+        layers, rest = step_of(running=running, context=context)
+        total += (layers * ratios.layer + rest * ratios.rest) * last / POINTS
+    return prefill + total + ratios.packed_number * actor.sizes.decoded
+
+
+def decode_ratios(
+    actor: RolePlan, device: Device, *, running: int, planned: Callable[..., tuple[float, float]]
+) -> DecodeTimes:
+    """Real decode steps beside planned ones (`decode_seconds`); an accelerator is not here."""
+    if not is_rehearsed(actor, device):
+        return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
+    in_time = int(REHEARSED_STEP_S * device.product_flops / (2 * actor.sizes.rehearsed))
+    few = max(1, min(running, REHEARSED_SEQUENCES, in_time))
+    context = max(1, min(actor.lengths.longest - NUM_DECODED, REHEARSED_CONTEXT))
+    real = decode_times(actor.shape, actor.form, few, context, device.threads)
+    layers, rest = planned(running=few, context=context)
+    return DecodeTimes(
+        layer=real.layer * len(actor.sizes.layers) / layers,
+        rest=real.rest / rest,
+        packed_number=real.packed_number,
+    )
+
+
+@lru_cache(maxsize=256)
+def _ends(lengths: tuple[int, ...], slots: int) -> list[int]:
+    """Decode steps at which sequences end, long and short ones mixed, when each takes the next free slot."""
+    mixed = [lengths[(number * 7919) % len(lengths)] for number in range(len(lengths))]
+    if len(lengths) % 7919 == 0:
+        mixed = list(lengths)
+    running: list[int] = []
+    ends = []
+    for length in mixed:
+        start = heapq.heappop(running) if len(running) >= slots else 0
+        heapq.heappush(running, start + length)
+        ends.append(start + length)
+    return sorted(ends)
+
+
+def decode_seconds(
+    actor: RolePlan, device: Device, *, running: float, context: float, token_bytes: float, ranks: int
+) -> tuple[float, float]:
+    """Of a decode step of an engine with so many sequences of so many tokens, by the rates of a device: layers, and
+    what is beside them."""
+    sizes, item, layers = actor.sizes, actor.form.compute_dtype.itemsize, len(actor.sizes.layers)
+    touched = sizes.active - sizes.head_numbers
+    if sizes.experts_per_token < 1:  # experts that some token goes to are read
+        share = 1 - (1 - sizes.experts_per_token) ** max(1.0, running)
+        touched += sizes.experts_total * (share - sizes.experts_per_token)
+    bandwidth, rows = device.weight_bandwidth, 1.0
+    through_torch = device.is_cpu and (actor.form.is_sharded or actor.form.lora.enabled)
+    if through_torch:  # by the model's own forward pass
+        bandwidth, rows = device.few_rows_bandwidth, max(1.0, running / FEW_ROWS)
+
+    def products(read: float, used: float) -> float:
+        computed = 2 * used * running / ranks / device.product_flops
+        return max(read * item / ranks / bandwidth * rows, computed)
+
+    cache = running * context * token_bytes / device.weight_bandwidth
+    in_layers = products(touched, sizes.active - sizes.head_numbers) + cache
+    rest = products(sizes.head_numbers, sizes.head_numbers)
+    rest += running * sizes.vocab * 4 * 4 / device.bandwidth
+    if device.is_cpu:
+        in_layers += layers * LAYER_CALLS * device.call_s if through_torch else 0.0
+        return in_layers, rest + SAMPLE_S * (3 + running / 3)
+    if ranks > 1:
+        link = device.link if ranks <= device.per_node else device.network
+        in_layers += 2 * layers * (2 * running * sizes.hidden * item / link + REDUCE_S)
+    return in_layers + layers * LAYER_S, rest + SAMPLE_S * (1 + running / 30)
+
+
+def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: int) -> float:
+    tokens = prompts * actor.lengths.prompt
+    share = tokens / max(1, actor.usual_batch.num_tokens)
+    seconds = device.seconds(actor.usual_passes.layers_forward * share) / ranks
+    return seconds * update_ratios(actor, device).layers_forward
+
+
+def apart_devices(config: Config) -> int:
+    """Devices that only generate."""
+    return devices_of(config, "rollout") if "rollout" in config.resources.apart else 0
+
+
+def devices_of(config: Config, role: str) -> int:
+    """Devices of a role: one of each process, or as many as its engine spans."""
+    each = config.rollout.num_devices if role == "rollout" and role in config.resources.apart else 1
+    return config.resources.ranks_of(role) * each
+
+
+def _generating_ranks(actor: RolePlan) -> int:
+    """Ranks that generate together, with the actor's own weights."""
+    return actor.axes.tensor * actor.axes.pipeline * (actor.axes.experts if actor.axes.experts > 1 else 1)
+
+
+def _busy(lengths: Lengths, config: Config, *, engines: int) -> float:
+    """Share of the slots of an engine with a sequence, over generation."""
+    count = max(1, -(-config.samples_per_step // engines))
+    each = tuple(lengths.quantiles(count))
+    slots = min(config.rollout.max_running, count)
+    return min(1.0, sum(each) / (slots * _ends(each, slots)[-1]))

@@ -1,0 +1,219 @@
+"""Passes and decode steps of a model's first layers, done for real on this processor.
+
+A pass through layers is Python, many small operators, and memory that the system has to find first: how long that takes
+beside the products of a device is no constant. So the layers that are traced are carried out as well, with random
+weights, on a micro-batch that takes about a second; and the stages of a step are as much longer than the rates of the
+device say as these were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import statistics
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from strop.engines.attention import PackedAttention
+from strop.engines.causal_lm import CausalLM, use_packed_attention
+from strop.engines.lora import adapters
+from strop.engines.model import checkpoint_layers
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.request import Request
+from strop.rollout.types import Sampling
+from strop.trainer.plan.passes import (
+    PackedShape,
+    Passes,
+    PassForm,
+    layer_list,
+    trace_passes,
+    truncated_module,
+)
+from strop.trainer.plan.roles import Shape
+from strop.trainer.plan.tracing import Work
+
+T = TypeVar("T")
+
+REPEATS = 3
+DECODE_STEPS = 8
+"""Of a measurement; the median counts."""
+NUM_DECODED = DECODE_STEPS + 3
+"""Tokens behind a prompt: its own, one by the model's own forward pass, and one with new weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Seconds of a pass with a gradient, or their ratio to what the rates of a device say."""
+
+    layers_forward: float = 1.0
+    base_forward: float = 1.0
+    """Beside the layers: embedding, final norm and head."""
+    base_backward: float = 1.0
+    layers_backward: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTimes:
+    """Seconds of a decode step."""
+
+    layer: float
+    """Of a layer, on average of those that were carried out."""
+    rest: float
+    """Beside the layers: head, sampling and records."""
+    packed_number: float
+    """Of each number of layers and head, once, with new weights: they are packed for the kernel."""
+
+
+def pass_times(passes: Passes, seconds: Callable[[Work], float]) -> PassTimes:
+    """By the rates of a device."""
+    return PassTimes(
+        layers_forward=seconds(passes.layers_forward),
+        base_forward=seconds(passes.base_forward),
+        base_backward=seconds(passes.base_backward),
+        layers_backward=seconds(passes.layers_backward),
+    )
+
+
+def pass_ratios(
+    shape: Shape, form: PassForm, batch: PackedShape, seconds: Callable[[Work], float], num_threads: int
+) -> PassTimes:
+    """An update of the first layer and the last one of each kind, beside the rates of a device.
+
+    Args:
+        shape: of the model.
+        form: of the passes.
+        batch: the micro-batch.
+        seconds: of this processor, by its rates.
+        num_threads: of the process.
+    """
+    real, passes = _carried_out(shape, form, batch, num_threads)
+    planned = pass_times(passes, seconds)
+    return PassTimes(
+        **{name: value / max(getattr(planned, name), 1e-9) for name, value in vars(real).items()}
+    )
+
+
+@lru_cache(maxsize=16)
+def _carried_out(
+    shape: Shape, form: PassForm, batch: PackedShape, num_threads: int
+) -> tuple[PassTimes, Passes]:
+    """The same in seconds, and as a trace has it."""
+    model, kept = real_model(shape.config, form)
+    runs = with_threads(num_threads, lambda: [_update(model, form, batch) for _ in range(REPEATS)])
+    medians = {name: statistics.median(getattr(run, name) for run in runs) for name in vars(runs[0])}
+    passes = dataclasses.replace(trace_passes(shape.config, form, batch), kinds=tuple(kept))
+    return PassTimes(**medians), passes
+
+
+def real_model(shape: PreTrainedConfig, form: PassForm) -> tuple[CausalLM, list[Hashable]]:
+    """The layers that are traced, with random numbers; their kinds."""
+    module, _, kept = truncated_module(shape, form)
+    module.to_empty(device="cpu")
+    module.tie_weights()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.02)
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(0.01)  # frequencies
+    if form.checkpointing:
+        checkpoint_layers(module)
+    use_packed_attention(module, None, by_formula=form.by_formula)
+    model = CausalLM(module, compute_dtype=form.compute_dtype)
+    if form.lora.enabled:
+        adapters.add_lora(model, dataclasses.replace(form.lora, path=""))
+    if form.is_sharded:
+        module.to(form.compute_dtype)
+        model.root = _Gathered()
+    return model, kept
+
+
+class _Gathered(nn.Module):
+    """A model whose parameters are whole, in the form of one that is sharded."""
+
+    def forward(self, function: Callable[[], T]) -> T:
+        """As FSDP's root module."""
+        return function()
+
+
+def with_threads(num_threads: int, function: Callable[[], T]) -> T:
+    """The function's result, with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return function()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _update(model: CausalLM, form: PassForm, batch: PackedShape) -> PassTimes:
+    """Seconds of its parts."""
+    attention = PackedAttention(batch.segments, device=torch.device("cpu"))
+    attention.prepare()
+    ids = torch.arange(batch.num_tokens)[None] % model.vocab_size
+    index = torch.arange(batch.num_predicted) % batch.num_tokens
+    marks = [time.thread_time()]
+    hidden = model.backbone(ids, torch.zeros_like(ids), attention)
+    predicting = nn.functional.embedding(index, hidden)
+    marks.append(time.thread_time())
+    predicting.register_hook(lambda grad: marks.append(time.thread_time()))  # type: ignore[no-untyped-call]
+    if form.has_value_head:
+        loss = model.head.values(predicting).sum()
+    else:
+        loss = model.head.log_probs(predicting, torch.zeros_like(index), temperature=1.0)[0].sum()
+    marks.append(time.thread_time())
+    loss.backward()  # type: ignore[no-untyped-call]
+    marks.append(time.thread_time())
+    return PassTimes(**dict(zip(vars(PassTimes()), map(operator.sub, marks[1:], marks), strict=True)))
+
+
+@lru_cache(maxsize=16)
+def decode_times(shape: Shape, form: PassForm, running: int, prompt: int, num_threads: int) -> DecodeTimes:
+    """Decode steps, through the layers of `pass_ratios`, and through one of them.
+
+    Args:
+        shape: of the model.
+        form: of its passes.
+        running: sequences.
+        prompt: tokens that each of them has.
+        num_threads: of the process.
+    """
+    model, _ = real_model(shape.config, dataclasses.replace(form, checkpointing=False))
+    model.module.requires_grad_(False)
+    layers = layer_list(model.module)
+    count = len(layers)
+    numbers = sum(parameter.numel() for parameter in layers.parameters()) + model.head_weight.numel()
+    several, first = with_threads(num_threads, lambda: _steps(model, running, prompt))
+    del layers[1:]
+    model.config.get_text_config().num_hidden_layers = 1
+    one, _ = with_threads(num_threads, lambda: _steps(model, running, prompt))
+    layer = max(0.0, several - one) / max(1, count - 1)
+    return DecodeTimes(
+        layer=layer, rest=max(0.0, one - layer), packed_number=max(0.0, first - several) / numbers
+    )
+
+
+def _steps(model: CausalLM, running: int, prompt: int) -> tuple[float, float]:
+    """Seconds of a decode step, and of one with new weights."""
+    batch = DecodeBatch(model, max_running=running)
+    ids = tuple(number % model.vocab_size for number in range(prompt))
+    sampling = Sampling(key=1, max_tokens=NUM_DECODED + 1)
+    batch.waiting.extend(Request(str(number), ids, sampling) for number in range(running))
+    for _ in range(2):  # prompt, and the comparison of compiled steps with the model's own
+        batch.step(0)
+    step = statistics.median(_seconds(lambda: batch.step(0)) for _ in range(DECODE_STEPS))
+    model.num_changes += 1
+    return step, _seconds(lambda: batch.step(0))
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.thread_time()
+    function()
+    return time.thread_time() - start

@@ -1,0 +1,52 @@
+"""Memory of a rank while weights move: a load, a weight sync, a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strop.rollout.weight_sync.slots import NUM_SLOTS
+from strop.rollout.weight_sync.stream import BUCKET_BYTES
+from strop.trainer.config import Config
+from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.state_memory import PhaseMemory, fullest, idle_bytes
+
+
+def load_phase(main: Sequence[RolePlan]) -> PhaseMemory:
+    """On a CPU, where device and host are one: the last of the models is whole, the others are sharded by then."""
+    last = max(main, key=lambda role: load_host_bytes([role]))
+    others = {f"{role.name}: weights": fullest(role).weights for role in main if role is not last}
+    return PhaseMemory(phase="load", device={f"{last.name}: whole model": load_host_bytes([last]), **others})
+
+
+def sync_phase(main: Sequence[RolePlan], actor: RolePlan, is_cpu: bool) -> PhaseMemory:
+    """New weights on their way to engines with weights of their own."""
+    item = actor.form.compute_dtype.itemsize
+    buckets = float(min(NUM_SLOTS * BUCKET_BYTES, 2 * actor.sizes.total * item))
+    largest = max(actor.sizes.head_numbers, *(part.all.total for part in actor.sizes.layers)) * 4
+    state = {f"{role.name}: idle": idle_bytes(role, is_cpu) for role in main}
+    return PhaseMemory(
+        phase="weight sync",
+        device={**state, "buckets": buckets, "one weight, whole": largest},
+        host={} if is_cpu else {"shared memory": buckets},
+    )
+
+
+def checkpoint_phases(
+    config: Config, learners: Sequence[RolePlan], main: Sequence[RolePlan], is_cpu: bool
+) -> list[PhaseMemory]:
+    """The state is written from the device, or from a copy on the host; rank 0 gathers the policy for its folder."""
+    state = {f"{role.name}: idle": idle_bytes(role, is_cpu) for role in main}
+    copies = sum(fullest(role).between for role in learners) if config.run.async_save else 0.0
+    whole = 0.0
+    if config.run.hf_model != "never" and learners and learners[0].form.is_sharded:
+        whole = learners[0].sizes.total * learners[0].form.weights_dtype.itemsize
+    parts = {"copy that is written": copies, "whole model on rank 0": whole}
+    parts = {name: size for name, size in parts.items() if size}
+    if is_cpu:
+        return [PhaseMemory(phase="checkpoint", device={**state, **parts})]
+    return [PhaseMemory(phase="checkpoint", device=state, host=parts)]
+
+
+def load_host_bytes(roles: Sequence[RolePlan]) -> float:
+    """Host memory of a process while it loads: a model for several ranks is whole in each until it is sharded."""
+    return max(role.sizes.total * role.form.weights_dtype.itemsize for role in roles)

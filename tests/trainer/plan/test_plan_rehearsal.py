@@ -1,0 +1,120 @@
+"""First layers of a model, carried out on this processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from plan_configs import SMALL, config_of
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+
+from strop.engines.config import LoraConfig
+from strop.engines.optimizers.muon import Muon
+from strop.trainer.plan.batches import packed_shape
+from strop.trainer.plan.devices import device_named
+from strop.trainer.plan.parameters import model_sizes
+from strop.trainer.plan.pass_time import is_rehearsed, pass_seconds, update_ratios
+from strop.trainer.plan.passes import PassForm
+from strop.trainer.plan.plan import lengths_of
+from strop.trainer.plan.rehearsal import PassTimes, decode_times, pass_ratios
+from strop.trainer.plan.roles import Shape, planned_roles
+from strop.trainer.plan.tracing import Work
+
+EXPERTS = Qwen3MoeConfig(
+    hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    intermediate_size=64, moe_intermediate_size=32, num_experts=8, num_experts_per_tok=2, vocab_size=128,
+)  # fmt: skip
+PLAIN = PassForm(compute_dtype=torch.float32)
+FORMS = {
+    "plain": PLAIN,
+    "checkpointing": replace(PLAIN, checkpointing=True),
+    "sharded": replace(PLAIN, compute_dtype=torch.bfloat16, is_sharded=True),
+    "adapter": replace(PLAIN, lora=LoraConfig(rank=4)),
+    "value head": replace(PLAIN, has_value_head=True),
+    "bfloat16": replace(PLAIN, compute_dtype=torch.bfloat16),
+}
+
+
+def shape_of(config: PreTrainedConfig) -> Shape:
+    return Shape(config.to_json_string(), config)
+
+
+def flops(work: Work) -> float:
+    return work.product_flops + work.attention_flops + 1
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("config", [SMALL, EXPERTS], ids=["dense", "experts"])
+def test_every_form_of_a_pass_is_carried_out(config: PreTrainedConfig, form: PassForm) -> None:
+    batch = packed_shape([(16, (8, 12))])
+    ratios = pass_ratios(shape_of(config), form, batch, flops, 1)
+    assert all(value > 0 for value in vars(ratios).values())
+    # Against a device that is twice as slow, the same seconds are half of what its rates say.
+    halves = pass_ratios(shape_of(config), form, batch, lambda work: 2 * flops(work), 1)
+    assert vars(halves) == pytest.approx({name: value / 2 for name, value in vars(ratios).items()})
+
+
+@pytest.mark.parametrize("form", ["plain", "sharded", "adapter", "bfloat16"])
+def test_decode_steps_are_carried_out(form: str) -> None:
+    for config in (SMALL, EXPERTS):
+        times = decode_times(shape_of(config), FORMS[form], 4, 16, 1)
+        assert times.layer + times.rest > 0
+        assert min(vars(times).values()) >= 0
+
+
+def test_a_stage_takes_as_much_longer_as_its_rehearsal(tmp_path: Path) -> None:
+    # A device without calls and memory, at one operation a second: an update is its operations, each taken at the
+    # ratio of what was carried out to what was traced, and of 4 layers all are like the 2 that are carried out.
+    config = config_of(tmp_path)
+    role = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    cpu = replace(
+        device_named("h100"), product_flops=1.0, attention_flops=1.0, bandwidth=1e30, call_s=0.0,
+        weight_bandwidth=1e30, threads=1,
+    )  # fmt: skip
+    ratios = pass_ratios(role.shape, role.form, role.small_batch(64), cpu.seconds, 1)
+    passes, share = role.usual_passes, sum(role.usual_tokens) / role.usual_batch.num_tokens
+    expected = share * (
+        ratios.layers_forward * cpu.seconds(passes.layers_forward)
+        + ratios.base_forward * cpu.seconds(passes.base_forward)
+        + ratios.layers_backward * cpu.seconds(passes.layers_backward)
+        + ratios.base_backward * cpu.seconds(passes.base_backward)
+    )
+    assert pass_seconds(role, cpu).update == pytest.approx(expected)
+
+
+def test_a_small_batch_is_like_a_large_one(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    role = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    for most in (100, 300, 1000):
+        batch = role.small_batch(most)
+        assert most / 3 < batch.num_tokens <= most
+    assert role.small_batch(10_000) == role.usual_batch
+
+
+def test_operations_of_muon_are_those_that_torch_counts() -> None:
+    config = Qwen3Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=48, vocab_size=64,
+    )  # fmt: skip
+    sizes = model_sizes(config, PLAIN)
+    layer = [(16, 32), (8, 32), (8, 32), (32, 16), (48, 32), (48, 32), (32, 48)]
+    matrices = [nn.Parameter(torch.randn(*shape)) for shape in layer * 2]
+    for matrix in matrices:
+        matrix.grad = torch.randn_like(matrix)
+    with FlopCounterMode(display=False) as counter:
+        Muon(matrices, lr=0.1, weight_decay=0.0, momentum=0.9, matrix_group=None).step()
+    assert sizes.whole_model.all.muon_flops == counter.get_total_flops()
+
+
+def test_a_model_that_is_too_large_here_is_taken_at_the_rates_of_the_device(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    role = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    cpu = replace(device_named("h100"), threads=1)
+    assert is_rehearsed(role, cpu)
+    assert not is_rehearsed(role, replace(cpu, memory_bytes=role.sizes.total))
+    assert not is_rehearsed(role, device_named("h100"))
+    assert update_ratios(role, replace(cpu, memory_bytes=role.sizes.total)) == PassTimes()
