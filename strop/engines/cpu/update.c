@@ -141,44 +141,55 @@ static void pack(const struct block *block, const float *from, const int64_t *st
     else
       memset(row, 0, sizeof(float) * dim);
   }
-  for (int64_t x = 0; x < dim; x++)
-    for (int64_t r = 0; r < width; r++) columns[x * width + r] = rows[r * dim + x];
+  for (int64_t r = 0; r < width; r++)
+    for (int64_t x = 0; x < dim; x++) columns[x * width + r] = rows[r * dim + x];
 }
 
-/* Scores [count, width] of keys that are not seen are hidden; `place` is that of the first key in its sequence. */
-static void hide(const struct block *block, float *scores, int64_t place, int64_t count) {
+/* Place of the query of each row in its sequence, [width]. */
+static void find_places(const struct block *block, int32_t *places) {
+  const int64_t first = block->segment->before + block->from, group = block->layer->group;
+  for (int64_t q = 0; q * group < block->width; q++)
+    for (int64_t g = 0; g < group && q * group + g < block->width; g++) places[q * group + g] = first + q;
+}
+
+/* Scores [count, width] of keys that are not seen are hidden; `from` is the place of the first key in its sequence. */
+static void hide(const struct block *block, const int32_t *places, float *scores, int64_t from, int64_t count) {
   const int64_t first = block->segment->before + block->from, window = block->layer->window;
-  const int is_all_seen = place + count - 1 <= first && (!window || place > first + block->count - 1 - window);
+  const int is_all_seen = from + count - 1 <= first && (!window || from > first + block->count - 1 - window);
   if (is_all_seen) return;
+  const int32_t far = window ? window : INT32_MAX;
   for (int64_t t = 0; t < count; t++)
-    for (int64_t r = 0; r < block->rows; r++) {
-      const int64_t query = first + r / block->layer->group, key = place + t;
-      if (key > query || (window && key <= query - window)) scores[t * block->width + r] = HIDDEN;
+    for (int64_t r = 0; r < block->width; r += LANES) {
+      const ints before = *(const ints *)(places + r) - (int32_t)(from + t);
+      float *at = scores + t * block->width + r;
+      store(at, pick((before < 0) | (before >= far), all(HIDDEN), load(at)));
     }
 }
 
-/* Calls `what` for all keys that a block sees, at most KEYS at a time: with the index of the first one in the row, its
- * place in the sequence, and how many there are. */
-#define FOR_KEYS(block, spans, what) \
-  do { \
-    const struct segment *s = (block)->segment; \
-    const int64_t last = s->before + (block)->from + (block)->count, window = (block)->layer->window; \
-    const int64_t least = window ? s->before + (block)->from - window + 1 : 0; \
-    int64_t place = 0; \
-    for (int64_t span = 0; span <= s->num_spans; span++) { \
-      const int64_t *run = (spans) + 2 * (s->first_span + span); \
-      int64_t start = span < s->num_spans ? run[0] : s->start; \
-      int64_t end = span < s->num_spans ? run[1] : s->start + s->length; \
-      int64_t count; \
-      for (; start < end; start += count, place += count) { \
-        count = end - start < KEYS ? end - start : KEYS; \
-        if (place >= last) break; \
-        if (count > last - place) count = last - place; \
-        if (place + count <= least) continue; \
-        what(start, place, count); \
-      } \
-    } \
-  } while (0)
+/* Keys of a run of the row, at most KEYS of them: the index of the first one, and its place in the sequence. */
+struct keys {
+  int64_t start, place, count, span, end;
+};
+
+/* The next keys that some query of a block sees; 0 where there are none left. Begin with zeros, and span -1. */
+static int next_keys(struct keys *keys, const struct block *block, const int64_t *spans) {
+  const struct segment *segment = block->segment;
+  const int64_t first = segment->before + block->from, end = first + block->count, window = block->layer->window;
+  do {
+    keys->start += keys->count, keys->place += keys->count, keys->count = 0;
+    if (keys->place >= end) return 0;
+    if (keys->start == keys->end) { /* on to the next run: the last is the segment itself */
+      if (++keys->span > segment->num_spans) return 0;
+      const int64_t own[2] = {segment->start, segment->start + segment->length};
+      const int64_t *run = keys->span < segment->num_spans ? spans + 2 * (segment->first_span + keys->span) : own;
+      keys->start = run[0], keys->end = run[1];
+    }
+    keys->count = keys->end - keys->start;
+    if (keys->count > KEYS) keys->count = KEYS;
+    if (keys->count > end - keys->place) keys->count = end - keys->place;
+  } while (window && keys->place + keys->count <= first - window + 1);
+  return 1;
+}
 
 static int64_t round_up(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
@@ -188,7 +199,7 @@ static struct block block_of(const struct layer *layer, const struct segment *se
 }
 
 /* Numbers that a thread of `attend` works in. */
-static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 2); }
+static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3); }
 
 /* Output and normalizers of a block; the largest score and the sum of each row are mended from block to block of keys. */
 static void attend_block(const struct block *block, const int64_t *spans, float *space) {
@@ -196,36 +207,37 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
   const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim;
   float *scores = space, *rows = scores + QUERIES * KEYS, *columns = rows + QUERIES * dim, *sums = columns + QUERIES * dim;
   float *largest = sums + QUERIES * value_dim, *total = largest + QUERIES;
+  int32_t *places = (int32_t *)(total + QUERIES);
+  find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   memset(sums, 0, sizeof(float) * width * value_dim);
   for (int64_t r = 0; r < width; r++) largest[r] = HIDDEN, total[r] = 0;
-#define SEE(start, place, count) \
-  do { \
-    product(count, width, dim, l->key + (start) * l->key_steps[0] + block->head * l->key_steps[1], l->key_steps[0], 1, columns, \
-            width, scores, width, 0); \
-    hide(block, scores, place, count); \
-    for (int64_t r = 0; r < width; r += LANES) { \
-      vec most = load(largest + r), sum = {0}; \
-      for (int64_t t = 0; t < (count); t++) { \
-        const vec score = load(scores + t * width + r); \
-        most = pick(score > most, score, most); \
-      } \
-      const vec less = exponential(load(largest + r) - most); \
-      for (int64_t t = 0; t < (count); t++) { \
-        const vec weight = exponential(load(scores + t * width + r) - most); \
-        store(scores + t * width + r, weight); \
-        sum += weight; \
-      } \
-      store(total + r, load(total + r) * less + sum); \
-      store(largest + r, most); \
-      for (int x = 0; x < LANES; x++) \
-        if (less[x] != 1.0f) \
-          for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x]; \
-    } \
-    product(block->rows, value_dim, count, scores, 1, width, \
-            l->value + (start) * l->value_steps[0] + block->head * l->value_steps[1], l->value_steps[0], sums, value_dim, 1); \
-  } while (0)
-  FOR_KEYS(block, spans, SEE);
+  for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
+    const int64_t count = keys.count;
+    product(count, width, dim, l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1], l->key_steps[0], 1, columns,
+            width, scores, width, 0);
+    hide(block, places, scores, keys.place, count);
+    for (int64_t r = 0; r < width; r += LANES) {
+      vec most = load(largest + r), sum = {0};
+      for (int64_t t = 0; t < count; t++) {
+        const vec score = load(scores + t * width + r);
+        most = pick(score > most, score, most);
+      }
+      const vec less = exponential(load(largest + r) - most);
+      for (int64_t t = 0; t < count; t++) {
+        const vec weight = exponential(load(scores + t * width + r) - most);
+        store(scores + t * width + r, weight);
+        sum += weight;
+      }
+      store(total + r, load(total + r) * less + sum);
+      store(largest + r, most);
+      for (int x = 0; x < LANES; x++)
+        if (less[x] != 1.0f)
+          for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x];
+    }
+    product(block->rows, value_dim, count, scores, 1, width,
+            l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1], l->value_steps[0], sums, value_dim, 1);
+  }
   const int64_t heads = l->key_heads * l->group;
   for (int64_t r = 0; r < block->rows; r++) {
     const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
@@ -261,7 +273,7 @@ int attend(const struct layer *layer, const struct segment *segments, const int6
 }
 
 static int64_t room_back(const struct layer *layer) {
-  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 2);
+  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3);
 }
 
 /* Gradients of a block: those of queries are written, those of keys and values added. */
@@ -271,6 +283,8 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
   float *weights = space, *grads = weights + QUERIES * KEYS, *rows = grads + QUERIES * KEYS, *columns = rows + QUERIES * dim;
   float *sums = columns + QUERIES * dim, *grad_rows = sums + QUERIES * dim, *grad_columns = grad_rows + QUERIES * value_dim;
   float *normalizers = grad_columns + QUERIES * value_dim, *means = normalizers + QUERIES;
+  int32_t *places = (int32_t *)(means + QUERIES);
+  find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   pack(block, l->grad, l->grad_steps, value_dim, 1, grad_rows, grad_columns);
   memset(sums, 0, sizeof(float) * width * dim);
@@ -285,26 +299,25 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
     for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * out[d];
     means[r] = mean;
   }
-#define SEE_BACK(start, place, count) \
-  do { \
-    const float *key = l->key + (start) * l->key_steps[0] + block->head * l->key_steps[1]; \
-    const float *value = l->value + (start) * l->value_steps[0] + block->head * l->value_steps[1]; \
-    product(count, width, dim, key, l->key_steps[0], 1, columns, width, weights, width, 0); \
-    hide(block, weights, place, count); \
-    product(count, width, value_dim, value, l->value_steps[0], 1, grad_columns, width, grads, width, 0); \
-    for (int64_t t = 0; t < (count); t++) \
-      for (int64_t r = 0; r < width; r += LANES) { \
-        const vec weight = exponential(load(weights + t * width + r) - load(normalizers + r)); \
-        store(weights + t * width + r, weight); \
-        store(grads + t * width + r, weight * (load(grads + t * width + r) - load(means + r))); \
-      } \
-    product(count, value_dim, block->rows, weights, width, 1, grad_rows, value_dim, \
-            l->grad_value + ((start) * l->key_heads + block->head) * value_dim, l->key_heads * value_dim, 1); \
-    product(count, dim, block->rows, grads, width, 1, rows, dim, l->grad_key + ((start) * l->key_heads + block->head) * dim, \
-            l->key_heads * dim, 1); \
-    product(block->rows, dim, count, grads, 1, width, key, l->key_steps[0], sums, dim, 1); \
-  } while (0)
-  FOR_KEYS(block, spans, SEE_BACK);
+  for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
+    const int64_t count = keys.count;
+    const float *key = l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1];
+    const float *value = l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1];
+    product(count, width, dim, key, l->key_steps[0], 1, columns, width, weights, width, 0);
+    hide(block, places, weights, keys.place, count);
+    product(count, width, value_dim, value, l->value_steps[0], 1, grad_columns, width, grads, width, 0);
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t r = 0; r < width; r += LANES) {
+        const vec weight = exponential(load(weights + t * width + r) - load(normalizers + r));
+        store(weights + t * width + r, weight);
+        store(grads + t * width + r, weight * (load(grads + t * width + r) - load(means + r)));
+      }
+    product(count, value_dim, block->rows, weights, width, 1, grad_rows, value_dim,
+            l->grad_value + (keys.start * l->key_heads + block->head) * value_dim, l->key_heads * value_dim, 1);
+    product(count, dim, block->rows, grads, width, 1, rows, dim, l->grad_key + (keys.start * l->key_heads + block->head) * dim,
+            l->key_heads * dim, 1);
+    product(block->rows, dim, count, grads, 1, width, key, l->key_steps[0], sums, dim, 1);
+  }
   for (int64_t r = 0; r < block->rows; r++) {
     const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
     for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = sums[r * dim + d] * l->scaling;
