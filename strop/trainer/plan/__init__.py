@@ -4,6 +4,7 @@ accelerator.py      Kernels of an accelerator as a trace sees them
 baseline.py         Memory of a process before it has a model
 batches.py          Lengths of answers, micro-batches, and the largest one
 changes.py          Copies of a configuration with other values
+cpu_layers.py       Compiled layers of a CPU as a trace sees them
 devices.py          Memory and speed of devices: published, or of this CPU as measured
 memory.py           Memory of a rank in each phase of a step
 parameters.py       Parameters of a model by their place, and the share of a rank
