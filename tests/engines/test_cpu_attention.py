@@ -125,6 +125,29 @@ def test_other_forms_go_another_way(
     assert chosen.attend(*states(segments, 2, 1, dim)[:3], form) is None
 
 
+def test_keys_may_lie_behind_all_queries() -> None:
+    """As those of tokens that a prefill has computed before; two requests begin with the same ones."""
+    segments = [
+        Segment(start=0, length=9, prefix=((20, 37),)),
+        Segment(start=9, length=8, prefix=((20, 37),)),
+        Segment(start=17, length=3),
+    ]
+    chosen = cpu_plan(segments)
+    assert chosen is not None
+    assert chosen.trees.tolist() == [[0, 2], [2, 3]]
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(20, 4, 16, generator=generator)
+    key, value = torch.randn(2, 37, 2, 16, generator=generator)
+    tensors = [query, key, value, torch.randn(20, 4, 16, generator=generator)]
+    form = AttentionForm(scaling=0.25)
+    for tensor, expected in zip(
+        results(segments, tensors, form, torch.float32),
+        results(segments, tensors, form, torch.float64),
+        strict=True,
+    ):
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_segments_that_see_later_tokens_have_no_plan() -> None:
     assert cpu_plan([Segment(start=0, length=9, blocks=((2, 5),))]) is None
     assert cpu_plan([Segment(start=0, length=4, prefix=((4, 9),)), Segment(start=4, length=5)]) is None

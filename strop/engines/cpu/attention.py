@@ -25,6 +25,8 @@ TASK_QUERIES = 256
 """Of a segment that a thread takes at a time, forward."""
 MAX_GROUP_LANES = 4
 """Query heads of a key head, in vectors: so many rows has a block of scores (update.c)."""
+_OUTSIDE, _LATER = -1, -2
+"""Places of no segment, and of a segment that has not been looked at."""
 
 
 class _Layer(ctypes.Structure):
@@ -73,17 +75,9 @@ def cpu_plan(segments: Sequence[Segment]) -> CpuPlan | None:
     if update_library() is None or any(segment.blocks for segment in segments):
         return None
     segments = [segment for segment in segments if segment.length > 0]
-    tree_of_token = np.full(max((s.start + s.length for s in segments), default=0), -1)
-    trees: list[list[Segment]] = []
-    for segment in segments:
-        before = {int(tree_of_token[place]) for start, end in _runs(segment) for place in (start, end - 1)}
-        if len(before) > 1 or -1 in before:
-            return None
-        number = before.pop() if before else len(trees)
-        if number == len(trees):
-            trees.append([])
-        trees[number].append(segment)
-        tree_of_token[segment.start : segment.start + segment.length] = number
+    trees = _trees(segments)
+    if trees is None:
+        return None
     ordered = [segment for tree in trees for segment in tree]
     rows, spans, tasks = [], [], []
     for number, segment in enumerate(ordered):
@@ -99,6 +93,31 @@ def cpu_plan(segments: Sequence[Segment]) -> CpuPlan | None:
         tasks=np.array(tasks, dtype=np.int64).reshape(-1, 3),
         trees=np.stack([ends[:-1], ends[1:]], axis=1).astype(np.int64),
     )
+
+
+def _trees(segments: Sequence[Segment]) -> list[list[Segment]] | None:
+    """Segments that share keys with each other alone; None where one continues another that stands behind it.
+
+    Keys may also lie behind all segments, as those of tokens do that were computed before (prefill.py).
+    """
+    own = [(segment.start, segment.start + segment.length) for segment in segments]
+    size = max((end for segment in segments for _, end in _runs(segment)), default=0)
+    tree_of_place = np.full(max([size, *(end for _, end in own)]), _OUTSIDE)
+    for start, end in own:
+        tree_of_place[start:end] = _LATER
+    trees: list[list[Segment]] = []
+    for segment, (first, last) in zip(segments, own, strict=True):
+        runs = _runs(segment)
+        before = {int(tree_of_place[place]) for start, end in runs for place in (start, end - 1)} - {_OUTSIDE}
+        if len(before) > 1 or _LATER in before:
+            return None
+        number = before.pop() if before else len(trees)
+        if number == len(trees):
+            trees.append([])
+        trees[number].append(segment)
+        for start, end in (*runs, (first, last)):
+            tree_of_place[start:end] = number
+    return trees
 
 
 def _runs(segment: Segment) -> list[Span]:
