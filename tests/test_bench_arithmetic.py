@@ -92,7 +92,9 @@ def test_an_endless_model_never_ends_and_is_undecided_otherwise(versus: ModuleTy
     ids = torch.randint(7, 102, (8, 60), generator=torch.Generator().manual_seed(0))
     ids[:, 20] = make_tiny_tokenizer().eos_token_id
     with torch.no_grad():
-        log_probs = model(ids).logits[:, 21:].log_softmax(-1)
+        output = model(ids, output_hidden_states=True)
+    log_probs = output.logits[:, 21:].log_softmax(-1)
+    assert (output.hidden_states[-2][:, 21:, 0] == 1).all()  # no layer writes to the first number
     assert log_probs[..., make_tiny_tokenizer().eos_token_id].max() < -30
     assert -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1).min() > 3  # of log(102) = 4.6
 
