@@ -2,10 +2,10 @@
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line. `ratio_trl` is strop's samples per second over those of TRL at the fastest of its settings that
-are tried; both sides compute in float32 (TRL is also tried in bfloat16), both take the median over the steps after a
-warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring, the update, and on
-strop's side sample store, ledger and fingerprint.
+prints one JSON line, and that of each workload, when it is done, on stderr. `ratio_trl` is strop's samples per second
+over those of TRL at the fastest of its settings that are tried; both sides compute in float32 (TRL is also tried in
+bfloat16), both take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
+default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
@@ -63,7 +63,7 @@ MAX_LENGTH_GAP = 0.1
 TEMPLATE_TOKENS = 3
 """Of the chat template, around the text of a prompt."""
 PHASES = ("gen", "adv", "update_actor")
-RATIOS = {"words": "ratio_trl", "full": "ratio_trl_full", "2to1": "ratio_trl_2to1", "8to1": "ratio_trl_8to1"}
+RATIOS = {"words": "ratio_trl", "2to1": "ratio_trl_2to1", "8to1": "ratio_trl_8to1", "full": "ratio_trl_full"}
 """Workloads, and the names of their ratios."""
 
 
@@ -84,7 +84,7 @@ class Scale:
 
 SCALES = {
     "small": Scale(8, 8, 2, ("64x1", "32x2", "64x1-bf16"), tuple(RATIOS)),
-    "large": Scale(2, 2, 1, ("16x1", "16x1-bf16"), ("full", "2to1", "8to1")),
+    "large": Scale(2, 2, 1, ("16x1", "16x1-bf16"), ("2to1", "8to1", "full")),
 }
 
 
@@ -119,9 +119,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size])
-        results = {
-            name: _measure(arguments, folder, _workload(name, folder), ceiling.flops) for name in names
-        }
+        results = {}
+        for name in names:
+            results[name] = _measure(arguments, folder, _workload(name, folder), ceiling.flops)
+            print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
     result = {
         "name": "grpo_vs_trl",
