@@ -79,7 +79,9 @@ def cpu_plan(segments: Sequence[Segment]) -> CpuPlan | None:
     if trees is None:
         return None
     ordered = [segment for tree in trees for segment in tree]
-    rows, spans, tasks = [], [], []
+    rows: list[tuple[int, ...]] = []
+    spans: list[Span] = []
+    tasks: list[tuple[int, int, int]] = []
     for number, segment in enumerate(ordered):
         before = segment.num_keys - segment.length
         rows.append((segment.start, segment.length, before, len(spans), len(_runs(segment))))

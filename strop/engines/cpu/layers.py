@@ -45,7 +45,8 @@ def is_plain_gate(part: nn.Module) -> bool:
     if not all(type(getattr(part, name, None)) is nn.Linear for name in names):
         return False
     trial: Any = copy.copy(part)
-    small = [nn.utils.skip_init(nn.Linear, *sizes) for sizes in ((3, 4), (3, 4), (4, 3))]  # nothing is drawn
+    sizes = ((3, 4), (3, 4), (4, 3))
+    small = [nn.Linear(*size, device="meta").to_empty(device="cpu") for size in sizes]  # nothing is drawn
     for number, linear in enumerate(small):
         for parameter in linear.parameters():
             parameter.copy_(torch.sin(torch.arange(parameter.numel()) + number).view_as(parameter))
