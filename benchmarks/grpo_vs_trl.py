@@ -2,18 +2,25 @@
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line. `ratio_trl` is strop's samples per second over those of TRL at the fastest of its settings that
-are tried; both sides compute in float32 (TRL is also tried in bfloat16), both take the median over the steps after a
-warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring, the update, and on
-strop's side sample store, ledger and fingerprint.
+prints one JSON line, and that of each workload, when it is done, on stderr. `ratio_trl` is strop's samples per second
+over those of TRL at the fastest of its settings that are tried; both sides compute in float32 (TRL is also tried in
+bfloat16), both take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
+default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
 ratio should not be quoted.
 
-Two workloads. `words` is the task: a model that was fine-tuned by `strop sft` writes words of 2 to 28 letters
+Four workloads. `words` is the task: a model that was fine-tuned by `strop sft` writes words of 2 to 28 letters
 backwards, so answers have different lengths. `full` (`ratio_trl_full`) is the worst case for strop: a model with
-random weights, whose answers nearly all run into the limit, so that there is no padding to save.
+random weights, whose answers nearly all run into the limit, so that there is no padding to save. `2to1` and `8to1`
+(`ratio_trl_2to1`, `ratio_trl_8to1`) have prompts of two and eight times as many tokens as answers, as tasks with a
+context have them. Their prompts have random letters, of lengths that both sides read from one list, a half to one and
+a half of the mean; their model is the one of random weights, changed so that an answer cannot end before the limit.
+
+`phases_s` are medians of generation, of what is between, and of the update. `ceiling_share_update` is the time that
+the necessary work of an update would take at the fastest product of matrices of this machine (ceiling.py, update.py),
+measured in the same run, over the update's: of each workload, and at the top level the least.
 """
 
 from __future__ import annotations
@@ -21,105 +28,194 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+import torch
+from ceiling import product_ceiling
 from machine import machine
+from safetensors.torch import load_file, save_file
+from sizes import SIZES
 from transformers import AutoModelForCausalLM
+from update import Group, work_of
 
 from strop.cli.quickstart.task import write_task
-from strop.data.tiny_model import make_tiny_model
+from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
 from strop.observability.trackers.setup import read_metrics
 
 HERE = Path(__file__).resolve().parent
 STROP = (sys.executable, "-m", "strop.cli.main")
-TRL_SETTINGS = ("64x1", "32x2", "64x1-bf16")
-PROMPTS, SAMPLES, MAX_TOKENS = 8, 8, 32
+SAMPLES, MAX_TOKENS = 8, 32
 LR = 1e-8
 """So small that both sides sample from the model they began with: a policy that learns to write longer words has more
 to do, and the two would learn different things."""
 MAX_LENGTH_GAP = 0.1
 """Largest relative difference of the mean response lengths at which the work counts as equal."""
-WARM_UP = 3
-"""Steps of each run that are not counted."""
-SIZES = {
-    "small": {
-        "hidden_size": 256,
-        "num_layers": 5,
-        "num_heads": 8,
-        "num_kv_heads": 4,
-        "intermediate_size": 768,
-    },
-    "large": {
-        "hidden_size": 768,
-        "num_layers": 11,
-        "num_heads": 24,
-        "num_kv_heads": 8,
-        "intermediate_size": 2304,
-    },
+TEMPLATE_TOKENS = 3
+"""Of the chat template, around the text of a prompt."""
+PHASES = ("gen", "adv", "update_actor")
+RATIOS = {"words": "ratio_trl", "2to1": "ratio_trl_2to1", "8to1": "ratio_trl_8to1", "full": "ratio_trl_full"}
+"""Workloads, and the names of their ratios."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of the runs with a model, so that all of them end within ten minutes."""
+
+    prompts: int
+    """Of a step."""
+    steps: int
+    """Counted ones of each run."""
+    warm_up: int
+    """Steps of each run that are not counted."""
+    trl_settings: tuple[str, ...]
+    """Samples per forward pass x gradient accumulation, and bf16 where that is meant."""
+    workloads: tuple[str, ...]
+
+
+SCALES = {
+    "small": Scale(8, 8, 2, ("64x1", "32x2", "64x1-bf16"), tuple(RATIOS)),
+    "large": Scale(2, 2, 1, ("16x1", "16x1-bf16"), ("2to1", "8to1", "full")),
 }
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Model, prompts and reward of both sides."""
+
+    name: str
+    model: Path
+    data: Path
+    reward: str
+    """Of bench_rewards.py."""
+    max_prompt_tokens: int
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=SIZES, default="small", help="about 4 or 75 million parameters")
-    parser.add_argument("--steps", type=int, default=10, help="counted steps of each run")
-    parser.add_argument("--rounds", type=int, default=2, help="alternating runs of each side")
+    parser.add_argument("--size", choices=SIZES, default="small", help="about 4 or 100 million parameters")
+    parser.add_argument("--workloads", default="", help="which ones, with commas; empty: all of the size")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="counted steps of each run; 0: as the size has them"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="alternating runs of each side")
     parser.add_argument("--trl-python", type=Path, default=HERE.parent / ".venv-trl/bin/python")
     arguments = parser.parse_args()
     if not arguments.trl_python.is_file():
         sys.exit(f"{arguments.trl_python} is missing: `make bench BENCH=grpo_vs_trl` makes it")
-    where = machine()
+    where, scale = machine(), SCALES[arguments.size]
+    names = arguments.workloads.split(",") if arguments.workloads else scale.workloads
+    ceiling = product_ceiling(torch.float32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_tiny_model(folder / "raw", seed=0, head_dim=32, **SIZES[arguments.size])
-        write_task(folder, seed=0, num_train=512, num_val=1, num_sft=4096, min_letters=2, max_letters=28)
-        _write_prompts(folder)
-        model = _fine_tuned(folder)
-        words = _measure(arguments, folder, model, TRL_SETTINGS)
-        full = _measure(arguments, folder, folder / "raw", [words["trl_setting"]])
+        make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size])
+        results = {}
+        for name in names:
+            results[name] = _measure(arguments, folder, _workload(name, folder), ceiling.flops)
+            print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
     result = {
         "name": "grpo_vs_trl",
-        "ratio_trl": words["ratio"],
-        "ratio_trl_full": full["ratio"],
-        "words": words,
-        "full": full,
+        **{RATIOS[name]: workload["ratio"] for name, workload in results.items()},
+        "ceiling_share_update": min(workload["ceiling_share_update"] for workload in results.values()),
+        **results,
+        "ceiling": ceiling.json(),
+        "size": arguments.size,
         "parameters": parameters,
-        "samples_per_step": PROMPTS * SAMPLES,
+        "samples_per_step": scale.prompts * SAMPLES,
         "max_new_tokens": MAX_TOKENS,
         **where,
     }
     print(json.dumps(result))
 
 
+def _workload(name: str, folder: Path) -> Workload:
+    if name in ("words", "full"):
+        data = folder / "data.jsonl"
+        if not data.is_file():
+            write_task(folder, seed=0, num_train=512, num_val=1, num_sft=4096, min_letters=2, max_letters=28)
+            _write_prompts(folder)
+        model = _fine_tuned(folder) if name == "words" else folder / "raw"
+        return Workload(name, model, data, "position", 64)
+    if not (folder / "endless").is_dir():
+        make_endless(folder / "raw", folder / "endless")
+    mean = {"2to1": 2, "8to1": 8}[name] * MAX_TOKENS
+    data = folder / f"{name}.jsonl"
+    write_prompts_of(prompt_lengths(mean, 256), data)
+    return Workload(name, folder / "endless", data, "letters", 2 * mean)
+
+
+def prompt_lengths(mean: int, count: int) -> list[int]:
+    """Tokens of each prompt, between a half and one and a half of the mean, in pairs that have it."""
+    generator = random.Random(0)
+    offsets = [generator.randint(0, mean // 2) for _ in range(count // 2)]
+    return [mean + sign * offset for offset in offsets for sign in (1, -1)]
+
+
+def write_prompts_of(lengths: Sequence[int], path: Path) -> None:
+    """Prompts of random letters that have so many tokens with the chat template."""
+    generator = random.Random(1)
+    with path.open("w") as file:
+        for length in lengths:
+            text = "".join(generator.choices("abcdefghijklmnopqrstuvwxyz ", k=length - TEMPLATE_TOKENS))
+            prompt = [{"role": "user", "content": text}]
+            file.write(json.dumps({"data_source": "bench", "prompt": prompt, "answer": "-"}) + "\n")
+
+
+def make_endless(source: Path, target: Path) -> None:
+    """A copy of a tiny model whose answers cannot end: the end of a turn has a logit far below all others.
+
+    The first number of the residual stream is the same for all tokens, since no layer writes to it; the end of a turn
+    alone has a negative one there. Embeddings are tied to the head, so that of other tokens moves all logits alike.
+    """
+    shutil.copytree(source, target)
+    weights = load_file(target / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[:, 0] = 1
+    embedding[make_tiny_tokenizer().eos_token_id, 0] = -100
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+
 def _measure(
-    arguments: argparse.Namespace, folder: Path, model: Path, settings: Sequence[str]
+    arguments: argparse.Namespace, folder: Path, workload: Workload, ceiling: float
 ) -> dict[str, Any]:
-    """Alternating runs of both sides on one workload."""
+    """Alternating runs of both sides on one workload; the first round finds the fastest setting of TRL."""
+    scale = SCALES[arguments.size]
+    steps = (arguments.steps or scale.steps) + scale.warm_up
+    counted = slice(scale.warm_up, None)
     ours: list[dict[str, Any]] = []
-    theirs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
-    steps = arguments.steps + WARM_UP
+    theirs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in scale.trl_settings}
+    best = ""
     for number in range(arguments.rounds):
-        ours.append(_strop(folder, model, f"{model.parent.name}-{number}", steps))
-        for setting, runs in theirs.items():
-            runs.append(_trl(arguments.trl_python, folder, model, setting, steps))
-    strop_s = _median([run["seconds"] for run in ours])
-    trl_s = {setting: _median([run["seconds"] for run in runs]) for setting, runs in theirs.items()}
-    best = min(trl_s, key=lambda setting: trl_s[setting])
-    samples = PROMPTS * SAMPLES
+        ours.append(_strop(folder, workload, f"{workload.name}-{number}", steps, scale))
+        for setting in [best] if best else scale.trl_settings:
+            theirs[setting].append(_trl(arguments.trl_python, workload, setting, steps))
+        trl_s = {setting: _median(runs, counted) for setting, runs in theirs.items()}
+        best = min(trl_s, key=lambda setting: trl_s[setting])
+    strop_s = _median(ours, counted)
+    samples = scale.prompts * SAMPLES
     own_length, length = (
-        statistics.mean(value for run in runs for value in run["lengths"][WARM_UP:])
+        statistics.mean(value for run in runs for value in run["lengths"][counted])
         for runs in (ours, theirs[best])
     )
+    phases = {
+        side: {phase: round(_phase(runs, phase, counted), 3) for phase in PHASES}
+        for side, runs in (("strop", ours), ("trl", theirs[best]))
+    }
+    operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in ours]
     return {
         "ratio": round(trl_s[best] / strop_s, 2),
         "samples_per_s": round(samples / strop_s, 1),
@@ -127,7 +223,11 @@ def _measure(
         "step_s": round(strop_s, 3),
         "step_s_trl": {setting: round(value, 3) for setting, value in trl_s.items()},
         "trl_setting": best,
-        "phases_s": ours[-1]["phases"],
+        "phases_s": phases["strop"],
+        "phases_s_trl": phases["trl"],
+        "ceiling_share_update": round(
+            statistics.mean(operations) / ceiling / _phase(ours, "update_actor", counted), 3
+        ),
         "mean_response_tokens": round(own_length, 2),
         "mean_response_tokens_trl": round(length, 2),
         "is_equal_work": abs(own_length - length) <= MAX_LENGTH_GAP * min(own_length, length),
@@ -135,8 +235,26 @@ def _measure(
     }
 
 
-def _median(runs: list[list[float]]) -> float:
-    return statistics.median(second for run in runs for second in run[WARM_UP:])
+def _operations(workload: Workload, size: str, run: dict[str, Any], counted: slice, prompts: int) -> float:
+    """Floating-point operations that an update needs, mean over the counted steps; answers of a step count as of their
+    mean length."""
+    rows = [json.loads(line) for line in workload.data.read_text().splitlines()]
+    tokens = [len(row["prompt"][-1]["content"]) + TEMPLATE_TOKENS for row in rows]
+    work = []
+    for step in range(*counted.indices(len(run["lengths"]))):
+        answers = (round(run["lengths"][step]),) * SAMPLES
+        visited = [tokens[(step * prompts + number) % len(tokens)] for number in range(prompts)]
+        groups = [Group(prompt, answers) for prompt in visited]
+        work.append(3 * work_of(groups).forward(SIZES[size], len(make_tiny_tokenizer())))
+    return statistics.mean(work)
+
+
+def _median(runs: list[dict[str, Any]], counted: slice) -> float:
+    return statistics.median(second for run in runs for second in run["seconds"][counted])
+
+
+def _phase(runs: list[dict[str, Any]], name: str, counted: slice) -> float:
+    return statistics.median(phases[name] for run in runs for phases in run["phases"][counted])
 
 
 def _write_prompts(folder: Path) -> None:
@@ -169,7 +287,7 @@ def _fine_tuned(folder: Path) -> Path:
     return run / "checkpoints" / "global_step_60" / "model"
 
 
-def _strop(folder: Path, model: Path, name: str, steps: int) -> dict[str, Any]:
+def _strop(folder: Path, workload: Workload, name: str, steps: int, scale: Scale) -> dict[str, Any]:
     run = folder / f"run-{name}"
     shutil.rmtree(run, ignore_errors=True)
     _run(
@@ -178,39 +296,36 @@ def _strop(folder: Path, model: Path, name: str, steps: int) -> dict[str, Any]:
             "train",
             "--out",
             str(run),
-            f"model.path={model}",
-            f"data.train_files=[{folder / 'data.jsonl'}]",
+            f"model.path={workload.model}",
+            f"data.train_files=[{workload.data}]",
             "data.ground_truth_key=answer",
             "data.sampler=in_order",
-            f"data.prompts_per_step={PROMPTS}",
-            "data.max_prompt_tokens=64",
+            f"data.prompts_per_step={scale.prompts}",
+            f"data.max_prompt_tokens={workload.max_prompt_tokens}",
             f"data.max_response_tokens={MAX_TOKENS}",
             f"rollout.samples_per_prompt={SAMPLES}",
             f"actor.optim.lr={LR}",
-            f"reward.path={HERE / 'position_reward.py'}",
+            f"reward.path={HERE / 'bench_rewards.py'}",
+            f"reward.name={workload.reward}",
             f"trainer.max_steps={steps}",
             "run.save_every=0",
             "trainer.trackers=[jsonl]",
         ]
     )
     metrics = [row for row in read_metrics(run / "metrics.jsonl") if "timing_s/step" in row]
-    phases = ("gen", "adv", "update_actor")
     return {
         "seconds": [row["timing_s/step"] for row in metrics],
-        "phases": {
-            p: round(statistics.median(row[f"timing_s/{p}"] for row in metrics[WARM_UP:]), 3) for p in phases
-        },
+        "phases": [{phase: row[f"timing_s/{phase}"] for phase in PHASES} for row in metrics],
         "lengths": [row["response_length/mean"] for row in metrics],
     }
 
 
-def _trl(python: Path, folder: Path, model: Path, setting: str, steps: int) -> dict[str, Any]:
-    """`setting` is samples per forward pass x gradient accumulation, and bf16 where that is meant."""
+def _trl(python: Path, workload: Workload, setting: str, steps: int) -> dict[str, Any]:
     batch, accumulate, *precision = setting.replace("-", "x").split("x")
     command = [
-        str(python), str(HERE / "trl_grpo.py"), str(model), str(folder / "data.jsonl"),
+        str(python), str(HERE / "trl_grpo.py"), str(workload.model), str(workload.data),
         "--steps", str(steps), "--batch", batch, "--accumulate", accumulate,
-        "--samples", str(SAMPLES), "--max-tokens", str(MAX_TOKENS), "--lr", str(LR),
+        "--samples", str(SAMPLES), "--max-tokens", str(MAX_TOKENS), "--lr", str(LR), "--reward", workload.reward,
         *(["--bf16"] if precision else []),
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(_run(command).splitlines()[-1])

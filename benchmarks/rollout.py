@@ -25,28 +25,17 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from ceiling import memory_bandwidth, product_ceiling
 from machine import machine
+from sizes import LARGE, SMALL
 
 from strop.data.tiny_model import make_tiny_model
 
-SIZE = {
-    "hidden_size": 256,
-    "num_layers": 5,
-    "num_heads": 8,
-    "num_kv_heads": 4,
-    "head_dim": 32,
-    "intermediate_size": 768,
-}
-LARGE = {
-    "hidden_size": 768, "num_layers": 14, "num_heads": 12, "num_kv_heads": 4, "head_dim": 64, "intermediate_size": 2304,
-}  # fmt: skip
 PROMPT_TOKENS, GROUP, MAX_TOKENS, MEAN_LOG, STD_LOG = 64, 8, 256, 3.8, 0.8
 DTYPES = ("float32", "bfloat16")
 SIDES = ("native", "generate", "cb", "vllm")
@@ -68,7 +57,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=600.0, help="of one side")
     arguments = parser.parse_args()
     where = machine()
-    result = {"name": "rollout", **_size("small", SIZE, arguments.requests, arguments)}
+    result = {"name": "rollout", **_size("small", SMALL, arguments.requests, arguments)}
     if arguments.large_requests:
         result["large"] = _size("large", LARGE, arguments.large_requests, arguments)
     result |= {"threads": torch.get_num_threads(), **where}
@@ -151,14 +140,9 @@ def _share(value: float, digits: int) -> float | None:
 
 def _ceiling(dtype: torch.dtype, size: dict[str, int], lengths: np.ndarray, weights: int) -> dict[str, float]:
     """Seconds that the necessary work takes at the machine's measured peak, and the peaks."""
-    products = [
-        (torch.randn(m, k).to(kind), torch.randn(k, n).to(kind))
-        for kind in {dtype, torch.float32}  # some processors have no products of bfloat16 worth the name
-        for m, k, n in ((2048, 2048, 2048), (256, 768, 768))
-    ]
-    flops = max(2 * len(a) * b.numel() / _shortest(lambda a=a, b=b: a @ b) for a, b in products)
-    row = torch.randn(1 << 26)
-    bandwidth = row.nbytes / _shortest(row.sum)
+    # Some processors have no products of bfloat16 worth the name.
+    flops = max(product_ceiling(kind).flops for kind in {dtype, torch.float32})
+    bandwidth = memory_bandwidth()
     width = torch.finfo(dtype).bits // 8
     inputs = int((lengths - 1).sum())
     through_weights = 2 * weights * (len(lengths) // GROUP * PROMPT_TOKENS + inputs) / flops
@@ -170,15 +154,6 @@ def _ceiling(dtype: torch.dtype, size: dict[str, int], lengths: np.ndarray, weig
         "gflops": round(flops / 1e9, 1),
         "gb_per_s": round(bandwidth / 1e9, 1),
     }
-
-
-def _shortest(work: Callable[[], Any]) -> float:
-    taken: list[float] = []
-    while len(taken) < 10 and sum(taken) < 5:
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
 
 
 def _vllm_python() -> str | None:

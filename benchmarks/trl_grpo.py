@@ -2,7 +2,7 @@
 
     trl_grpo.py MODEL DATA.jsonl --steps N --batch B --accumulate A
 
-prints one JSON line: seconds and mean response length of every step, and the versions used.
+prints one JSON line: seconds and mean response length of every step, seconds of its phases, and the versions used.
 """
 
 from __future__ import annotations
@@ -11,32 +11,61 @@ import argparse
 import json
 import tempfile
 import time
+from collections import defaultdict
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
+import bench_rewards
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-def position_reward(completions, answer, **_):
-    """Share of positions that are right: dense, so that nearly every group has different rewards."""
-    texts = [completion[0]["content"] for completion in completions]
-    return [
-        sum(a == b for a, b in zip(text, right, strict=False)) / max(len(text), len(right))
-        for text, right in zip(texts, answer, strict=True)
-    ]
+def timed(name):
+    """Method of the trainer whose seconds count as a phase of the step."""
+
+    def method(self, *args, **kwargs):
+        start = time.perf_counter()
+        result = getattr(super(TimedTrainer, self), name)(*args, **kwargs)
+        self.clock.add(name, time.perf_counter() - start)
+        return result
+
+    return method
+
+
+class TimedTrainer(GRPOTrainer):
+    """The trainer, with the time of its phases; what `training_step` does not spend on samples is the update."""
+
+    _generate = timed("_generate")
+    _generate_and_score_completions = timed("_generate_and_score_completions")
+    training_step = timed("training_step")
 
 
 class Clock(TrainerCallback):
-    """When each optimizer step ended."""
+    """When each optimizer step ended, and how long its phases took."""
 
     def __init__(self):
         self.ends = []
+        self.phases = []
+        self._current = defaultdict(float)
+
+    def add(self, name, seconds):
+        self._current[name] += seconds
 
     def on_step_end(self, *_, **__):
         self.ends.append(time.perf_counter())
+        generation = self._current["_generate"]
+        samples = self._current["_generate_and_score_completions"]
+        begin = self.ends[-2] if len(self.ends) > 1 else self.start
+        self.phases.append(
+            {
+                "gen": generation,
+                "adv": samples - generation,
+                "update_actor": self.ends[-1] - begin - samples,
+            }
+        )
+        self._current.clear()
 
 
 def main():
@@ -49,9 +78,16 @@ def main():
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--reward", choices=("position", "letters"), required=True)
     parser.add_argument("--bf16", action="store_true")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in Path(arguments.data).read_text().splitlines()]
+    score = getattr(bench_rewards, arguments.reward)
+
+    def reward(completions, answer, **_):
+        texts = [completion[0]["content"] for completion in completions]
+        return [score("", text, right) for text, right in zip(texts, answer, strict=True)]
+
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
@@ -79,21 +115,22 @@ def main():
             scale_rewards="group",
             dataloader_num_workers=0,
         )
-        trainer = GRPOTrainer(
+        trainer = TimedTrainer(
             model=arguments.model,
             args=config,
-            reward_funcs=position_reward,
+            reward_funcs=reward,
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(arguments.model, padding_side="left"),
             callbacks=[clock],
         )
-        start = time.perf_counter()
+        trainer.clock = clock
+        clock.start = time.perf_counter()
         trainer.train()
-    ends = [start, *clock.ends]
     key = "completions/mean_length"
     lengths = [entry[key] for entry in trainer.state.log_history if key in entry]
     result = {
-        "seconds": [round(end - begin, 4) for begin, end in pairwise(ends)],
+        "seconds": [round(end - begin, 4) for begin, end in pairwise([clock.start, *clock.ends])],
+        "phases": clock.phases,
         "mean_lengths": lengths,
         "versions": {name: metadata.version(name) for name in ("trl", "torch", "transformers", "accelerate")},
     }

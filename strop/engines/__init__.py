@@ -30,7 +30,7 @@ pipelined.py          Passes of micro-batches through the stages of a pipeline
 prefix_tree.py        The tree of rows that begin alike
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names
-rotary_kernels.py     A Triton kernel of rotary positions
+rotary_kernels.py     Rotary positions in one kernel
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
                       step (TrainEngine)
@@ -41,6 +41,7 @@ varlen.py             FlashAttention over segments of unequal lengths, for half 
 weight_parts.py       Which bytes of a whole weight a rank holds
 weights.py            The one weight map of a model
 checksum/             Digests of weights
+cpu/                  Layers of an update in C, for float32 on a CPU
 flops/                How much there is to compute, and how much a device can
 liger/                Fused kernels of liger-kernel for norms, gated activations and rotary embeddings
 linear_attention/     Layers with a recurrent state (linear attention, SSM) on packed tokens

@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from strop.engines.cpu.attention import CpuPlan, cpu_plan
 from strop.engines.varlen import VarlenPlan, half_of, runs_on, varlen_plan
 from strop.utils.device import sent
 
@@ -259,7 +260,10 @@ class PackedAttention:
 
     def prepare(self) -> None:
         """Make the index tensors of the calls now, which else happens in the first layer."""
-        _ = self._varlen if runs_on(self.device) else self._buckets
+        if runs_on(self.device):
+            _ = self._varlen
+        elif self._cpu is None:
+            _ = self._buckets
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -284,13 +288,19 @@ class PackedAttention:
     def _varlen(self) -> VarlenPlan | None:
         return varlen_plan(self.segments, self.device, self._places)
 
+    @cached_property
+    def _cpu(self) -> CpuPlan | None:
+        is_here = self.device.type == "cpu" and self._places is None
+        return cpu_plan(self.segments) if is_here else None
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]; with places there
         are fewer queries than keys."""
         half = half_of(query, value, form)
         if half is not None and (plan := self._varlen) is not None:
             return plan.attend(query.to(half), key.to(half), value.to(half), form)
-        return self._attend_in_buckets(query, key, value, form)
+        output = None if self._cpu is None else self._cpu.attend(query, key, value, form)
+        return self._attend_in_buckets(query, key, value, form) if output is None else output
 
     def _attend_in_buckets(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         heads, (kv_heads, dim), value_dim = query.shape[1], key.shape[1:], value.shape[2]

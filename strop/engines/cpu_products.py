@@ -1,16 +1,19 @@
-"""Products of layers in float32, by oneDNN on processors where torch's first choice is slow at them.
+"""Products of layers in float32, by oneDNN on machines where it is faster than torch's first choice.
 
-torch multiplies by MKL, which uses half of an AMD processor with AVX-512; oneDNN, which torch brings for its compiler,
-uses it (benchmarks/RESULTS.md). Small weights stay with torch, where a call costs more than the product. What is taken
-depends on the weight alone: a token's numbers come from the same library, however many tokens are beside it.
+torch multiplies by MKL; oneDNN, which torch brings for its compiler, is a little or up to twice as fast on AMD
+processors with AVX-512 (benchmarks/RESULTS.md). A measurement chooses, once for a machine: rollout and training, all
+ranks and a resumed run must multiply alike, since results differ in their last bits. Gradients by weights, which read
+both sides by their columns, are a choice of their own. Small weights stay with torch, where a call costs more than the
+product. What is taken depends on the weight alone: a token's numbers come from the same library, however many tokens
+are beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,20 +21,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from strop.utils.machine_choice import machine_choice
+
 MIN_NUMBERS = 1 << 16
 """Of a weight."""
-CPU_INFO = Path("/proc/cpuinfo")
+WORTH_TAKING = 1.04
+"""By how much oneDNN must be faster."""
+_TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
+"""Of the products that are timed, and how many of each: about 50 ms."""
 
 
 @cache
 def is_onednn_faster() -> bool:
-    """True on a processor where it was seen."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch._C._has_mkldnn:
-        return False
-    try:
-        return "AuthenticAMD" in CPU_INFO.read_text()
-    except OSError:
-        return False
+    """True on a machine where it was measured, in this process or an earlier one."""
+    return bool(torch._C._has_mkldnn) and machine_choice("onednn", lambda: onednn_speedup() >= WORTH_TAKING)
+
+
+@cache
+def is_onednn_faster_at_gradients() -> bool:
+    """The same of gradients by weights."""
+    return machine_choice("onednn-gradients", lambda: onednn_speedup_at_gradients() >= WORTH_TAKING)
+
+
+def onednn_speedup() -> float:
+    """Speed of oneDNN's product of tokens and a weight over that of torch's first choice."""
+    inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
+    return _speedup(lambda: F.linear(inputs, weight), lambda: _product(inputs, weight))
+
+
+def onednn_speedup_at_gradients() -> float:
+    """The same of a gradient by a weight."""
+    rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
+    return _speedup(lambda: rows.T @ inputs, lambda: _product(rows.T, inputs.T))
+
+
+def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
+    """Of the other function; of each the fastest of a few calls counts, in turn, behind one that warms up."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_TRIES + 1):
+        for function, taken in zip((first, other), seconds, strict=True):
+            start = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - start)
+    before, after = (min(taken[1:]) for taken in seconds)
+    return before / after
 
 
 def has_large(parameters: Iterable[nn.Parameter]) -> bool:
@@ -66,6 +99,11 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return product
 
 
+def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
+    """rows [M, N] transposed times inputs [M, K]."""
+    return _product(rows.T, inputs.T) if is_onednn_faster_at_gradients() else rows.T @ inputs
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,7 +118,7 @@ class _Linear(torch.autograd.Function):
         needs = ctx.needs_input_grad
         return (
             _product(rows, weight.T).view(inputs.shape) if needs[0] else None,
-            _product(rows.T, inputs_2d.T) if needs[1] else None,
+            _weight_gradient(rows, inputs_2d) if needs[1] else None,
             rows.sum(0) if needs[2] else None,
         )
 

@@ -27,14 +27,15 @@ def use_fused_norms(module: nn.Module) -> int:
 
 def _fused(norm: Any, hidden: Tensor) -> Tensor:
     """hidden [..., D] / sqrt(mean(hidden^2) + eps) times the weight [D]."""
-    weight, eps = norm.weight, _eps(norm)
+    weight, eps = norm.weight, norm_eps(norm)
     if hidden.dtype == weight.dtype:
         return F.rms_norm(hidden, weight.shape, weight, eps)
     wide = torch.promote_types(hidden.dtype, weight.dtype)
     return F.rms_norm(hidden.to(wide), weight.shape, weight.to(wide), eps)
 
 
-def _eps(norm: Any) -> float:
+def norm_eps(norm: Any) -> float:
+    """The number that is added to the mean of squares."""
     return float(getattr(norm, "variance_epsilon", None) or norm.eps)
 
 

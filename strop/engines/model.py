@@ -18,6 +18,7 @@ from transformers import (
 from strop.engines import model_overrides, model_support
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
+from strop.engines.cpu.layers import use_cpu_layers
 from strop.engines.flops import precision_hint
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.liger.kernels import use_liger_kernels
@@ -204,6 +205,9 @@ def prepare_model(
         use_liger_kernels(module, computes_on)
     elif computes_on.type == "cuda":
         use_fused_norms(module)
+        use_rotary_kernel(module)
+    elif computes_on.type == "cpu":
+        use_cpu_layers(module)
         use_rotary_kernel(module)
     if config.lora.enabled:
         adapters.add_lora(model, config.lora)

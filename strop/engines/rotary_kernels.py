@@ -1,4 +1,5 @@
-"""A Triton kernel of rotary positions: queries or keys are read once and written once, in the precision of attention.
+"""Rotary positions in one kernel, of Triton on a CUDA device and in C on a CPU: queries or keys are read once and
+written once, in the precision of attention.
 
 Models of transformers write a rotation as five operations on float32, which are a fifth of the kernels of a decode step
 and, in an update, take as long as a layer's products. Last measured: benchmarks/RESULTS.md.
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strop.engines.cpu.layers import turned as cpu_turned
+from strop.engines.cpu.library import library_for, update_library
 from strop.utils.triton import has_kernels, jit, tl, triton
 
 _NAME = "apply_rotary_pos_emb"
@@ -24,14 +27,14 @@ Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 def use_rotary_kernel(module: nn.Module) -> bool:
-    """Let models of this architecture rotate by the kernel on a CUDA device; False where theirs is another rotation.
+    """Let models of this architecture rotate by the kernels; False where theirs is another rotation.
 
     The rotation is a function of the architecture's module in transformers, so every model of it in this process gets
-    the kernel; tensors that the kernel is not for, those in host memory among them, go to the function that was there.
+    the kernels; tensors that these are not for go to the function that was there.
     """
     namespace = vars(sys.modules[type(module).__module__])
     original = namespace.get(_NAME)
-    if triton is None or original is None:
+    if original is None or (triton is None and update_library() is None):
         return False
     if not getattr(original, "has_rotary_kernel", False):
         if not is_rotation_of_halves(original):
@@ -74,6 +77,8 @@ def _is_for(query: Tensor, key: Tensor, cosines: Tensor) -> bool:
     dim = query.shape[-1]
     is_one_row = query.dim() == 4 and query.shape[0] == key.shape[0] == 1
     has_angles = is_one_row and cosines.shape == (1, query.shape[2], dim)
+    if query.device.type == "cpu":
+        return has_angles and dim % 2 == 0 and library_for(query, key, cosines) is not None
     is_wide = torch.float64 in (query.dtype, cosines.dtype)
     return has_kernels(query.device) and has_angles and not is_wide and dim >= 16 and dim & (dim - 1) == 0
 
@@ -103,6 +108,8 @@ class _Rotation(torch.autograd.Function):
 
 def turned(states: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype, *, is_back: bool) -> Tensor:
     """The rotation of states [1, H, N, D], or its transpose, in this precision; heads of a token lie together."""
+    if states.device.type == "cpu":
+        return cpu_turned(states, cosines, sines, is_back=is_back)
     _, heads, count, dim = states.shape
     states = states if states.stride(3) == 1 else states.contiguous()
     cosines, sines = cosines.contiguous(), sines.contiguous()

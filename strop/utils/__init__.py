@@ -21,6 +21,7 @@ json_messages.py       JSON objects over a connection, each behind four bytes th
                        unpickled
 lazy_import.py         Names of a package that are imported when they are first used, so that its light modules can be
                        had alone
+machine_choice.py      Choices that a measurement makes once for a machine
 machine_limits.py      Cores and memory that this process may still use, within its control groups
 metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one

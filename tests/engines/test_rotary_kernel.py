@@ -1,4 +1,4 @@
-"""Which rotations the kernel takes the place of; the kernel itself is tried in test_kernels_on_gpu.py."""
+"""Rotations that the kernels take the place of; these are tried in test_kernels_on_gpu.py and test_cpu_layers.py."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_rotations_of_halves_are_known_by_what_they_give() -> None:
     assert not is_rotation_of_halves(lambda query, key: (query, key))  # another signature
 
 
-def test_tensors_in_host_memory_go_to_the_function_that_was_there() -> None:
-    query, key = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
-    angles = torch.randn(1, 5, 16)
+def test_tensors_that_no_kernel_is_for_go_to_the_function_that_was_there() -> None:
+    query, key = torch.randn(1, 4, 5, 16).double(), torch.randn(1, 2, 5, 16).double()
+    angles = torch.randn(1, 5, 16).double()
     given = (query, key, angles.cos(), angles.sin())
     for found, wanted in zip(with_kernel(in_halves)(*given), in_halves(*given), strict=True):
         assert torch.equal(found, wanted)

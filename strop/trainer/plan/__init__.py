@@ -5,6 +5,7 @@ baseline.py           Memory of a process before it has a model
 batches.py            Lengths of answers, micro-batches, and the largest one
 candidates.py         Placements that a search tries
 changes.py            Copies of a configuration with other values
+cpu_layers.py         Compiled layers of a CPU as a trace sees them
 devices.py            Memory and speed of devices: published, or of this CPU as measured
 generation_memory.py  Memory of a rank that generates
 generation_time.py    Seconds of generation

@@ -27,6 +27,7 @@ from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
 from strop.engines.multimodal.inputs import language_model_class
 from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, use_traced_norms
+from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
 
 HEAD_CHUNKS = 2
@@ -240,13 +241,16 @@ def _prepared(
     use_packed_attention(module, None, by_formula=form.by_formula)
     if form.is_accelerator:
         use_traced_norms(module)
+    else:
+        use_traced_cpu_layers(module, form.compute_dtype)
     model = causal_lm(module, form)
     attention: Any = PackedAttention(batch.segments, device=torch.device("cpu"))
+    _ = attention.buckets  # index tensors need numbers: they are made before the trace
     recorder = Recorder()
     if form.is_accelerator:
         attention = FlashAttention(attention, form.compute_dtype, recorder)
     else:
-        attention.prepare()
+        attention = CpuAttention(attention, recorder)
     trained = [parameter.requires_grad for parameter in module.parameters()]
     if form.is_sharded:  # parameters are gathered in this precision, and not cast again
         module.to(form.compute_dtype)

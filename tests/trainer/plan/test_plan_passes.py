@@ -13,6 +13,8 @@ from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3M
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
+from strop.engines.cpu.layers import use_cpu_layers
+from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.trainer.plan.batches import Group, packed_shape
 from strop.trainer.plan.parameters import model_sizes
 from strop.trainer.plan.pass_memory import update_phase
@@ -57,6 +59,8 @@ def real_passes(config: Qwen3Config, groups: list[Group]) -> tuple[int, int]:
     with recorder:
         model = Qwen3ForCausalLM(config).eval()
         use_packed_attention(model, None, by_formula=False)
+        use_cpu_layers(model)
+        use_rotary_kernel(model)
         causal = CausalLM(model, compute_dtype=torch.float32)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)

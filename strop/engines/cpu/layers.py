@@ -1,0 +1,148 @@
+"""Norms, rotary positions and the gate of a feed-forward part, each in one pass over memory, forward and backward.
+
+Models of transformers write them as twenty operations of torch, each with a tensor of its own: in an update of a small
+model they take half as long as the products. Last measured: benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strop.engines.cpu.library import library_for, update_library
+from strop.engines.fused_norms import is_plain_norm, norm_eps
+
+
+def use_cpu_layers(module: nn.Module) -> tuple[int, int]:
+    """Let the plain norms and gated feed-forward parts of a model compute by compiled functions; how many of each do.
+
+    Tensors that these are not for go the way that they went before.
+    """
+    if update_library() is None:
+        return 0, 0
+    parts = list(module.modules())
+    norms = [part for part in parts if is_plain_norm(part)]
+    gates = [part for part in parts if is_plain_gate(part)]
+    for part in norms:
+        part.forward = MethodType(_norm_forward, part)
+    for part in gates:
+        part.forward = MethodType(_gate_forward, part)
+    return len(norms), len(gates)
+
+
+@torch.no_grad()
+def is_plain_gate(part: nn.Module) -> bool:
+    """True for a feed-forward part that, in a trial with small matrices, gives down(silu(gate(x)) up(x))."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    if not type(part).__name__.endswith("MLP") or "forward" in vars(part):
+        return False
+    if not all(type(getattr(part, name, None)) is nn.Linear for name in names):
+        return False
+    trial: Any = copy.copy(part)
+    sizes = ((3, 4), (3, 4), (4, 3))
+    small = [nn.Linear(*size, device="meta").to_empty(device="cpu") for size in sizes]  # nothing is drawn
+    for number, linear in enumerate(small):
+        for parameter in linear.parameters():
+            parameter.copy_(torch.sin(torch.arange(parameter.numel()) + number).view_as(parameter))
+    trial._modules = {**part._modules, **dict(zip(names, small, strict=True))}
+    hidden = torch.cos(torch.arange(6.0)).view(2, 3)
+    gate, up, down = small
+    output: Tensor = trial(hidden)
+    return torch.allclose(output, down(F.silu(gate(hidden)) * up(hidden)), atol=1e-6)
+
+
+def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
+    output: Tensor = part.down_proj(gated(part.gate_proj(hidden), part.up_proj(hidden)))
+    return output
+
+
+def gated(gates: Tensor, ups: Tensor) -> Tensor:
+    """silu(gates) times ups, of one shape."""
+    if library_for(gates, ups) is None:
+        return F.silu(gates) * ups
+    product: Tensor = _Gate.apply(gates, ups)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, ups: Tensor) -> Tensor:
+        gates, ups = gates.contiguous(), ups.contiguous()
+        ctx.save_for_backward(gates, ups)
+        out = torch.empty_like(gates)
+        _library().gate(*_at(gates, ups, out), gates.numel(), torch.get_num_threads())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gates, ups = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_gates, grad_ups = torch.empty_like(gates), torch.empty_like(ups)
+        _library().gate_back(
+            *_at(grad, gates, ups, grad_gates, grad_ups), grad.numel(), torch.get_num_threads()
+        )
+        return grad_gates, grad_ups
+
+
+def _norm_forward(part: Any, hidden: Tensor) -> Tensor:
+    if library_for(hidden, part.weight) is None:
+        output: Tensor = type(part).forward(part, hidden)
+        return output
+    normed: Tensor = _Norm.apply(hidden, part.weight, norm_eps(part))  # type: ignore[no-untyped-call]
+    return normed
+
+
+class _Norm(torch.autograd.Function):
+    """hidden [..., D] / sqrt(mean(hidden^2) + eps) times the weight [D]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+        hidden, weight = hidden.contiguous(), weight.contiguous()
+        dim = len(weight)
+        rows = hidden.numel() // dim
+        out, factors = torch.empty_like(hidden), torch.empty(rows)
+        _library().norm(*_at(hidden, weight, out, factors), rows, dim, eps, torch.get_num_threads())
+        ctx.save_for_backward(hidden, weight, factors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, factors = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dim, rows = len(weight), len(factors)
+        grad_hidden = torch.empty_like(hidden)
+        parts = torch.empty(_library().norm_parts(rows), dim)
+        _library().norm_back(
+            *_at(grad, hidden, weight, factors, grad_hidden, parts), rows, dim, torch.get_num_threads()
+        )
+        return grad_hidden, parts.sum(0, dtype=torch.float64).to(weight.dtype), None
+
+
+def turned(states: Tensor, cosines: Tensor, sines: Tensor, *, is_back: bool) -> Tensor:
+    """The rotation of states [1, H, N, D] by the angles of their tokens [1, N, D], or its transpose; heads of a token
+    lie together."""
+    _, heads, count, dim = states.shape
+    states = states if states.stride(3) == 1 else states.contiguous()
+    cosines, sines = cosines.contiguous(), sines.contiguous()
+    out = torch.empty(1, count, heads, dim)
+    _library().turn(
+        states.data_ptr(), states.stride(1), states.stride(2), *_at(cosines, sines, out), count, heads, dim,
+        is_back, torch.get_num_threads(),
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def _library() -> ctypes.CDLL:
+    library = update_library()
+    assert library is not None, "asked only where there is one"
+    return library
+
+
+def _at(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

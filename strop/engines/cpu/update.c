@@ -1,0 +1,450 @@
+/* Layers of an update for a CPU, forward and backward, in float: attention of packed segments, root-mean-square norms,
+ * rotary positions, the gate of a feed-forward part.
+ *
+ * attend, attend_back: queries of a segment over the keys of those that it continues and its own, read where they lie.
+ * Scores are held transposed, [keys, rows]: a vector has one key's scores of LANES rows, a row being a query of one of
+ * the `group` heads that share the keys, so nothing is summed across a vector, and a product reads keys and values as
+ * they are. A block of scores stays in the cache; none outlives it.
+ *
+ * What becomes of a token does not depend on the others, nor on the number of threads: every sum is made in an order of
+ * its own. Compiled without -ffast-math: a number that is none stays one.
+ */
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
+#ifdef __AVX512F__
+#define LANES 16
+#define COLUMNS 4
+#else
+#define LANES 8
+#define COLUMNS 2
+#endif
+#define ROWS 6
+#define QUERIES (4 * LANES) /* rows of a block of scores */
+#define KEYS 256            /* and its keys */
+#define HIDDEN -1e30f       /* score of a key that is not seen */
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* Heads are read as whole vectors. */
+int64_t lanes(void) { return LANES; }
+
+static inline vec load(const float *from) { return *(const vec *)from; }
+static inline void store(float *to, vec x) { *(vec *)to = x; }
+static inline vec all(float x) { return x - (vec){0}; }
+static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
+
+/* e^x for x up to 88, and 0 below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
+static inline vec exponential(vec x) {
+  const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
+  const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
+  const vec n = __builtin_convertvector(whole, vec);
+  const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
+}
+
+/* c [rows, columns LANES] (+)= a times b [depth, columns LANES]; a at r, k is a[r * a_row + k * a_depth]. */
+static inline __attribute__((always_inline)) void tile(int rows, int columns, int64_t depth, const float *restrict a,
+                                                       int64_t a_row, int64_t a_depth, const float *restrict b, int64_t b_row,
+                                                       float *restrict c, int64_t c_row, int adds) {
+  vec sums[ROWS][COLUMNS];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int x = 0; x < columns; x++) sums[r][x] = adds ? load(c + r * c_row + x * LANES) : (vec){0};
+  for (int64_t k = 0; k < depth; k++) {
+    vec right[COLUMNS];
+#pragma GCC unroll 4
+    for (int x = 0; x < columns; x++) right[x] = load(b + k * b_row + x * LANES);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+      const float left = a[r * a_row + k * a_depth];
+#pragma GCC unroll 4
+      for (int x = 0; x < columns; x++) sums[r][x] += left * right[x];
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int x = 0; x < columns; x++) store(c + r * c_row + x * LANES, sums[r][x]);
+}
+
+#define TILE(rows, columns) \
+  case 8 * (rows) + (columns): \
+    tile(rows, columns, depth, left, a_row, a_depth, b + j, b_row, c + i * c_row + j, c_row, adds); \
+    break;
+#define TILES(rows) TILE(rows, 1) TILE(rows, 2)
+#if COLUMNS == 4
+#define MORE(rows) TILE(rows, 3) TILE(rows, 4)
+#else
+#define MORE(rows)
+#endif
+
+/* c [rows, width] (+)= a times b [depth, width], of any size; width is a multiple of LANES. */
+static void product(int64_t rows, int64_t width, int64_t depth, const float *a, int64_t a_row, int64_t a_depth, const float *b,
+                    int64_t b_row, float *c, int64_t c_row, int adds) {
+  for (int64_t j = 0; j < width; j += COLUMNS * LANES) {
+    const int64_t columns = (width - j) / LANES < COLUMNS ? (width - j) / LANES : COLUMNS;
+    for (int64_t i = 0; i < rows; i += ROWS) {
+      const int64_t some = rows - i < ROWS ? rows - i : ROWS;
+      const float *left = a + i * a_row;
+      switch (8 * some + columns) {
+        TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+        MORE(1) MORE(2) MORE(3) MORE(4) MORE(5) MORE(6)
+      }
+    }
+  }
+}
+
+/* The tensors of a layer; steps are of tokens and heads, in numbers. */
+struct layer {
+  const float *query, *key, *value, *out, *grad;
+  float *result, *normalizers, *grad_query, *grad_key, *grad_value;
+  int64_t query_steps[2], key_steps[2], value_steps[2], grad_steps[2];
+  int64_t key_heads, group, dim, value_dim, window; /* window: keys that a query sees; 0: all */
+  float scaling;
+};
+
+/* A segment continues runs of the row, of which `spans` has the first and the end; the last run is its own tokens. */
+struct segment {
+  int64_t start, length, before, first_span, num_spans;
+};
+
+/* Rows of a block: queries [from, from + count) of a segment, each with the heads of one key head. */
+struct block {
+  const struct layer *layer;
+  const struct segment *segment;
+  int64_t head, from, count, rows, width; /* width: rows and padding */
+};
+
+/* Some numbers of each row of a block, as rows [rows, dim] and as columns [dim, width]; padding is 0. */
+static void pack(const struct block *block, const float *from, const int64_t *steps, int64_t dim, float factor, float *rows,
+                 float *columns) {
+  const int64_t group = block->layer->group, width = block->width;
+  for (int64_t r = 0; r < width; r++) {
+    const int64_t token = block->segment->start + block->from + r / group, head = block->head * group + r % group;
+    const float *numbers = from + token * steps[0] + head * steps[1];
+    float *row = rows + r * dim;
+    if (r < block->rows)
+      for (int64_t x = 0; x < dim; x++) row[x] = numbers[x] * factor;
+    else
+      memset(row, 0, sizeof(float) * dim);
+  }
+  for (int64_t r = 0; r < width; r++)
+    for (int64_t x = 0; x < dim; x++) columns[x * width + r] = rows[r * dim + x];
+}
+
+/* Place of the query of each row in its sequence, [width]. */
+static void find_places(const struct block *block, int32_t *places) {
+  const int64_t first = block->segment->before + block->from, group = block->layer->group;
+  for (int64_t q = 0; q * group < block->width; q++)
+    for (int64_t g = 0; g < group && q * group + g < block->width; g++) places[q * group + g] = first + q;
+}
+
+/* Scores [count, width] of keys that are not seen are hidden; `from` is the place of the first key in its sequence. */
+static void hide(const struct block *block, const int32_t *places, float *scores, int64_t from, int64_t count) {
+  const int64_t first = block->segment->before + block->from, window = block->layer->window;
+  const int is_all_seen = from + count - 1 <= first && (!window || from > first + block->count - 1 - window);
+  if (is_all_seen) return;
+  const int32_t far = window ? window : INT32_MAX;
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t r = 0; r < block->width; r += LANES) {
+      const ints before = *(const ints *)(places + r) - (int32_t)(from + t);
+      float *at = scores + t * block->width + r;
+      store(at, pick((before < 0) | (before >= far), all(HIDDEN), load(at)));
+    }
+}
+
+/* Keys of a run of the row, at most KEYS of them: the index of the first one, and its place in the sequence. */
+struct keys {
+  int64_t start, place, count, span, end;
+};
+
+/* The next keys that some query of a block sees; 0 where there are none left. Begin with zeros, and span -1. */
+static int next_keys(struct keys *keys, const struct block *block, const int64_t *spans) {
+  const struct segment *segment = block->segment;
+  const int64_t first = segment->before + block->from, end = first + block->count, window = block->layer->window;
+  do {
+    keys->start += keys->count, keys->place += keys->count, keys->count = 0;
+    if (keys->place >= end) return 0;
+    if (keys->start == keys->end) { /* on to the next run: the last is the segment itself */
+      if (++keys->span > segment->num_spans) return 0;
+      const int64_t own[2] = {segment->start, segment->start + segment->length};
+      const int64_t *run = keys->span < segment->num_spans ? spans + 2 * (segment->first_span + keys->span) : own;
+      keys->start = run[0], keys->end = run[1];
+    }
+    keys->count = keys->end - keys->start;
+    if (keys->count > KEYS) keys->count = KEYS;
+    if (keys->count > end - keys->place) keys->count = end - keys->place;
+  } while (window && keys->place + keys->count <= first - window + 1);
+  return 1;
+}
+
+static int64_t round_up(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+static struct block block_of(const struct layer *layer, const struct segment *segment, int64_t head, int64_t from, int64_t end) {
+  const int64_t most = QUERIES / layer->group, count = end - from < most ? end - from : most;
+  return (struct block){layer, segment, head, from, count, count * layer->group, round_up(count * layer->group)};
+}
+
+/* Numbers that a thread of `attend` works in. */
+static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3); }
+
+/* Output and normalizers of a block; the largest score and the sum of each row are mended from block to block of keys. */
+static void attend_block(const struct block *block, const int64_t *spans, float *space) {
+  const struct layer *l = block->layer;
+  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim;
+  float *scores = space, *rows = scores + QUERIES * KEYS, *columns = rows + QUERIES * dim, *sums = columns + QUERIES * dim;
+  float *largest = sums + QUERIES * value_dim, *total = largest + QUERIES;
+  int32_t *places = (int32_t *)(total + QUERIES);
+  find_places(block, places);
+  pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
+  memset(sums, 0, sizeof(float) * width * value_dim);
+  for (int64_t r = 0; r < width; r++) largest[r] = HIDDEN, total[r] = 0;
+  for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
+    const int64_t count = keys.count;
+    product(count, width, dim, l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1], l->key_steps[0], 1, columns,
+            width, scores, width, 0);
+    hide(block, places, scores, keys.place, count);
+    for (int64_t r = 0; r < width; r += LANES) {
+      vec most = load(largest + r), sum = {0};
+      for (int64_t t = 0; t < count; t++) {
+        const vec score = load(scores + t * width + r);
+        most = pick(score > most, score, most);
+      }
+      const vec less = exponential(load(largest + r) - most);
+      for (int64_t t = 0; t < count; t++) {
+        const vec weight = exponential(load(scores + t * width + r) - most);
+        store(scores + t * width + r, weight);
+        sum += weight;
+      }
+      store(total + r, load(total + r) * less + sum);
+      store(largest + r, most);
+      for (int x = 0; x < LANES; x++)
+        if (less[x] != 1.0f)
+          for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x];
+    }
+    product(block->rows, value_dim, count, scores, 1, width,
+            l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1], l->value_steps[0], sums, value_dim, 1);
+  }
+  const int64_t heads = l->key_heads * l->group;
+  for (int64_t r = 0; r < block->rows; r++) {
+    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
+    const float factor = 1 / total[r];
+    for (int64_t d = 0; d < value_dim; d++)
+      l->result[(token * heads + head) * value_dim + d] = sums[r * value_dim + d] * factor;
+    l->normalizers[token * heads + head] = largest[r] + logf(total[r]);
+  }
+}
+
+/* tasks [num_tasks, 3]: a segment, and the first and the end of some of its queries. 1: there is no memory. */
+int attend(const struct layer *layer, const struct segment *segments, const int64_t *spans, const int64_t *tasks,
+           int64_t num_tasks, int threads) {
+  int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+  {
+    float *space = malloc(sizeof(float) * room(layer));
+    if (!space) failed = 1;
+#pragma omp for schedule(dynamic, 1) collapse(2)
+    for (int64_t task = 0; task < num_tasks; task++)
+      for (int64_t head = 0; head < layer->key_heads; head++) {
+        if (!space) continue;
+        const int64_t *at = tasks + 3 * task;
+        for (int64_t from = at[1]; from < at[2];) {
+          const struct block block = block_of(layer, segments + at[0], head, from, at[2]);
+          attend_block(&block, spans, space);
+          from += block.count;
+        }
+      }
+    free(space);
+  }
+  return failed;
+}
+
+static int64_t room_back(const struct layer *layer) {
+  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3);
+}
+
+/* Gradients of a block: those of queries are written, those of keys and values added. */
+static void attend_block_back(const struct block *block, const int64_t *spans, float *space) {
+  const struct layer *l = block->layer;
+  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim, heads = l->key_heads * l->group;
+  float *weights = space, *grads = weights + QUERIES * KEYS, *rows = grads + QUERIES * KEYS, *columns = rows + QUERIES * dim;
+  float *sums = columns + QUERIES * dim, *grad_rows = sums + QUERIES * dim, *grad_columns = grad_rows + QUERIES * value_dim;
+  float *normalizers = grad_columns + QUERIES * value_dim, *means = normalizers + QUERIES;
+  int32_t *places = (int32_t *)(means + QUERIES);
+  find_places(block, places);
+  pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
+  pack(block, l->grad, l->grad_steps, value_dim, 1, grad_rows, grad_columns);
+  memset(sums, 0, sizeof(float) * width * dim);
+  for (int64_t r = 0; r < width; r++) {
+    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
+    normalizers[r] = means[r] = 0;
+    if (r >= block->rows) continue;
+    normalizers[r] = l->normalizers[token * heads + head];
+    const float *out = l->out + (token * heads + head) * value_dim;
+    float mean = 0;
+#pragma omp simd reduction(+ : mean)
+    for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * out[d];
+    means[r] = mean;
+  }
+  for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
+    const int64_t count = keys.count;
+    const float *key = l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1];
+    const float *value = l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1];
+    product(count, width, dim, key, l->key_steps[0], 1, columns, width, weights, width, 0);
+    hide(block, places, weights, keys.place, count);
+    product(count, width, value_dim, value, l->value_steps[0], 1, grad_columns, width, grads, width, 0);
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t r = 0; r < width; r += LANES) {
+        const vec weight = exponential(load(weights + t * width + r) - load(normalizers + r));
+        store(weights + t * width + r, weight);
+        store(grads + t * width + r, weight * (load(grads + t * width + r) - load(means + r)));
+      }
+    product(count, value_dim, block->rows, weights, width, 1, grad_rows, value_dim,
+            l->grad_value + (keys.start * l->key_heads + block->head) * value_dim, l->key_heads * value_dim, 1);
+    product(count, dim, block->rows, grads, width, 1, rows, dim, l->grad_key + (keys.start * l->key_heads + block->head) * dim,
+            l->key_heads * dim, 1);
+    product(block->rows, dim, count, grads, 1, width, key, l->key_steps[0], sums, dim, 1);
+  }
+  for (int64_t r = 0; r < block->rows; r++) {
+    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
+    for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = sums[r * dim + d] * l->scaling;
+  }
+}
+
+/* trees [num_trees, 2]: first and end of segments that share keys with each other alone. 1: there is no memory. */
+int attend_back(const struct layer *layer, const struct segment *segments, const int64_t *spans, const int64_t *trees,
+                int64_t num_trees, int threads) {
+  int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+  {
+    float *space = malloc(sizeof(float) * room_back(layer));
+    if (!space) failed = 1;
+#pragma omp for schedule(dynamic, 1) collapse(2)
+    for (int64_t tree = 0; tree < num_trees; tree++)
+      for (int64_t head = 0; head < layer->key_heads; head++) {
+        if (!space) continue;
+        for (int64_t at = trees[2 * tree]; at < trees[2 * tree + 1]; at++)
+          for (int64_t from = 0; from < segments[at].length;) {
+            const struct block block = block_of(layer, segments + at, head, from, segments[at].length);
+            attend_block_back(&block, spans, space);
+            from += block.count;
+          }
+      }
+    free(space);
+  }
+  return failed;
+}
+
+/* out, factors: x [rows, dim] / sqrt(mean(x^2) + eps) times the weight, and what each row was multiplied by. */
+void norm(const float *x, const float *weight, float *out, float *factors, int64_t rows, int64_t dim, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    const float *from = x + r * dim;
+    float *to = out + r * dim, squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t d = 0; d < dim; d++) squares += from[d] * from[d];
+    const float factor = 1 / sqrtf(squares / dim + eps);
+    factors[r] = factor;
+    for (int64_t d = 0; d < dim; d++) to[d] = from[d] * factor * weight[d];
+  }
+}
+
+#define NORM_ROWS 256 /* that are summed up in float */
+int64_t norm_parts(int64_t rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
+
+/* grad_x [rows, dim], and the gradient by the weight in parts [norm_parts(rows), dim], to be added up. */
+void norm_back(const float *grad, const float *x, const float *weight, const float *factors, float *grad_x, float *parts,
+               int64_t rows, int64_t dim, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t part = 0; part < norm_parts(rows); part++) {
+    float *sums = parts + part * dim;
+    memset(sums, 0, sizeof(float) * dim);
+    for (int64_t r = part * NORM_ROWS; r < rows && r < (part + 1) * NORM_ROWS; r++) {
+      const float *of_row = grad + r * dim, *from = x + r * dim, factor = factors[r];
+      float *to = grad_x + r * dim, along = 0;
+#pragma omp simd reduction(+ : along)
+      for (int64_t d = 0; d < dim; d++) along += of_row[d] * weight[d] * from[d];
+      along *= factor * factor / dim;
+      for (int64_t d = 0; d < dim; d++) {
+        to[d] = factor * (of_row[d] * weight[d] - from[d] * along);
+        sums[d] += of_row[d] * (from[d] * factor);
+      }
+    }
+  }
+}
+
+/* out [tokens, heads, dim]: the halves of each head turned by the angles of its token [tokens, dim]; back: turned back. */
+void turn(const float *states, int64_t head_step, int64_t token_step, const float *cosines, const float *sines, float *out,
+          int64_t tokens, int64_t heads, int64_t dim, int back, int threads) {
+  const int64_t half = dim / 2;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t token = 0; token < tokens; token++) {
+    const float *cos = cosines + token * dim, *sin = sines + token * dim;
+    for (int64_t head = 0; head < heads; head++) {
+      const float *from = states + head * head_step + token * token_step;
+      float *to = out + (token * heads + head) * dim;
+      if (back)
+        for (int64_t d = 0; d < half; d++) {
+          to[d] = from[d] * cos[d] + from[half + d] * sin[half + d];
+          to[half + d] = from[half + d] * cos[half + d] - from[d] * sin[d];
+        }
+      else
+        for (int64_t d = 0; d < half; d++) {
+          to[d] = from[d] * cos[d] - from[half + d] * sin[d];
+          to[half + d] = from[half + d] * cos[half + d] + from[d] * sin[half + d];
+        }
+    }
+  }
+}
+
+#define GATE_PART 4096 /* numbers that a thread takes at a time */
+
+static inline vec sigmoid(vec x) { /* the exponential is of a number that is not above 0 */
+  const vec small = exponential(pick(x < 0, x, -x));
+  return pick(x < 0, small, all(1)) / (1 + small);
+}
+
+/* The part of a vector that is there; `count` numbers, the others 0. */
+static inline vec some(const float *from, int64_t count) {
+  if (count >= LANES) return load(from);
+  float numbers[LANES] = {0};
+  memcpy(numbers, from, sizeof(float) * count);
+  return load(numbers);
+}
+static inline void put(float *to, vec x, int64_t count) {
+  memcpy(to, &x, sizeof(float) * (count < LANES ? count : LANES));
+}
+
+/* out = gate sigmoid(gate) times up, of `size` numbers. */
+void gate(const float *gates, const float *ups, float *out, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t part = 0; part < size; part += GATE_PART)
+    for (int64_t i = part; i < size && i < part + GATE_PART; i += LANES) {
+      const vec x = some(gates + i, size - i);
+      put(out + i, x * sigmoid(x) * some(ups + i, size - i), size - i);
+    }
+}
+
+void gate_back(const float *grad, const float *gates, const float *ups, float *grad_gates, float *grad_ups, int64_t size,
+               int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t part = 0; part < size; part += GATE_PART)
+    for (int64_t i = part; i < size && i < part + GATE_PART; i += LANES) {
+      const vec x = some(gates + i, size - i), of_out = some(grad + i, size - i), share = sigmoid(x);
+      put(grad_gates + i, of_out * some(ups + i, size - i) * share * (1 + x * (1 - share)), size - i);
+      put(grad_ups + i, of_out * x * share, size - i);
+    }
+}

@@ -1,0 +1,87 @@
+"""Compiled layers of a CPU as a trace sees them: the same tensors are made and kept, and nothing is computed.
+
+They take no tensors without numbers, so what they keep (engines/cpu) is written down here.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.cpu.layers import is_plain_gate
+from strop.engines.cpu.library import update_library
+from strop.trainer.plan.accelerator import use_traced_norms
+from strop.trainer.plan.tracing import Recorder, Work
+
+_LANES = 16
+"""Heads are of whole vectors of so many numbers, or go into buckets; 8 on processors without AVX-512."""
+
+
+def use_traced_cpu_layers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what the compiled ones
+    keep."""
+    if dtype != torch.float32 or update_library() is None:
+        return
+    use_traced_norms(module)
+    with torch.no_grad():
+        for part in module.modules():
+            if is_plain_gate(part):
+                part.forward = MethodType(_gate_forward, part)
+
+
+class CpuAttention:
+    """`PackedAttention` where its plan for a CPU takes part."""
+
+    def __init__(self, packed: PackedAttention, recorder: Recorder) -> None:
+        self._packed, self._recorder = packed, recorder
+        self._pairs = float(sum(s.length * (s.num_keys - (s.length - 1) / 2) for s in packed.segments))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """As of `PackedAttention`."""
+        is_plain = form.is_fused and form.chunk is None and query.dtype == torch.float32
+        is_whole = not query.shape[2] % _LANES and not value.shape[2] % _LANES
+        if not is_plain or not is_whole or update_library() is None:
+            return self._packed.attend(layer, query, key, value, form)
+        output: Tensor = _Attend.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, pairs: float, recorder: Recorder
+    ) -> Tensor:
+        count, heads, dim = query.shape
+        out, sums = torch.empty(count, heads, value.shape[2]), torch.empty(count, heads)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.flops, ctx.recorder = 2.0 * heads * (dim + value.shape[2]) * pairs, recorder
+        recorder.work += Work(attention_flops=ctx.flops, num_calls=1)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        ctx.recorder.work += Work(attention_flops=2.5 * ctx.flops, num_calls=1)
+        return torch.empty(query.shape), torch.zeros(key.shape), torch.zeros(value.shape), None, None
+
+
+def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
+    gates, ups = part.gate_proj(hidden), part.up_proj(hidden)
+    output: Tensor = part.down_proj(_Gate.apply(gates, ups))  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, ups: Tensor) -> Tensor:
+        ctx.save_for_backward(gates, ups)
+        return torch.empty_like(gates)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gates, ups = ctx.saved_tensors
+        return torch.empty_like(gates), torch.empty_like(ups)

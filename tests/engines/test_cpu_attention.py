@@ -1,0 +1,153 @@
+"""Attention in C: the numbers and gradients of the formula, and of a token the same whatever is beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines.test_attention_plan import any_plan, num_tokens, plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.cpu.attention import _Attend, cpu_plan
+from strop.engines.cpu.library import update_library
+
+pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
+CPU = torch.device("cpu")
+
+
+def states(segments: list[Segment], heads: int, kv_heads: int, dim: int) -> list[Tensor]:
+    """Query, key and value, whose tokens and heads do not lie one after another, and a weight of each output."""
+    generator = torch.Generator().manual_seed(0)
+    count = num_tokens(segments)
+    sizes = ((heads, count, dim), (kv_heads, count, dim), (kv_heads, count, dim))
+    query, key, value = (torch.randn(size, generator=generator).transpose(0, 1) for size in sizes)
+    return [query, key, value, torch.randn(count, heads, dim, generator=generator)]
+
+
+def results(
+    segments: list[Segment], tensors: list[Tensor], form: AttentionForm, dtype: torch.dtype
+) -> list[Tensor]:
+    """Output, and gradients by query, key and value of its sum with these weights."""
+    *inputs, weights = (tensor.detach().to(dtype) for tensor in tensors)
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    output = PackedAttention(segments, device=CPU).attend(0, *inputs, form)
+    return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    segments=any_plan(40),
+    window=st.none() | st.integers(1, 50),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (8, 1)]),
+    dim=st.sampled_from([16, 32, 48, 80]),
+)
+def test_numbers_and_gradients_are_those_of_float64(
+    segments: list[Segment], window: int | None, heads: tuple[int, int], dim: int
+) -> None:
+    form = AttentionForm(scaling=dim**-0.5, window=window)
+    tensors = states(segments, *heads, dim)
+    for ours, wanted in zip(
+        results(segments, tensors, form, torch.float32),
+        results(segments, tensors, form, torch.float64),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_long_segments_are_cut_into_blocks_of_queries_and_keys() -> None:
+    segments = plan([(700, [1, 300, 40]), (530, [])])
+    form, tensors = AttentionForm(scaling=0.25), states(segments, 4, 2, 32)
+    ours = results(segments, tensors, form, torch.float32)
+    wanted = results(segments, tensors, form, torch.float64)
+    assert isinstance(ours[0].grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
+    for tensor, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    segments = plan([(30, [20])])
+    form, tensors = AttentionForm(scaling=40.0), states(segments, 2, 1, 16)
+    ours = results(segments, tensors, form, torch.float32)
+    wanted = results(segments, tensors, form, torch.float64)
+    for tensor, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(tensor.double(), expected, atol=0.05, rtol=0.01)
+
+
+def test_a_token_has_the_same_bits_whatever_is_beside_it() -> None:
+    alone, together = plan([(37, [11, 5])]), plan([(37, [11, 5]), (64, [3, 90]), (9, [])])
+    form, tensors = AttentionForm(scaling=0.2), states(together, 4, 2, 32)
+    count = num_tokens(alone)
+    first = results(alone, [tensor[:count] for tensor in tensors], form, torch.float32)
+    for tensor, expected in zip(results(together, tensors, form, torch.float32), first, strict=True):
+        assert torch.equal(tensor[:count], expected)
+
+
+def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = plan([(300, [20, 30]), (40, [7])])
+    form, tensors = AttentionForm(scaling=0.2), states(segments, 4, 2, 32)
+    before = results(segments, tensors, form, torch.float32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    for tensor, expected in zip(results(segments, tensors, form, torch.float32), before, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+def test_a_number_that_is_none_stays_one() -> None:
+    segments = plan([(20, [4])])
+    tensors = states(segments, 2, 1, 16)
+    tensors[0][22] = float("nan")
+    output, of_query, of_key, of_value = results(segments, tensors, AttentionForm(scaling=0.2), torch.float32)
+    assert output[22].isnan().all()
+    assert of_query[22].isnan().all()
+    assert of_key[:23].isnan().all()
+    assert of_value[:23].isnan().all()
+    assert not output[:22].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("dim", "form", "threads"),
+    [
+        (12, AttentionForm(scaling=0.2), 1),
+        (16, AttentionForm(scaling=0.2, chunk=4), 1),
+        (16, AttentionForm(scaling=0.2, softcap=2.0), 1),
+        (16, AttentionForm(scaling=0.2, by_formula=True), 1),
+        (16, AttentionForm(scaling=0.2), 100),
+    ],
+)
+def test_other_forms_go_another_way(
+    dim: int, form: AttentionForm, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = plan([(20, [4])])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chosen = cpu_plan(segments)
+    assert chosen is not None
+    assert chosen.attend(*states(segments, 2, 1, dim)[:3], form) is None
+
+
+def test_keys_may_lie_behind_all_queries() -> None:
+    """As those of tokens that a prefill has computed before; two requests begin with the same ones."""
+    segments = [
+        Segment(start=0, length=9, prefix=((20, 37),)),
+        Segment(start=9, length=8, prefix=((20, 37),)),
+        Segment(start=17, length=3),
+    ]
+    chosen = cpu_plan(segments)
+    assert chosen is not None
+    assert chosen.trees.tolist() == [[0, 2], [2, 3]]
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(20, 4, 16, generator=generator)
+    key, value = torch.randn(2, 37, 2, 16, generator=generator)
+    tensors = [query, key, value, torch.randn(20, 4, 16, generator=generator)]
+    form = AttentionForm(scaling=0.25)
+    for tensor, expected in zip(
+        results(segments, tensors, form, torch.float32),
+        results(segments, tensors, form, torch.float64),
+        strict=True,
+    ):
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_segments_that_see_later_tokens_have_no_plan() -> None:
+    assert cpu_plan([Segment(start=0, length=9, blocks=((2, 5),))]) is None
+    assert cpu_plan([Segment(start=0, length=4, prefix=((4, 9),)), Segment(start=4, length=5)]) is None

@@ -1,0 +1,124 @@
+"""Norms, gates and rotations in C: the numbers and gradients of the model's own, and only where they are plain."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Gemma2Config, LlamaConfig, Qwen3Config
+from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+
+from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
+from strop.engines.cpu.library import library_for, update_library
+from strop.engines.rotary_kernels import with_kernel
+
+pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 37,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def random_weights(part: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return part
+
+
+def results(part: nn.Module, hidden: Tensor) -> list[Tensor]:
+    """Output, and gradients by input and weights."""
+    hidden = hidden.detach().requires_grad_()
+    output = part(hidden)
+    weights = torch.cos(torch.arange(float(output.numel()))).view_as(output)
+    return [output, *torch.autograd.grad((output * weights).sum(), [hidden, *part.parameters()])]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        LlamaRMSNorm(24, eps=1e-5),
+        Qwen3RMSNorm(24),
+        LlamaMLP(LlamaConfig(**SIZES)),
+        Qwen3MLP(Qwen3Config(**SIZES)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+@pytest.mark.parametrize("rows", [1, 7, 600])
+def test_numbers_and_gradients_are_those_of_the_models_own(own: nn.Module, rows: int) -> None:
+    own = random_weights(own)
+    ours = deepcopy(own)
+    assert sum(use_cpu_layers(nn.ModuleList([ours]))) == 1
+    hidden = torch.randn(2, rows, 24, generator=torch.Generator().manual_seed(1))
+    for tensor, expected in zip(results(ours, hidden), results(own, hidden), strict=True):
+        torch.testing.assert_close(tensor, expected, atol=1e-3 * float(expected.abs().max()), rtol=1e-4)
+
+
+def test_float64_and_traced_tensors_go_the_models_own_way() -> None:
+    own = random_weights(LlamaRMSNorm(24)).double()
+    ours = deepcopy(own)
+    use_cpu_layers(nn.ModuleList([ours]))
+    hidden = torch.randn(5, 24, dtype=torch.float64)
+    assert torch.equal(ours(hidden), own(hidden))
+    with torch.device("meta"):
+        assert library_for(torch.empty(3)) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert library_for(torch.empty(3)) is None
+
+
+def test_another_activation_and_a_changed_layer_stay_as_they_are() -> None:
+    gelu = Gemma2MLP(Gemma2Config(**SIZES))
+    assert not is_plain_gate(gelu)
+
+    class ScaledMLP(LlamaMLP):
+        def forward(self, hidden: Tensor) -> Tensor:
+            output: Tensor = 2 * super().forward(hidden)
+            return output
+
+    assert is_plain_gate(LlamaMLP(LlamaConfig(**SIZES)))
+    assert not is_plain_gate(ScaledMLP(LlamaConfig(**SIZES)))
+    assert use_cpu_layers(nn.ModuleList([gelu])) == (0, 0)
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
+    first = random_weights(LlamaMLP(LlamaConfig(**SIZES)))
+    use_cpu_layers(nn.ModuleList([first]))
+    second = deepcopy(first)
+    nn.init.zeros_(second.get_parameter("down_proj.weight"))
+    assert not second(torch.randn(2, 24)).any()
+
+
+def test_gates_far_from_zero_neither_overflow_nor_become_no_number() -> None:
+    gates = torch.tensor([-200.0, -90.0, -1.0, 0.0, 1.0, 90.0, 200.0], requires_grad=True)
+    ups = torch.ones(7, requires_grad=True)
+    ours = gated(gates, ups)
+    wanted = nn.functional.silu(gates.double()) * ups
+    torch.testing.assert_close(ours.double(), wanted, atol=1e-6, rtol=1e-5)
+    (grad,) = torch.autograd.grad(ours.sum(), gates)
+    (expected,) = torch.autograd.grad(wanted.sum(), gates)
+    torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
+    assert gated(torch.tensor([float("nan")]), torch.ones(1)).isnan().all()
+
+
+def test_rotations_are_those_of_the_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 9, heads, 32, generator=generator).transpose(1, 2) for heads in (4, 2))
+    angles = torch.randn(1, 9, 32, generator=generator)
+    cosines, sines = angles.cos(), angles.sin()
+    both: list[list[Tensor]] = []
+    for function in (with_kernel(apply_rotary_pos_emb), apply_rotary_pos_emb):
+        inputs = [query.clone().requires_grad_(), key.clone().requires_grad_()]
+        rotated = function(*inputs, cosines, sines)
+        total = sum((torch.cos(torch.arange(float(x.numel()))).view_as(x) * x).sum() for x in rotated)
+        both.append([*rotated, *torch.autograd.grad(total, inputs)])
+    assert "Rotation" in type(both[0][0].grad_fn).__name__  # else both are the model's own
+    for tensor, expected in zip(*both, strict=True):
+        torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=1e-5)

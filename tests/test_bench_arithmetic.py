@@ -1,0 +1,117 @@
+"""The arithmetic of benchmarks: necessary work, shares of the ceiling, and work that is equal on both sides."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from references.token_passes import TEXT_MODEL
+from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
+from strop.engines.config import ModelConfig
+from strop.engines.flops import model_work
+from strop.engines.micro_batch import pack
+from strop.engines.model import load_model
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 48,
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`benchmarks/update.py`; benchmarks are scripts, and find each other beside themselves."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("update")
+
+
+@pytest.fixture
+def versus(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("grpo_vs_trl")
+
+
+def test_work_of_a_group_by_hand(bench: ModuleType) -> None:
+    # Prompt of 3, answers of 1 and 3: inputs 3 + 0 + 2, predictions 1 + 3; the prompt sees 1 + 2 + 3 tokens, the two
+    # tokens behind it 4 and 5.
+    work = bench.work_of([bench.Group(3, (1, 3))])
+    assert (work.tokens, work.predictions, work.pairs) == (5, 4, 15)
+    # A layer has 8 (2 * 2 * 4 + 2 * 1 * 4 + 3 * 16) = 576 weights, the head 8 * 10.
+    size = {
+        "hidden_size": 8, "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "intermediate_size": 16,
+    }  # fmt: skip
+    assert work.forward(size, 10) == 2 * (3 * 576 * 5 + 80 * 4) + 4 * 4 * 2 * 3 * 15
+
+
+@pytest.mark.parametrize("shape", ["words", "full", "2to1", "8to1", "long"])
+def test_work_is_that_of_the_pass_that_is_run(bench: ModuleType, shape: str, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, seed=0, **TINY)
+    model = load_model(ModelConfig(path=str(tmp_path)), device="cpu")
+    counted = model_work(model)
+    assert counted is not None
+    groups = bench.groups_of(shape, 2)
+    tokens = pack(bench.rows_of(groups), TEXT_MODEL)
+    work = bench.work_of(groups)
+    assert work.tokens == tokens.num_tokens
+    assert 3 * work.forward(TINY, model.vocab_size) == counted.training(tokens)
+
+
+def test_a_share_is_of_the_fastest_try(bench: ModuleType) -> None:
+    facts = bench._facts([0.5, 0.25, 1.0], 10.0, 80.0, 100, 7)
+    assert facts["ceiling_share"] == 0.5  # 10 operations at 80 a second take 1/8 s
+    assert facts["tokens_per_s"] == 400
+    assert facts["seconds"] == {"least": 0.25, "median": 0.5}
+
+
+@pytest.mark.parametrize("mean", [64, 256])
+def test_prompts_of_both_sides_have_the_lengths_of_one_list(
+    versus: ModuleType, mean: int, tmp_path: Path
+) -> None:
+    lengths = versus.prompt_lengths(mean, 64)
+    assert lengths == versus.prompt_lengths(mean, 64)
+    assert min(lengths) >= mean // 2
+    assert max(lengths) <= 3 * mean // 2
+    assert len(set(lengths)) > 10
+    assert all(statistics.mean(lengths[step : step + 8]) == mean for step in range(0, 64, 8))
+    versus.write_prompts_of(lengths, tmp_path / "data.jsonl")
+    tokenizer = make_tiny_tokenizer()
+    rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    rendered = [tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True) for row in rows]
+    assert [len(ids["input_ids"]) for ids in rendered] == lengths
+
+
+def test_an_endless_model_never_ends_and_is_undecided_otherwise(versus: ModuleType, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "raw", seed=0, **TINY)
+    versus.make_endless(tmp_path / "raw", tmp_path / "endless")
+    model = versus.AutoModelForCausalLM.from_pretrained(tmp_path / "endless")
+    ids = torch.randint(7, 102, (8, 60), generator=torch.Generator().manual_seed(0))
+    ids[:, 20] = make_tiny_tokenizer().eos_token_id
+    with torch.no_grad():
+        output = model(ids, output_hidden_states=True)
+    log_probs = output.logits[:, 21:].log_softmax(-1)
+    assert (output.hidden_states[-2][:, 21:, 0] == 1).all()  # no layer writes to the first number
+    assert log_probs[..., make_tiny_tokenizer().eos_token_id].max() < -30
+    assert -(log_probs.exp() * log_probs.clamp(min=-1e3)).sum(-1).min() > 3  # of log(102) = 4.6
+
+
+def test_operations_of_a_step_follow_from_its_prompts_and_mean_length(
+    versus: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.jsonl"
+    versus.write_prompts_of([10, 20, 30, 40], path)
+    workload = versus.Workload("2to1", tmp_path, path, "letters", 64)
+    counted = slice(1, None)
+    found = versus._operations(workload, "small", {"lengths": [9.0, 5.2, 6.0]}, counted, 2)
+    update = importlib.import_module("update")
+    steps = [
+        update.work_of([update.Group(prompt, (answer,) * 8) for prompt in prompts])
+        for prompts, answer in (((30, 40), 5), ((10, 20), 6))
+    ]
+    vocab = len(make_tiny_tokenizer())
+    size = importlib.import_module("sizes").SIZES["small"]
+    assert found == statistics.mean(3 * step.forward(size, vocab) for step in steps)
