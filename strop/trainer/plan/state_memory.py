@@ -53,10 +53,24 @@ def resident(role: RolePlan, stage: int = 0) -> Resident:
     share = role.share(stage)
     item = role.form.weights_dtype.itemsize
     return Resident(
-        weights=share.held.total * item,
+        weights=weight_bytes(role, share),
         optimizer=0.0 if role.optim is None else optimizer_bytes(share.held, role.optim, item),
         gradients=share.held.trained * item if role.learns else 0.0,
     )
+
+
+def weight_bytes(role: RolePlan, share: Share) -> float:
+    """Bytes of a rank's weights; those of products that nothing trains are half of that."""
+    form, sizes = role.form, role.sizes
+    wide, narrow = form.weights_dtype.itemsize, form.compute_dtype.itemsize
+    if not form.holds_half:
+        return share.held.total * wide
+    if form.is_sharded and not role.learns:
+        return share.held.total * narrow
+    rounded = sizes.linear + (sizes.head.all.total if form.is_accelerator else 0.0)
+    if role.learns:  # adapters are linear layers too
+        rounded -= sizes.trained
+    return share.held.total * (wide - (wide - narrow) * rounded / sizes.total)
 
 
 def optimizer_bytes(count: Count, optim: OptimizerConfig, item: int) -> float:
