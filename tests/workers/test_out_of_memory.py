@@ -12,15 +12,17 @@ import torch
 from actor_batches import make_actor, random_batch, totals_of
 from critic_batches import make_critic, value_batch
 from prm_batches import make_prm, outcome_batch, prm_ref
-from shortage import fail_once, set_limit
+from shortage import TOO_MANY_BYTES, fail_once, set_limit
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.token_budget import OutOfMemory
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import metric_values
+from strop.workers.actor import ActorWorker
+from strop.workers.config import ActorConfig
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.rehearsal import rehearsed
@@ -146,6 +148,38 @@ def test_a_failure_in_any_pass_leaves_no_gradient_and_no_number_of_the_others(
     expected = _actor_update(smaller, batch)
     assert metric_values(update.metrics) == metric_values(expected.metrics)
     assert_equal(whole, smaller)
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "lora"])
+def test_a_failure_while_layers_are_computed_again_leaves_nothing(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    batch = random_batch(torch.float32)
+    settings = {"gradient_checkpointing": True, "lora": LoraConfig(rank=rank)}
+    half, whole = (
+        ActorWorker(
+            ModelConfig(path=str(tiny_model), dtype="float32", **settings),  # type: ignore[arg-type]
+            ActorConfig(optim=OptimizerConfig(lr=1e-3), engine=EngineConfig(max_tokens_per_device=tokens)),
+            FULL,
+            TrainingInit(device="cpu", num_updates=10),
+        )
+        for tokens in (HALF, WHOLE)
+    )
+    mlp: Any = whole.engine.model.layers[0].mlp
+    forward, calls = mlp.forward, list[int]()
+
+    def failing(hidden: torch.Tensor) -> torch.Tensor:
+        calls.append(hidden.shape[1])
+        if len(calls) == 2:  # of the first micro-batch, in its backward pass
+            torch.empty(TOO_MANY_BYTES, dtype=torch.uint8)
+        result: torch.Tensor = forward(hidden)
+        return result
+
+    monkeypatch.setattr(mlp, "forward", failing)
+    updates = [_actor_update(actor, batch) for actor in (half, whole)]
+    assert calls[0] == calls[1] > HALF
+    assert metric_values(updates[1].metrics) == metric_values(updates[0].metrics)
+    assert_equal(whole, half)
 
 
 def test_log_probs_are_those_of_half_the_budget(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
