@@ -3,14 +3,14 @@ be, which show that they fit, how long they take, and with how much memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from strop.controller import WorkerGroup, as_list
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
-from strop.trainer.config import Config
+from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.role_specs import role_mesh
 from strop.trainer.sections import TrainerConfig
 from strop.trainer.worker_groups import WorkerGroups
@@ -19,14 +19,13 @@ from strop.workers.models import TrainedWorker
 from strop.workers.rehearsal import Group, Rehearsal
 
 EVENT = "rehearsal"
-LEARNERS = ("actor", "critic", "prm")
 GIB = 1 << 30
 
 
 def is_rehearsed(trainer: TrainerConfig, device: str) -> bool:
     """The settings ask for a rehearsal; `device` as resources.device."""
     asked = trainer.rehearse_longest_batch
-    return device_name(device) != "cpu" if asked == "auto" else asked
+    return asked if isinstance(asked, bool) else device_name(device) != "cpu"
 
 
 def rehearse_roles(config: Config, roles: WorkerGroups, run: RunFolder, step: int, say: Reporter) -> None:
@@ -91,13 +90,18 @@ def longest_batch(config: Config, role: str) -> list[Group]:
     """Groups of a rank in an update of a role, with prompts and answers as long as they may be: as many as fill the
     micro-batches that are there together, or as an update has."""
     engine = config.engines[role]
-    learner = dict(zip(LEARNERS, (config.actor, config.critic, config.prm), strict=True))[role]
+    learner = _learners(config)[role]
     prompt, response = config.data.max_prompt_tokens, config.data.max_response_tokens
     num_rows = -(-config.samples_per_update(learner) // role_mesh(config, role, engine).dp)
     enough = tokens_together(engine)
     of_group = min(config.rollout.samples_per_prompt, num_rows, max(1, -(-enough // max(1, response - 1))))
     num_groups = min(-(-num_rows // of_group), -(-enough // (prompt + of_group * (response - 1))))
     return [(prompt, (response,) * of_group)] * num_groups
+
+
+def _learners(config: Config) -> Mapping[str, UpdateSettings]:
+    """Settings of the roles that learn."""
+    return {"actor": config.actor, "critic": config.critic, "prm": config.prm}
 
 
 def tokens_together(engine: EngineConfig) -> int:
@@ -110,7 +114,7 @@ def tokens_together(engine: EngineConfig) -> int:
 def most_tokens(config: Config, role: str) -> int:
     """Tokens of the largest micro-batch that the samples of a step make on a device."""
     engine = config.engines[role]
-    if role not in LEARNERS:
+    if role not in _learners(config):
         return engine.max_tokens_per_device
     batch = longest_batch(config, role)
     tokens = sum(prompt + sum(response - 1 for response in responses) for prompt, responses in batch)

@@ -17,6 +17,7 @@ from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.rehearsal import most_tokens
+from strop.trainer.sections import RoleName
 from strop.utils.metrics import Metric
 from strop.workers.models import ModelWorker
 
@@ -29,7 +30,7 @@ EVENT = "out_of_memory"
 
 
 def report_halvings(
-    groups: Mapping[str, WorkerGroup[ModelWorker]],
+    groups: Mapping[RoleName, WorkerGroup[ModelWorker]],
     settings: Mapping[str, tuple[str, EngineConfig]],
     run: RunFolder,
     step: int,
@@ -78,11 +79,13 @@ def recorded_budgets(run: RunFolder, engines: Mapping[str, EngineConfig]) -> dic
 
 
 def hold_budgets(
-    groups: Mapping[str, WorkerGroup[ModelWorker]], engines: Mapping[str, EngineConfig], run: RunFolder
+    groups: Mapping[RoleName, WorkerGroup[ModelWorker]], engines: Mapping[str, EngineConfig], run: RunFolder
 ) -> None:
     """Give roles that were just made the budgets that earlier starts of the run came to."""
-    for role, held in recorded_budgets(run, {role: engines[role] for role in groups}).items():
-        groups[role].call.hold_budget(held)
+    recorded = recorded_budgets(run, engines)
+    for role, group in groups.items():
+        if role in recorded:
+            group.call.hold_budget(recorded[role])
 
 
 def smaller_budget(config: Config, run: RunFolder, error: WorkerFailed) -> tuple[str, int] | None:

@@ -106,7 +106,13 @@ class WorkerGroups:
 
     def with_models(self) -> dict[RoleName, WorkerGroup[ModelWorker]]:
         """Worker groups of the roles with a model of their own, by name."""
-        return {name: group for name, group in self.groups.items() if name != "rollout"}  # type: ignore[misc]
+        groups: dict[RoleName, WorkerGroup[ModelWorker] | None] = {
+            **self.trained(),
+            "reference": self.reference,
+            "teacher": self.teacher,
+            "reward_model": self.reward_model,
+        }
+        return {name: group for name, group in groups.items() if group is not None}
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
