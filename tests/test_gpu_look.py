@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import kernels, steps
 from benchmarks.gpu.look import Facts, Look
-from benchmarks.gpu.memory import check_sentence
+from benchmarks.gpu.memory import check_lowered, check_sentence
 from strop.engines.attention import AttentionForm, PackedAttention
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,6 +144,23 @@ def test_a_run_that_is_to_have_no_memory_passes_with_its_sentence_alone(
     check_sentence(1, SENTENCE)
     with pytest.raises(RuntimeError, match=error):
         check_sentence(code, said)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "held", "error"),
+    [
+        (0, "", [], "no token budget was lowered"),
+        (1, "Traceback", [512], "a person reads a traceback"),
+        (2, "CUDA out of memory", [], "does not name engine.max_tokens_per_device of the role"),
+    ],
+)
+def test_a_run_with_little_memory_passes_with_smaller_micro_batches_or_the_sentence(
+    code: int, said: str, held: list[int], error: str
+) -> None:
+    check_lowered(0, "WARNING", [8192, 512])
+    check_lowered(2, "no smaller engine.max_tokens_per_device of this role helps", [512])
+    with pytest.raises(RuntimeError, match=error):
+        check_lowered(code, said, held)
 
 
 def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

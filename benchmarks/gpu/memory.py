@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,8 @@ from strop.rollout.native.engine import NativeEngine
 
 SETTINGS = ("actor.engine.max_tokens_per_device", "model.gradient_checkpointing", "rollout.max_running")
 """What a person may change where memory ends."""
+UPDATE_GIB = 12
+"""Enough for the model, its gradient and its optimizer, and too little for the activations of the default budget."""
 
 
 def memory(look: Look) -> None:
@@ -35,7 +39,7 @@ def memory(look: Look) -> None:
     if look.is_rehearsal:
         look.skip("out of memory", "only on a card")
         return
-    for what, gib in (("update", 12), ("loading", 2)):
+    for what, gib in (("update", UPDATE_GIB), ("loading", 2)):
         look.measure(
             f"out of memory in {what}",
             partial(_out_of_memory, look, what, gib),
@@ -94,7 +98,24 @@ def _out_of_memory(look: Look, what: str, gib: int, facts: Facts) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
         print(said.getvalue()[-6000:])
     facts["last"] = said.getvalue().strip().splitlines()[-3:]
-    check_sentence(facts["exit"], said.getvalue())
+    if gib == UPDATE_GIB:
+        log = look.work / "memory" / what / "events.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        events = [event for event in map(json.loads, lines) if event["kind"] == "out_of_memory"]
+        facts["held_tokens"] = [event["held"] for event in events]
+        check_lowered(facts["exit"], said.getvalue(), facts["held_tokens"])
+    else:
+        check_sentence(facts["exit"], said.getvalue())
+
+
+def check_lowered(code: int, said: str, held: Sequence[int]) -> None:
+    """Refuse a run whose update lacked memory, and that neither went on with smaller micro-batches nor said why not."""
+    if code == 0 and not held:
+        raise RuntimeError("the run ended well: its memory was enough, and no token budget was lowered")
+    if "Traceback" in said:
+        raise RuntimeError("a person reads a traceback where memory ends")
+    if code and "engine.max_tokens_per_device of this role" not in said:
+        raise RuntimeError("the sentence does not name engine.max_tokens_per_device of the role")
 
 
 def check_sentence(code: int, said: str) -> None:

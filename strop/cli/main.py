@@ -108,6 +108,7 @@ _LATE_ERRORS = (
     ("strop.rollout.client", "NoEngine"),
     ("strop.rollout.weight_sync.types", "SyncError"),
     ("strop.rollout.types", "EngineDied"),
+    ("strop.engines.token_budget", "OutOfMemory"),
     ("torch", "OutOfMemoryError"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already

@@ -13,6 +13,10 @@ class WorkerFailed(RuntimeError):
 
     has_died = False
     """Its process is gone; else it raised an error of its own."""
+    exception_type = ""
+    """Qualified name of the error that it raised; empty where it has died."""
+    role = ""
+    """Role that the worker was in, where that is known."""
 
 
 class WorkerLost(WorkerFailed):

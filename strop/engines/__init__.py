@@ -31,6 +31,7 @@ prefix_tree.py        The tree of rows that begin alike
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names
 rotary_kernels.py     Rotary positions in one kernel
+token_budget.py       The bound on the tokens of a micro-batch, halved where memory runs out
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
                       step (TrainEngine)

@@ -21,6 +21,7 @@ from strop.engines.megatron.checks import check_installed
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.token_budget import TokenBudget
 from strop.engines.tokens import TokenCounts, TokenFunction
 from strop.engines.training import Engine, Loss, TrainEngine
 from strop.protocol import DataProto
@@ -35,6 +36,8 @@ class ModelEngine(Protocol):
     parallel: Parallel
     operations: float | None
     token_counts: TokenCounts
+    budget: TokenBudget
+    """Bound on the tokens of a micro-batch."""
     replays_routing: bool
     """Tokens go to the experts that rows name."""
 
@@ -52,6 +55,9 @@ class ModelEngine(Protocol):
 
     def load_to_device(self) -> None:
         """Come back."""
+
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated since the last step."""
 
 
 class TrainableEngine(ModelEngine, Protocol):
@@ -72,6 +78,12 @@ class TrainableEngine(ModelEngine, Protocol):
 
     def step(self) -> StepReport:
         """Take an optimizer step."""
+
+    def make_optimizer_state(self) -> None:
+        """Take the memory of the optimizer's state."""
+
+    def rehearsing(self) -> contextlib.AbstractContextManager[None]:
+        """Context of passes that leave nothing behind."""
 
     def full_parameters(self) -> contextlib.AbstractContextManager[None]:
         """The weights in `model` that generation on this rank computes with."""

@@ -67,6 +67,7 @@ def micro_batches(
     *,
     max_tokens: int,
     parallel: Parallel,
+    max_row_tokens: int | None = None,
     rows: Sequence[int] | None = None,
     max_positions: int | None = None,
     replays: bool = False,
@@ -81,6 +82,8 @@ def micro_batches(
         data: as for `token_rows`.
         max_tokens: of a micro-batch, on each of the devices that share its sequences.
         parallel: the ranks that pass in step.
+        max_row_tokens: engine.max_tokens_per_device where `max_tokens` is less for want of memory (token_budget.py): a
+            row above the bound is then a micro-batch by itself; None: such a row is refused.
         rows: numbers of the rows that are wanted; None: all.
         max_positions: longest sequence that the model is made for; None: any. Rotary embeddings that change with the
             longest sequence (longrope, dynamic) would change what other rows give.
@@ -93,7 +96,8 @@ def micro_batches(
         ValueError: an empty prompt or response, or a single row does not fit.
     """
     num_devices = parallel.sp_size * parallel.cp_size
-    per_device, max_tokens = max_tokens, max_tokens * num_devices
+    per_device = max_tokens if max_row_tokens is None else max_row_tokens
+    max_tokens, longest = max_tokens * num_devices, per_device * num_devices
     numbers = list(range(len(data)) if rows is None else rows)
     every = token_rows(data, numbers, replays=replays)
     for number, row in zip(numbers, every, strict=True):
@@ -102,13 +106,13 @@ def micro_batches(
                 f"row {number} has {len(row.prompt)} prompt and {len(row.response)} response tokens; each row needs "
                 f"both"
             )
-        if len(row) > max_tokens:
+        if len(row) > longest:
             shared = f" on each of the {num_devices} that share it" if num_devices > 1 else ""
             raise ValueError(
                 f"a sample has {len(row)} tokens ({len(row.prompt)} of prompt), but "
                 f"engine.max_tokens_per_device of this role is {per_device}{shared}: raise it to at least "
                 f"{-(-len(row) // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens (of a "
-                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by {len(row) - max_tokens}"
+                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by {len(row) - longest}"
             )
         if max_positions is not None and not row.media and len(row) > max_positions:
             raise ValueError(

@@ -39,6 +39,7 @@ from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
+from strop.engines.token_budget import TokenBudget
 from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.protocol import DataProto
 from strop.utils import timeline
@@ -73,6 +74,8 @@ class Engine:
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
         self.token_counts = TokenCounts()
         """Of all passes of this rank so far."""
+        self.budget = TokenBudget(config.max_tokens_per_device)
+        """Bound on the tokens of a micro-batch."""
         self.replays_routing = False
         """Tokens go to the experts that a batch's column routed_experts names, where it has one."""
         self._model_copies = HostCopies()
@@ -128,7 +131,8 @@ class Engine:
         """Numbers of the rows of each micro-batch."""
         return micro_batches(
             data,
-            max_tokens=self._config.max_tokens_per_device,
+            max_tokens=self.budget.value,
+            max_row_tokens=self.budget.setting,
             parallel=self.parallel,
             rows=rows,
             max_positions=self.model.max_positions,
@@ -149,6 +153,7 @@ class Engine:
                 router_loss=router_loss,
                 replays=self.replays_routing,
             )
+            self.budget.begin_pass(tokens.num_tokens, len(rows))
             self._count(tokens, trains=trains)
             return tokens
 
@@ -179,6 +184,9 @@ class Engine:
     def load_to_device(self) -> None:
         """Bring back the model."""
         self._model_copies.restore()
+
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated since the last step; nothing of a frozen model."""
 
 
 class TrainEngine(Engine):
@@ -295,6 +303,27 @@ class TrainEngine(Engine):
         if self._config.offload == "optimizer":
             offload_optimizer(self._optimizer, self._state_copies)
         return report
+
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated since the last step."""
+        for _, parameter in self.model.named_parameters():
+            parameter.grad = None
+
+    def make_optimizer_state(self) -> None:
+        """Take the memory that the optimizer has from its first step on; its numbers are those before it."""
+        self.optimizer.materialize_state()
+        if self._config.offload == "optimizer":
+            self._offloaded_state.append(offload_optimizer(self._optimizer))
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Passes inside leave nothing behind: neither gradients nor counts."""
+        counts = self.operations, self.token_counts
+        try:
+            yield
+        finally:
+            self.drop_gradients()
+            self.operations, self.token_counts = counts
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:

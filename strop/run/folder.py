@@ -65,7 +65,7 @@ ROLES_STARTED = "roles_started"
 """Kind of the event that all roles have loaded their models, of each start."""
 _BEFORE_START = (
     "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",
-    ROLES_STARTED,
+    "rehearsal", "out_of_memory", ROLES_STARTED,
 )  # fmt: skip
 """Events of a run that has done nothing yet."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

@@ -23,6 +23,7 @@ policy_sync.py         Weight sync where generation shares the actor's weights
 profiling.py           Profiled steps
 ray_runtime.py         The Ray runtime as `resources` asks for it
 records.py             Record of a step
+rehearsal.py           Rehearsal of the longest batch
 remote_model.py        A server with OpenAI's API in place of a model folder (a strop.trainer.standalone.ModelBackend)
 remote_weight_sync.py  Weight sync to engines with weights of their own
 replay_folder.py       The folder of a run that repeats a recorded one, possibly on other resources
@@ -49,6 +50,7 @@ step_logging.py        Step metrics and warnings
 threads.py             Number of CPU threads for tensor operations of this process, and the reason for it
 supervised.py          Steps, records and checkpoints of training on given answers
 timing.py              The stages of a step, from outside
+token_budgets.py       Token budgets of roles that were lowered because memory ran out
 undecided.py           Data sources whose answers have no verdict
 validation.py          Validation
 validation_metrics.py  Validation numbers by data source and variable

@@ -42,6 +42,7 @@ from strop.trainer.learning import Learner
 from strop.trainer.preflight.of_run import preflight_before_training
 from strop.trainer.profiling import StepProfiler
 from strop.trainer.records import StepRecord
+from strop.trainer.rehearsal import is_rehearsed, rehearse_roles
 from strop.trainer.replayed_run import read_recorded
 from strop.trainer.reward_certificate import note_certificate
 from strop.trainer.reward_trial import try_reward
@@ -55,6 +56,7 @@ from strop.trainer.start import optimizer_of
 from strop.trainer.step_logging import log_failures, step_metrics
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
+from strop.trainer.token_budgets import hold_budgets, report_halvings
 from strop.trainer.undecided import UndecidedSources
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import WorkerGroups, make_cost_tracker, make_worker_groups, rollout_settings
@@ -129,6 +131,7 @@ class Trainer:
             self.is_started = True
             self._run.events.append(ROLES_STARTED, self._start_step)
             self._undecided = UndecidedSources(self.config.reward, self._run.events)
+            self._fit_memory()
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
                 self._preflight()
@@ -184,6 +187,18 @@ class Trainer:
         return record
 
     # ------------------------------------------------------------------ around it
+
+    def _fit_memory(self) -> None:
+        """Take over token budgets of earlier starts, and rehearse the longest batch."""
+        hold_budgets(self.roles.with_models(), self.config.engines, self._run)
+        if is_rehearsed(self.config.trainer, self.config.resources.device):
+            with activity("the rehearsal of the longest batch"):
+                rehearse_roles(self.config, self.roles, self._run, self._start_step, self._say)
+            self._report_halvings(self._start_step)
+
+    def _report_halvings(self, step: int) -> dict[str, float]:
+        settings = {role: (f"{role}.engine", engine) for role, engine in self.config.engines.items()}
+        return report_halvings(self.roles.with_models(), settings, self._run, step, self._say)
 
     def _preflight(self) -> None:
         """Run the preflight; it may refuse the run."""
@@ -287,6 +302,7 @@ class Trainer:
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
         log_failures(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
+        metrics |= self._report_halvings(step)
         stop_reason = self._callbacks.on_step_end(self._run, step, metrics)
         is_last, is_new_best, score = self._early_stopping.check(step, stop_reason=stop_reason), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):

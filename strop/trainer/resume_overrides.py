@@ -45,6 +45,7 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         "trainer.project_name",
         "trainer.experiment_name",
         "trainer.preflight",
+        "trainer.rehearse_longest_batch",
         "trainer.profile_steps",
         "trainer.profile_memory",
     ),

@@ -62,6 +62,10 @@ class TrainerConfig:
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""
+    rehearse_longest_batch: bool | Literal["auto"] = "auto"
+    """Before the first step, run forward and backward passes of every trained model over random rows as long as they
+    may be, in micro-batches as large as they may be, and print time and peak memory: what does not fit is found in
+    seconds. They leave nothing behind. auto: on an accelerator."""
     max_hours: PositiveFloat | None = None
     """End after this much training time, all continuations together, with a last validation and checkpoint."""
     target_pass_rate: PositiveShare | None = None

@@ -35,11 +35,13 @@ from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.profiling import StepProfiler
+from strop.trainer.rehearsal import is_rehearsed, rehearse, tokens_together
 from strop.trainer.role_specs import role_mesh
 from strop.trainer.sft.result import SftResult, sft_result
 from strop.trainer.start import optimizer_of
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
+from strop.trainer.token_budgets import hold_budgets, report_halvings
 from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name
 from strop.utils.gc_freeze import settled
@@ -186,6 +188,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             self._start_worker(stack)
             stack.enter_context(settled())
             self._run.events.append(ROLES_STARTED, self._start_step)
+            self._fit_memory()
             self._begin()
             profiler = StepProfiler(self._config.trainer, self._run.path, say=self._say)
             profiler.note_last(self._num_steps)
@@ -200,6 +203,28 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
         self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
         return sft_result(self._run)
+
+    def _fit_memory(self) -> None:
+        """Take over the token budget of earlier starts, and rehearse the longest batch."""
+        hold_budgets({"actor": self._worker}, {"actor": self._settings.engine}, self._run)
+        if not is_rehearsed(self._config.trainer, self._config.resources.device):
+            return
+        self._worker.call.make_optimizer_state()
+        engine, longest = self._settings.engine, self._examples.longest
+        num_rows = -(-self._rows_per_update // role_mesh(self._config, "actor", engine).dp)
+        enough = -(-tokens_together(engine) // (longest - 1))
+        batch = [(1, (longest - 1,))] * min(num_rows, enough)
+        rehearse("actor", self._worker, batch, self._run, self._start_step, self._say)
+        self._report_halvings(self._start_step)
+
+    @property
+    def _rows_per_update(self) -> int:
+        """Most rows of an optimizer step."""
+        return self._settings.examples_per_update
+
+    def _report_halvings(self, step: int) -> dict[str, float]:
+        settings = {"actor": (f"{self.name}.engine", self._settings.engine)}
+        return report_halvings({"actor": self._worker}, settings, self._run, step, self._say)
 
     def _begin(self) -> None:
         """Hook for work with the starting model, before the first step of this process."""
@@ -271,6 +296,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             loss=digest([loss.hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
+        numbers |= self._report_halvings(step)
         numbers[TIMING.of("step")] = stages.total()
         numbers[THROUGHPUT] = (len(prompts) + len(responses)) / stages.total()
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds, loss=loss)

@@ -104,6 +104,16 @@ class WorkerGroups:
         }
         return {name: group for name, group in groups.items() if group is not None}
 
+    def with_models(self) -> dict[RoleName, WorkerGroup[ModelWorker]]:
+        """Worker groups of the roles with a model of their own, by name."""
+        groups: dict[RoleName, WorkerGroup[ModelWorker] | None] = {
+            **self.trained(),
+            "reference": self.reference,
+            "teacher": self.teacher,
+            "reward_model": self.reward_model,
+        }
+        return {name: group for name, group in groups.items() if group is not None}
+
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
         return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}

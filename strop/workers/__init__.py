@@ -17,6 +17,7 @@ preference.py          A model that learns from preferences
 prm.py                 The implicit process reward model
 progress.py            Progress of a rollout call
 reference.py           The frozen model that KL terms compare with
+rehearsal.py           Rehearsal of an update
 replayed_samples.py    Samples that were played before, in place of generation
 reports.py             Reports of episodes for the controller
 reward_model.py        A model that scores answers

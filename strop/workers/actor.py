@@ -7,6 +7,7 @@ same order, each with its own rows, also with none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.model import load_model
+from strop.engines.moe.losses import RouterLoss
+from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.rollout.weight_sync.probe import probe_of
@@ -129,23 +132,11 @@ class ActorWorker(TrainedWorker):
         )
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         with self.updating():
-            if spec.declaration.prepare is not None:
-                passed = self.engine.map_tokens(data, log_prob_column("log_probs", data))
-                batch |= self._prepared(batch, passed["log_probs"])
-            of_routers = router_loss(self.engine, self._moe, data)
-            has_gradient = rows_with_gradient(spec, batch, row_lengths)
-            if of_routers is not None:
-                has_gradient = [True] * len(data)
-            loss = _BatchLoss(
-                spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
-                device=self.engine.model.device,
-            )  # fmt: skip
-            with_gradient = [row for row, has in enumerate(has_gradient) if has]
-            value = self.engine.accumulate(data, loss, rows=with_gradient, router_loss=of_routers)
-            without = [row for row, has in enumerate(has_gradient) if not has]
-            if self.engine.parallel.max(len(without)):  # on any rank
-                self.engine.map_tokens(data, loss.measure, rows=without)
-            loss.metrics.add_mean(LOSS, value, share)
+            passes = within_memory(
+                self.engine, lambda: self._run_passes(data, batch, row_lengths, totals, share)
+            )
+            loss, of_routers = passes.loss, passes.of_routers
+            loss.metrics.add_mean(LOSS, passes.value, share)
             loss.metrics.fetch()
             of_pass = HostCopy(loss.columns)
             report = self.engine.step()
@@ -158,6 +149,49 @@ class ActorWorker(TrainedWorker):
         return BatchAndMetrics(
             batch=response_columns(data, of_pass.wait()), metrics=(Update.of("actor", report, metrics),)
         )
+
+    def _run_passes(
+        self,
+        data: DataProto,
+        batch: Mapping[str, Tensor],
+        row_lengths: Tensor,
+        totals: BatchTotals,
+        share: int,
+    ) -> _Passes:
+        """All passes of an update; arguments as of `update_policy` and `_BatchLoss`."""
+        spec = self._loss
+        if spec.declaration.prepare is not None:
+            before = self.engine.map_tokens(data, log_prob_column("log_probs", data))
+            batch = {**batch, **self._prepared(batch, before["log_probs"])}
+        of_routers = router_loss(self.engine, self._moe, data)
+        has_gradient = rows_with_gradient(spec, batch, row_lengths)
+        if of_routers is not None:
+            has_gradient = [True] * len(data)
+        loss = _BatchLoss(
+            spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
+            device=self.engine.model.device,
+        )  # fmt: skip
+        with_gradient = [row for row, has in enumerate(has_gradient) if has]
+        value = self.engine.accumulate(data, loss, rows=with_gradient, router_loss=of_routers)
+        without = [row for row, has in enumerate(has_gradient) if not has]
+        if self.engine.parallel.max(len(without)):  # on any rank
+            self.engine.map_tokens(data, loss.measure, rows=without)
+        return _Passes(loss, value, of_routers)
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """As of every role: log-probs, entropies where the loss has them, and tokens that a teacher would choose."""
+        if self._loss.takes_chosen_tokens:
+            chosen = torch.zeros(
+                (len(tokens.prediction_index), self._algorithm.distillation.top_k),
+                dtype=torch.int64,
+                device=tokens.model.device,
+            )
+            log_probs, entropies, at = tokens.log_probs_at(chosen, temperature=1.0)
+            total = log_probs.sum() + at.log_probs.sum()
+        else:
+            log_probs, entropies = tokens.log_probs(temperature=1.0)
+            total = log_probs.sum()
+        return total + entropies.sum() if self._algorithm.entropy_coeff else total
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
         """Columns of these rows that the loss prepares once from all tokens of the optimizer batch, over all ranks.
@@ -234,6 +268,15 @@ class ActorWorker(TrainedWorker):
         """Leave the rollout workers, if there are any."""
         if self._sender is not None:
             self._sender.close()
+
+
+class _Passes(NamedTuple):
+    """Passes of an update, behind which its step is taken."""
+
+    loss: _BatchLoss
+    value: Tensor
+    """Of the loss, on this rank."""
+    of_routers: RouterLoss | None
 
 
 class _BatchLoss:

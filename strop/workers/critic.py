@@ -16,6 +16,7 @@ from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model_config
 from strop.engines.multimodal.families import takes_media
+from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
@@ -93,22 +94,26 @@ class CriticWorker(TrainedWorker):
         old_values, returns = (columns.flat(data.tensors()[name]) for name in ("values", "returns"))
         weights = self._aggregation.weights(mask, totals, row_lengths, dtype=returns.dtype)
         num_trained = int((weights != 0).sum())
-        metrics = TensorMetrics()
 
-        def loss(tokens: Tokens) -> Tensor:
-            values = tokens.values()
-            inputs = [
-                sent(column[tokens.response_index], values.device).to(values)
-                for column in (old_values, returns, weights)
-            ]
-            trained = inputs[2] != 0
-            terms = value_loss_terms(values, *inputs[:2], mask=trained, clip_range=self._clip_range)
-            for name, numbers in terms.statistics.items():
-                metrics.add_tokens(VALUE_STATISTIC.of(name), numbers, trained, count=num_trained)
-            return weighted_sum(terms.terms, inputs[2])
+        def run_passes() -> tuple[Tensor, TensorMetrics]:
+            metrics = TensorMetrics()
+
+            def loss(tokens: Tokens) -> Tensor:
+                values = tokens.values()
+                inputs = [
+                    sent(column[tokens.response_index], values.device).to(values)
+                    for column in (old_values, returns, weights)
+                ]
+                trained = inputs[2] != 0
+                terms = value_loss_terms(values, *inputs[:2], mask=trained, clip_range=self._clip_range)
+                for name, numbers in terms.statistics.items():
+                    metrics.add_tokens(VALUE_STATISTIC.of(name), numbers, trained, count=num_trained)
+                return weighted_sum(terms.terms, inputs[2])
+
+            return self.engine.accumulate(data, loss), metrics
 
         with self.updating():
-            value = self.engine.accumulate(data, loss)
+            value, metrics = within_memory(self.engine, run_passes)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         for name in ("loss", "vf_loss"):
             metrics.add_mean(LOSS.of(name), value, share)
@@ -119,3 +124,7 @@ class CriticWorker(TrainedWorker):
             **metrics.read(),
         }
         return Update.of("critic", report, all_metrics)
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """As of every role: values."""
+        return tokens.values().sum()

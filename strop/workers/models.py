@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from strop.controller import Dispatch, Worker, register
 from strop.engines.causal_lm import CausalLM
@@ -19,8 +21,10 @@ from strop.engines.lora.adapters import has_adapter
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
-from strop.engines.tokens import TokenCounts, TokenFunction
+from strop.engines.token_budget import Halving, within_memory
+from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.protocol import DataProto
+from strop.workers.rehearsal import Group, Rehearsal, rehearsed
 from strop.workers.rows import response_columns
 
 
@@ -62,7 +66,18 @@ class ModelWorker(Worker):
 
     def token_columns(self, data: DataProto, function: TokenFunction) -> DataProto:
         """Columns [B, R~, ...] of what a function says of all response tokens of these rows, without gradient."""
-        return response_columns(data, self.engine.map_tokens(data, function))
+        outputs = within_memory(self.engine, lambda: self.engine.map_tokens(data, function))
+        return response_columns(data, outputs)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def hold_budget(self, max_tokens: int) -> None:
+        """Bound micro-batches by so many tokens, as before the run was continued."""
+        self.engine.budget.value = max_tokens
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_halvings(self) -> tuple[Halving, ...]:
+        """Halvings of the bound on micro-batches since the last call, for want of memory."""
+        return self.engine.budget.take_halvings()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -98,6 +113,20 @@ class TrainedWorker(ModelWorker):
         yield
         self._in_updates += (self.engine.operations or 0.0) - before
         self._tokens_in_updates += self.engine.token_counts.since(tokens_before)
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """A loss that asks these tokens for what an update asks them for."""
+        raise NotImplementedError
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def make_optimizer_state(self) -> None:
+        """Take the memory that the optimizer has from its first step on."""
+        self.engine.make_optimizer_state()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def rehearse(self, groups: Sequence[Group]) -> Rehearsal:
+        """As `strop.workers.rehearsal.rehearsed`: passes over the longest rows, which leave nothing behind."""
+        return rehearsed(self.engine, groups, self.rehearsed_loss)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def usage(self) -> Usage:

@@ -9,6 +9,7 @@ from strop.algorithms.aggregation import weighted_sum
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
@@ -47,7 +48,10 @@ class PreferenceWorker(TrainedWorker):
             data: columns prompts [B, P~]; responses and loss_mask [B, R~].
         """
         mask, lengths = flat_mask(data.tensors())
-        outputs = self.engine.map_tokens(data, lambda tokens: {"numbers": self._numbers(tokens)})
+        outputs = within_memory(
+            self.engine,
+            lambda: self.engine.map_tokens(data, lambda tokens: {"numbers": self._numbers(tokens)}),
+        )
         numbers = torch.where(mask, outputs["numbers"].double().cpu(), 0.0)
         row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         sums = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, row, numbers)
@@ -67,8 +71,12 @@ class PreferenceWorker(TrainedWorker):
             numbers = self._numbers(tokens)
             return weighted_sum(numbers, sent(weights[tokens.response_index], numbers.device).to(numbers))
 
-        self.engine.accumulate(data, loss)
+        within_memory(self.engine, lambda: self.engine.accumulate(data, loss))
         return Update.of("train", self.engine.step(), {})
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """As of every role: log-probs, or scores."""
+        return self._numbers(tokens).sum()
 
     def _numbers(self, tokens: Tokens) -> Tensor:
         """Of each token [M]."""

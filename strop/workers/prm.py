@@ -14,6 +14,7 @@ from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model
+from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.utils.device import sent
@@ -53,6 +54,7 @@ class PrmWorker(TrainedWorker):
         parallel = self._learn(load, start, prm.engine, prm.optim, learning, role="prm")
         frozen = dataclasses.replace(start, gradient_checkpointing=False, freeze_vision_tower=False)
         self._frozen = frozen_engine(load(frozen, parallel=parallel), prm.engine, parallel)
+        self._frozen.budget = self.engine.budget
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_prm_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -61,7 +63,8 @@ class PrmWorker(TrainedWorker):
         def log_probs(tokens: Tokens) -> dict[str, Tensor]:
             return {"prm_ref_log_prob": tokens.log_probs(temperature=1.0)[0]}
 
-        return response_columns(data, self._frozen.map_tokens(data, log_probs))
+        outputs = within_memory(self._frozen, lambda: self._frozen.map_tokens(data, log_probs))
+        return response_columns(data, outputs)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_process_rewards(self, data: DataProto) -> DataProto:
@@ -100,22 +103,26 @@ class PrmWorker(TrainedWorker):
         row_of = row_numbers(row_lengths)  # [N]
         counted = valid_tokens_per_row(mask, row_lengths) > 0  # [B]
         outcomes = _outcomes(tensors["token_level_scores"], self._prm.right_above)
-        statistics: list[Tensor] = []
 
-        def loss(tokens: Tokens) -> Tensor:
-            now = tokens.log_probs(temperature=1.0)[0]
-            rows, sequences = torch.unique(row_of[tokens.response_index], return_inverse=True)  # [S], [M]
-            inputs = [sent(column[tokens.response_index], now.device) for column in (before, mask)]
-            rewards = process_rewards(now, inputs[0].to(now), beta=self._prm.beta)
-            targets = sent(outcomes[rows], now.device).to(now)
-            terms, scores = outcome_terms(rewards, inputs[1], sent(sequences, now.device), targets)
-            weights = sent(counted[rows].to(terms.dtype) / totals.num_samples, terms.device)
-            is_right = (scores > 0) == (targets > 0)
-            of_counted = sent(torch.nonzero(counted[rows])[:, 0], scores.device)
-            statistics.append(torch.stack([is_right.to(terms), scores.detach()])[:, of_counted].double())
-            return (terms * weights).sum()
+        def run_passes() -> tuple[Tensor, list[Tensor]]:
+            statistics: list[Tensor] = []
 
-        value = self.engine.accumulate(data, loss)
+            def loss(tokens: Tokens) -> Tensor:
+                now = tokens.log_probs(temperature=1.0)[0]
+                rows, sequences = torch.unique(row_of[tokens.response_index], return_inverse=True)  # [S], [M]
+                inputs = [sent(column[tokens.response_index], now.device) for column in (before, mask)]
+                rewards = process_rewards(now, inputs[0].to(now), beta=self._prm.beta)
+                targets = sent(outcomes[rows], now.device).to(now)
+                terms, scores = outcome_terms(rewards, inputs[1], sent(sequences, now.device), targets)
+                weights = sent(counted[rows].to(terms.dtype) / totals.num_samples, terms.device)
+                is_right = (scores > 0) == (targets > 0)
+                of_counted = sent(torch.nonzero(counted[rows])[:, 0], scores.device)
+                statistics.append(torch.stack([is_right.to(terms), scores.detach()])[:, of_counted].double())
+                return (terms * weights).sum()
+
+            return self.engine.accumulate(data, loss), statistics
+
+        value, statistics = within_memory(self.engine, run_passes)
         empty = torch.zeros(2, 0, device=value.device, dtype=torch.float64)
         copies = HostCopy({"loss": value, "numbers": torch.cat([empty, *statistics], dim=1)})
         report = self.engine.step()
@@ -127,6 +134,10 @@ class PrmWorker(TrainedWorker):
             acc, score = (numbers.sum(dim=1)).tolist()
             metrics |= {PRM.of("acc"): Mean(acc, count), PRM.of("score_mean"): Mean(score, count)}
         return Update.of("prm", report, metrics)
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """As of every role: log-probs."""
+        return tokens.log_probs(temperature=1.0)[0].sum()
 
 
 def _outcomes(scores: Tensor, right_above: float) -> Tensor:

@@ -22,6 +22,7 @@ from strop.engines.kinds import frozen_engine
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.token_budget import within_memory
 from strop.engines.value_models import architecture, check_value_model, is_classifier, load_value_model
 from strop.protocol import DataProto
 from strop.utils.sanitize.control_tokens import ControlText
@@ -77,7 +78,10 @@ class RewardModelWorker(ModelWorker):
         )
         prompts = [torch.tensor(ids, dtype=torch.int64) for ids in fitted]
         rows = make_rows(prompts, [_AFTER_THE_END] * len(prompts))
-        scores = self.engine.map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
+        scores = within_memory(
+            self.engine,
+            lambda: self.engine.map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()}),
+        )
         return DataProto.from_dict({**scores, "rm_cut_tokens": cut})
 
     def _use_template(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
@@ -11,6 +14,8 @@ from strop.controller import Dispatch, register
 from strop.data.sft.config import SftDistillationConfig
 from strop.engines.config import EngineConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.moe.losses import RouterLoss
+from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.utils.device import sent
@@ -64,20 +69,27 @@ class SupervisedWorker(TrainedWorker):
         mask, row_lengths = flat_mask(data.tensors())
         weights = Aggregation(mode="token-mean").weights(mask, totals, row_lengths)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up
-        metrics, loads = TensorMetrics(), ExpertLoads()
-        of_routers = router_loss(self.engine, self._moe, data)
         top = [columns.flat(data.tensors()[name]) for name in TEACHER] if self._distillation.is_on else []
 
-        def loss(tokens: Tokens) -> Tensor:
-            loads.add(tokens)
-            if self._distillation.is_on:
-                ids, log_probs = (sent(column[tokens.response_index], tokens.model.device) for column in top)
-                return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
-            log_probs, _ = tokens.log_probs(temperature=1.0)
-            token_weights = sent(weights[tokens.response_index], log_probs.device).to(log_probs)
-            return -weighted_sum(log_probs, token_weights)
+        def run_passes() -> _Passes:
+            metrics, loads = TensorMetrics(), ExpertLoads()
+            of_routers = router_loss(self.engine, self._moe, data)
 
-        value = self.engine.accumulate(data, loss, router_loss=of_routers)
+            def loss(tokens: Tokens) -> Tensor:
+                loads.add(tokens)
+                if self._distillation.is_on:
+                    ids, log_probs = (
+                        sent(column[tokens.response_index], tokens.model.device) for column in top
+                    )
+                    return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
+                log_probs, _ = tokens.log_probs(temperature=1.0)
+                token_weights = sent(weights[tokens.response_index], log_probs.device).to(log_probs)
+                return -weighted_sum(log_probs, token_weights)
+
+            value = self.engine.accumulate(data, loss, router_loss=of_routers)
+            return _Passes(value, metrics, loads, of_routers)
+
+        value, metrics, loads, of_routers = within_memory(self.engine, run_passes)
         metrics.add_mean(LOSS, value, share)
         metrics.fetch()
         router_value, parts = loss_parts(of_routers, self._moe, self.engine)
@@ -86,6 +98,14 @@ class SupervisedWorker(TrainedWorker):
         numbers |= loads.metrics("train", self.engine.parallel, share)
         numbers |= {metric.of("train"): Mean(part * share, share) for metric, part in parts.items()}
         return Update.of("train", report, numbers)
+
+    def rehearsed_loss(self, tokens: Tokens) -> Tensor:
+        """As of every role: log-probs, and with a teacher that of one token that it names in each place."""
+        if not self._distillation.is_on:
+            return tokens.log_probs(temperature=1.0)[0].sum()
+        named = torch.zeros((len(tokens.prediction_index), 1), dtype=torch.int64, device=tokens.model.device)
+        log_probs, _, at = tokens.log_probs_at(named, temperature=1.0)
+        return log_probs.sum() + at.log_probs.sum()
 
     def _distance(
         self,
@@ -122,3 +142,13 @@ class SupervisedWorker(TrainedWorker):
             return {"log_probs": tokens.log_probs(temperature=1.0)[0]}
 
         return self.token_columns(data, log_probs)
+
+
+class _Passes(NamedTuple):
+    """Passes of an update, behind which its step is taken."""
+
+    value: Tensor
+    """Of the loss, on this rank."""
+    metrics: TensorMetrics
+    loads: ExpertLoads
+    of_routers: RouterLoss | None

@@ -43,7 +43,7 @@ READS = Reads(
     keys=("",),
     but=(
         "trainer.trackers", "trainer.project_name", "trainer.experiment_name", "trainer.skip_rollout",
-        "trainer.critic_warmup", "trainer.preflight", "eval", "run",
+        "trainer.critic_warmup", "trainer.preflight", "trainer.rehearse_longest_batch", "eval", "run",
         *FINE_TUNING_SECTIONS,
     ),
 )  # fmt: skip

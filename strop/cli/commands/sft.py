@@ -30,8 +30,9 @@ def reads_of(section: str) -> Reads:
     return Reads(
         keys=(
             "model", section, "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
-            "trainer.experiment_name", "trainer.profile_steps", "trainer.profile_memory", "eval.every",
-            "eval.before_train", "data.cache_dir", "algorithm.extensions",
+            "trainer.experiment_name", "trainer.profile_steps", "trainer.profile_memory",
+            "trainer.rehearse_longest_batch", "eval.every", "eval.before_train", "data.cache_dir",
+            "algorithm.extensions",
         ),
         but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
     )  # fmt: skip

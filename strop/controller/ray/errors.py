@@ -87,6 +87,7 @@ class RankFailed(WorkerFailed):
         self.failure = failure
         """The first failure."""
         self.has_died = not failure.exception_type or failure.ends_worker
+        self.exception_type, self.role = failure.exception_type, failure.role
         self.num_later = num_later
         """Failures of other workers that followed and are taken for its consequences."""
         later = (

@@ -42,6 +42,7 @@ from strop.engines.packing import micro_batches
 from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.role_tensors import MODEL, OPTIMIZER
+from strop.engines.token_budget import TokenBudget
 from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
 from strop.engines.training import Loss
 from strop.protocol import DataProto
@@ -84,6 +85,8 @@ class MegatronEngine:
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
         self.token_counts = TokenCounts()
         """Of all passes of this rank so far."""
+        self.budget = TokenBudget(config.max_tokens_per_device)
+        """Bound on the tokens of a micro-batch."""
         self._parts = MegatronModel(model, config, self.parallel)
         self._model_copies = HostCopies()
 
@@ -117,6 +120,9 @@ class MegatronEngine:
         """Bring back the model."""
         self._model_copies.restore()
 
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated since the last step; nothing of a frozen model."""
+
     def streamed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight as the layers compute with it, whole on every rank, one after the other in the order of the
         weight map; all ranks use up the iterator."""
@@ -138,7 +144,8 @@ class MegatronEngine:
         """Packed micro-batches of this rank's rows, as many as schedules and other ranks want, some of them empty."""
         numbers = micro_batches(
             data,
-            max_tokens=self._config.max_tokens_per_device,
+            max_tokens=self.budget.value,
+            max_row_tokens=self.budget.setting,
             parallel=self.parallel,
             rows=rows,
             max_positions=self.model.max_positions,
@@ -159,6 +166,7 @@ class MegatronEngine:
             )
             for part in numbers
         ]
+        self.budget.begin_pass(max(tokens.num_tokens for tokens in micro), max(map(len, numbers)))
         return passes.of_one_length(self._parts, micro) if is_interleaved else micro
 
     def _of_no_tokens(self, micro: Sequence[Tokens]) -> Tokens:
@@ -285,6 +293,23 @@ class MegatronTrainEngine(MegatronEngine):
         if self._config.offload == "optimizer":
             self._offload_optimizer()
         return report
+
+    def drop_gradients(self) -> None:
+        """Forget what was accumulated since the last step."""
+        self._optimizer.clear()
+
+    def make_optimizer_state(self) -> None:
+        """Nothing: megatron-core's optimizer has its state from the beginning."""
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """As `strop.engines.training.TrainEngine.rehearsing`."""
+        counts = self.operations, self.token_counts
+        try:
+            yield
+        finally:
+            self.drop_gradients()
+            self.operations, self.token_counts = counts
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:

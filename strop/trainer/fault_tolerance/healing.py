@@ -1,4 +1,5 @@
-"""Recovery from dead worker processes: the run goes on by itself with new ones, from its last checkpoint.
+"""Recovery from worker processes that died, or ran out of memory together: the run goes on by itself with new ones,
+from its last checkpoint.
 
 Processes that train hold weights and optimizer in pieces, so what one of them had dies with it, and the others wait for
 it. All of them are ended and made again, in this job. What was generated for prompts of no step yet is in the
@@ -14,6 +15,7 @@ from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.elastic import MoreMachines
 from strop.trainer.resume import Continuation
 from strop.trainer.resume import roll_back as roll_back_run
+from strop.trainer.token_budgets import record_budget, smaller_budget
 
 
 class Recovery:
@@ -38,11 +40,17 @@ class Recovery:
     def roll_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
         """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
 
+        Processes of one model that ran out of memory go on with half of their token budget.
+
         Raises:
             WorkerFailed, CallTimeout: this error, where it would only happen again: a worker raised it, or the run has
                 begun again run.max_restarts times since its last checkpoint.
             RunError: no checkpoint is valid.
         """
+        if isinstance(error, WorkerFailed):
+            lowered = smaller_budget(self._config, self._run, error)
+            if lowered is not None:
+                return self._lower(*lowered, error)
         newest = max(self._run.checkpoints.steps(), default=0)
         if newest > self._step:
             self._step, self._num_in_a_row = newest, 0
@@ -52,6 +60,18 @@ class Recovery:
         cause = str(error).partition("\n")[0]
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         return self._begin_again(cause, f"the workers are made again ({count})")
+
+    def _lower(self, role: str, held: int, error: WorkerFailed) -> Checkpoint | None:
+        """The run at its last checkpoint, with this token budget of a role."""
+        cause = str(error).partition("\n")[0]
+        how = (
+            f"the workers are made again, with {role}.engine.max_tokens_per_device={held}, which the next run may "
+            f"begin with"
+        )
+        checkpoint = self._begin_again(cause, how)
+        step = 0 if checkpoint is None else checkpoint.step
+        record_budget(self._run, step, role, self._config.engines[role], held, reason=cause)
+        return checkpoint
 
     def place_again(self, error: PlacesNotFree) -> Checkpoint | None:
         """The run at the checkpoint that it could not begin at, for the machines that are left.

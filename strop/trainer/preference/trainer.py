@@ -74,6 +74,10 @@ class PreferenceTrainer(SupervisedTrainer[PreferConfig, PreferenceDataset, Prefe
             PreferenceWorker, self._config.model, settings.engine, settings.optim, learning, scores=scores
         )
 
+    @property
+    def _rows_per_update(self) -> int:
+        return 2 * self._settings.examples_per_update  # of a pair
+
     def _begin(self) -> None:
         """Compute the starting model's numbers for all answers; a resume finds them in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
