@@ -60,7 +60,9 @@ def start(label: str, *, memory: bool) -> bool:
     import torch  # heavy: asked for only in steps that are profiled
 
     owns_timeline = timeline.start()
-    trace = torch.profiler.profile(activities=trace_activities())  # its events are written, and never read here
+    trace = torch.profiler.profile(
+        activities=trace_activities()
+    )  # its events are written, and never read here
     trace.start()
     _running = _Running(label=label, trace=trace, records_memory=memory, owns_timeline=owns_timeline)
     if memory:

@@ -61,14 +61,14 @@ class CollectiveSender:
         self._device = torch.device(plan.device)
         self._store: RendezvousStore | None = None
         self._group: BroadcastGroup | None = None
-        self._staging = deque(_Memory(self._device) for _ in range(_ON_THE_WAY + 1))
+        self._staging = deque(_Memory(self._device) for _ in range(1 + _num_on_the_way(self._device)))
         """For what is joined: of the next piece first, then of those that are on their way."""
         self._sent: deque[int] = deque()
         """Broadcasts of each piece that is on its way."""
 
     @property
     def max_bucket_bytes(self) -> int:
-        """In host memory few bytes, so that a bucket is filled, and another one loaded, while one travels."""
+        """In host memory few bytes, so that a bucket is filled, and another one loaded, while others travel."""
         return MAX_HOST_BUCKET_BYTES if self._device.type == "cpu" else BUCKET_BYTES
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class CollectiveSender:
         """Nothing to do."""
 
     def send(self, contents: Sequence[Tensor]) -> None:
-        """Start the broadcasts of a piece once there is only one before it; the first one forms the group."""
+        """Start the broadcasts of a piece once there is at most one before it; the first one forms the group."""
         sizes = [len(content) for content in contents]
         cuts = messages(sizes)
         self._staging.rotate()
@@ -159,14 +159,16 @@ class CollectiveReceiver:
         self._store: RendezvousStore | None = None
         self._groups: dict[int, BroadcastGroup] = {}
         """By the rank that sends."""
-        self._memory = deque((_Memory(self._device), _Memory(self._device)) for _ in range(_ON_THE_WAY + 1))
+        self._memory = deque(
+            (_Memory(self._device), _Memory(self._device)) for _ in range(1 + self.num_ahead)
+        )
         """For a bucket, and for what arrives beside it: of the next one first, then of those before it."""
         self._expected: deque[_Expected] = deque()
 
     @property
     def num_ahead(self) -> int:
         """On a device each bucket comes by itself."""
-        return _ON_THE_WAY if self._device.type == "cpu" else 0
+        return _num_on_the_way(self._device)
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -278,6 +280,11 @@ def messages(sizes: Sequence[int]) -> list[slice]:
         else:
             cuts.append(slice(index, index + 1))
     return cuts
+
+
+def _num_on_the_way(device: torch.device) -> int:
+    """Buckets that travel while the process does something else."""
+    return _ON_THE_WAY if device.type == "cpu" else 0
 
 
 def _is_joined(sizes: Sequence[int]) -> bool:
