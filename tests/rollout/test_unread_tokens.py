@@ -167,20 +167,22 @@ def test_tokens_keep_the_version_of_the_weights_that_gave_them(tiny: Tiny) -> No
     ask = (tokens(5, 1), sampled(1, 20))
     plain = run(generate_all(engine_of(model, reads_behind=False), [ask]))[0]
 
-    async def body() -> TokenOutput:
+    async def body() -> tuple[int, TokenOutput]:
         engine = engine_of(model, reads_behind=True)
         task = asyncio.create_task(engine.generate("0", *ask))
         await turns(9)
+        num_read = len(engine._batch.running[0].token_ids)
         with torch.no_grad():
             for parameter in model.module.parameters():
                 parameter.mul_(-0.7)
         await engine.set_version(1)
-        return await task
+        return num_read, await task
 
     before = [parameter.detach().clone() for parameter in model.module.parameters()]
     try:
-        output = run(body())
+        num_read, output = run(body())
         old = output.versions.count(0)
+        assert old == num_read + 1, "one was not read yet"
         assert output.versions == (0,) * old + (1,) * (20 - old)
         assert 2 < old < 20
         assert output.token_ids[:old] == plain.token_ids[:old]
@@ -209,5 +211,23 @@ def test_a_model_that_gives_nan_is_an_error_and_the_engine_lives_on(tiny: Tiny) 
         head.data.copy_(before)
         assert engine._batch.is_idle
         assert len((await engine.generate("1", tokens(5, 1), sampled(1, 3))).token_ids) == 3
+
+    run(body())
+
+
+def test_a_device_that_is_lost_is_an_error_of_the_step(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(tiny("qwen3", dtype="float32"), reads_behind=True)
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    async def body() -> None:
+        task = asyncio.create_task(engine.generate("0", tokens(5, 1), sampled(1, 20)))
+        await turns(6)
+        monkeypatch.setattr(engine._batch, "_decode", lost)
+        monkeypatch.setattr(batch_module.Unread, "read", lost)  # its tokens with it
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            await asyncio.wait_for(task, 5)
+        assert engine._batch.is_idle
 
     run(body())
