@@ -1,7 +1,7 @@
 """Norms, rotary positions and the gate of a feed-forward part, each in one pass over memory, forward and backward.
 
-Models of transformers write them as twenty operations of torch, each with a tensor of its own: in an update of a small
-model they take half as long as the products. Last measured: benchmarks/RESULTS.md.
+Models of transformers write them as many operations of torch, each with a tensor of its own: in an update of a small
+model they take about a third as long as the products. Last measured: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
