@@ -100,7 +100,7 @@ def cpu_plan(segments: Sequence[Segment]) -> CpuPlan | None:
 def _trees(segments: Sequence[Segment]) -> list[list[Segment]] | None:
     """Segments that share keys with each other alone; None where one continues another that stands behind it.
 
-    Keys may also lie behind all segments, as those of tokens do that were computed before (prefill.py).
+    Keys may also lie behind all segments, as those of tokens do that a prefill has computed before.
     """
     own = [(segment.start, segment.start + segment.length) for segment in segments]
     size = max((end for segment in segments for _, end in _runs(segment)), default=0)
