@@ -313,7 +313,7 @@ class TrainEngine(Engine):
         """Take the memory that the optimizer has from its first step on; its numbers are those before it."""
         self.optimizer.materialize_state()
         if self._config.offload == "optimizer":
-            self._offloaded_state.append(offload_optimizer(self._optimizer))
+            offload_optimizer(self._optimizer, self._state_copies)
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
