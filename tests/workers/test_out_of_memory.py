@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,18 @@ def test_a_rehearsal_leaves_nothing_behind(tiny_model: Path, name: str) -> None:
         assert metric_values(updates[0].metrics) == metric_values(updates[1].metrics)
         assert_equal(other, plain)
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_optimizer_that_rests_on_the_host_rehearses_too(tiny_model: Path) -> None:
+    case = CASES["policy"]
+    plain, other = case.make(tiny_model, WHOLE), case.make(tiny_model, WHOLE)
+    for worker in (plain, other):
+        worker.engine._config = replace(worker.engine._config, offload="optimizer")
+    other.make_optimizer_state()
+    other.rehearse(GROUPS)
+    for worker in (plain, other):
+        case.update(worker, case.batch(tiny_model))
+    assert_equal(other, plain)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -17,11 +17,11 @@ passes.py             Memory and work of the passes of a model over a micro-batc
 placement.py          Search for a placement by the cost model
 placement_prices.py   Seconds of placements that fit, by parts that many have in common
 plan.py               A run's plan, put together
-rehearsal.py          Passes and decode steps of a model's first layers, done for real on this processor
 roles.py              Roles of a run as the plan sees them
 smallest_change.py    The smallest change of a configuration with which its memory fits
 state_memory.py       Memory of weights, gradients and optimizer in every phase
 step_time.py          Seconds of the stages of a step
 tracing.py            Trace of a pass without numbers
 transfer_memory.py    Memory of a rank while weights move
+trial.py              Passes and decode steps of a model's first layers, done for real on this processor
 """

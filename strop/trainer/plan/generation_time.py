@@ -12,9 +12,9 @@ from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import cache_form
-from strop.trainer.plan.pass_time import is_rehearsed, update_ratios
-from strop.trainer.plan.rehearsal import NUM_DECODED, DecodeTimes, decode_times
+from strop.trainer.plan.pass_time import has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
 
 POINTS = 48
 """Moments of generation at which a decode step is priced."""
@@ -25,7 +25,7 @@ REDUCE_S = 12e-6
 """Of an all-reduce of a few tokens, beside what it sends."""
 LAYER_CALLS = 60
 """Operators of a layer in a decode step by torch."""
-REHEARSED_SEQUENCES, REHEARSED_CONTEXT, REHEARSED_STEP_S = 64, 512, 0.01
+TRIAL_SEQUENCES, TRIAL_CONTEXT, TRIAL_STEP_S = 64, 512, 0.01
 """Most sequences and tokens of a decode step that is carried out, and seconds of its products."""
 SAMPLE_S = 30e-6
 """Host's share of a decode step, and per running sequence of its record a thirtieth of that."""
@@ -93,11 +93,11 @@ def decode_ratios(
     actor: RolePlan, device: Device, *, running: int, planned: Callable[..., tuple[float, float]]
 ) -> DecodeTimes:
     """Real decode steps beside planned ones (`decode_seconds`); an accelerator is not here."""
-    if not is_rehearsed(actor, device):
+    if not has_trial(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
-    in_time = int(REHEARSED_STEP_S * device.product_flops / (2 * actor.sizes.rehearsed))
-    few = max(1, min(running, REHEARSED_SEQUENCES, in_time))
-    context = max(1, min(actor.lengths.longest - NUM_DECODED, REHEARSED_CONTEXT))
+    in_time = int(TRIAL_STEP_S * device.product_flops / (2 * actor.sizes.in_trial))
+    few = max(1, min(running, TRIAL_SEQUENCES, in_time))
+    context = max(1, min(actor.lengths.longest - NUM_DECODED, TRIAL_CONTEXT))
     real = decode_times(actor.shape, actor.form, few, context, device.threads)
     layers, rest = planned(running=few, context=context)
     return DecodeTimes(

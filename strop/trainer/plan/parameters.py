@@ -130,7 +130,7 @@ class ModelSizes:
         return self._first[-1].all.total + self.head_numbers
 
     @cached_property
-    def rehearsed(self) -> float:
+    def in_trial(self) -> float:
         """Numbers of the head, the first layer, and the last one of each kind."""
         layers = {0: self.layers[0]} | dict(zip(self.kinds, self.layers, strict=True))
         return sum(part.all.total for part in layers.values()) + self.head_numbers

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from strop.engines.config import OptimizerConfig
 from strop.engines.parallel.traffic import all_gather, all_to_all, reduce_scatter
 from strop.trainer.plan.devices import Device
-from strop.trainer.plan.rehearsal import PassTimes, pass_ratios, pass_times
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.tracing import Work
+from strop.trainer.plan.trial import PassTimes, pass_ratios, pass_times
 
 OVERLAP = 0.6
 """Share of the traffic of sharded parameters that passes hide."""
 HOST_BANDWIDTH = 20e9
 """Bytes per second between an accelerator and its host."""
-REHEARSED_S = 0.4
+TRIAL_S = 0.4
 """Of the products of an update that is carried out."""
 LEAST_TOKENS = 64
-REHEARSED_BYTES = 64
+TRIAL_BYTES = 64
 """Of each number of a model that is carried out: with gradients and activations, and most of a machine left."""
 
 
@@ -67,9 +67,9 @@ def _optimizer_seconds(role: RolePlan, optim: OptimizerConfig, device: Device) -
 
 def update_ratios(role: RolePlan, device: Device) -> PassTimes:
     """Real passes beside those of a device's rates; an accelerator is not here."""
-    if not is_rehearsed(role, device):
+    if not has_trial(role, device):
         return PassTimes()
-    tokens = REHEARSED_S * device.product_flops / (6 * role.sizes.rehearsed)
+    tokens = TRIAL_S * device.product_flops / (6 * role.sizes.in_trial)
     batch = role.small_batch(max(LEAST_TOKENS, int(tokens)))
     return pass_ratios(role.shape, role.form, batch, device.seconds, device.threads)
 
@@ -113,6 +113,6 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     )
 
 
-def is_rehearsed(role: RolePlan, device: Device) -> bool:
+def has_trial(role: RolePlan, device: Device) -> bool:
     """The first layers of a role's model are small enough to be carried out here."""
-    return device.is_cpu and role.sizes.rehearsed * REHEARSED_BYTES < device.memory_bytes
+    return device.is_cpu and role.sizes.in_trial * TRIAL_BYTES < device.memory_bytes

@@ -10,7 +10,7 @@ from strop.trainer.plan.baseline import baseline_bytes
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
 from strop.trainer.plan.memory import phases_of
-from strop.trainer.plan.pass_time import is_rehearsed
+from strop.trainer.plan.pass_time import has_trial
 from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.smallest_change import Change, smallest_change
 from strop.trainer.plan.state_memory import PhaseMemory
@@ -194,7 +194,7 @@ def _assumptions(config: Config, lengths: Lengths, device: Device, roles: Sequen
     lines = [of_lengths, device.stated, not_counted]
     if device.is_cpu:
         lines.append("of the machine's memory, each process with a model has an equal part")
-        if not all(is_rehearsed(role, device) for role in roles):
+        if not all(has_trial(role, device) for role in roles):
             lines.append(
                 "layers and head are too large to be carried out here: time is by the figures above alone"
             )

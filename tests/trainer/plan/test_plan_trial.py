@@ -17,12 +17,12 @@ from strop.engines.optimizers.muon import Muon
 from strop.trainer.plan.batches import packed_shape
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.parameters import model_sizes
-from strop.trainer.plan.pass_time import is_rehearsed, pass_seconds, update_ratios
+from strop.trainer.plan.pass_time import has_trial, pass_seconds, update_ratios
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import lengths_of
-from strop.trainer.plan.rehearsal import PassTimes, decode_times, pass_ratios
 from strop.trainer.plan.roles import Shape, planned_roles
 from strop.trainer.plan.tracing import Work
+from strop.trainer.plan.trial import PassTimes, decode_times, pass_ratios
 
 EXPERTS = Qwen3MoeConfig(
     hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -66,7 +66,7 @@ def test_decode_steps_are_carried_out(form: str) -> None:
         assert min(vars(times).values()) >= 0
 
 
-def test_a_stage_takes_as_much_longer_as_its_rehearsal(tmp_path: Path) -> None:
+def test_a_stage_takes_as_much_longer_as_its_trial(tmp_path: Path) -> None:
     # A device without calls and memory, at one operation a second: an update is its operations, each taken at the
     # ratio of what was carried out to what was traced, and of 4 layers all are like the 2 that are carried out.
     config = config_of(tmp_path)
@@ -114,7 +114,7 @@ def test_a_model_that_is_too_large_here_is_taken_at_the_rates_of_the_device(tmp_
     config = config_of(tmp_path)
     role = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(device_named("h100"), threads=1)
-    assert is_rehearsed(role, cpu)
-    assert not is_rehearsed(role, replace(cpu, memory_bytes=role.sizes.total))
-    assert not is_rehearsed(role, device_named("h100"))
+    assert has_trial(role, cpu)
+    assert not has_trial(role, replace(cpu, memory_bytes=role.sizes.total))
+    assert not has_trial(role, device_named("h100"))
     assert update_ratios(role, replace(cpu, memory_bytes=role.sizes.total)) == PassTimes()
