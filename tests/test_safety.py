@@ -21,6 +21,10 @@ ALLOWED: dict[tuple[str, str], str] = {
         "rollout/vllm/inside/headless.py",
         "multiprocessing",
     ): "it waits for vLLM's own processes to end, and reads none",
+    (
+        "engines/parallel/host_activations.py",
+        "torch.multiprocessing",
+    ): "it takes weak references to storages from there, and neither pipes nor queues",
     ("rollout/sglang/target.py", "multiprocessing"): "it writes a pickle for SGLang's server, and reads none",
 }
 
