@@ -5,7 +5,8 @@
 prints one JSON line, and that of each workload, when it is done, on stderr. `ratio_trl` is strop's samples per second
 over those of TRL at the fastest of its settings that are tried; both sides compute in float32 (TRL is also tried in
 bfloat16), both take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
-default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint.
+default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have
+`threads` threads, as many as torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
@@ -18,9 +19,14 @@ random weights, whose answers nearly all run into the limit, so that there is no
 context have them. Their prompts have random letters, of lengths that both sides read from one list, a half to one and
 a half of the mean; their model is the one of random weights, changed so that an answer cannot end before the limit.
 
-`phases_s` are medians of generation, of what is between, and of the update. `ceiling_share_update` is the time that
-the necessary work of an update would take at the fastest product of matrices of this machine (ceiling.py, update.py),
-measured in the same run, over the update's: of each workload, and at the top level the least.
+`phases_s` are medians of generation, of what is between, of the update, and of what else a step does (`other`).
+
+`ceiling_share_update` is the time that the necessary work of an update would take at the fastest product of matrices of
+this machine (ceiling.py, update.py) over the update's. The product is measured before and after each workload, and the
+faster one counts. The share is that of `2to1` and `8to1` alone, and at the top level the lesser one: there the reward
+gives nearly every answer an advantage, and random answers part too early to share what strop computes once. In `words`
+and `full` a row without an advantage gets a forward pass alone, and answers begin alike, so that the work that counts
+as necessary is not all done: their share is null, as is that of a run without the other two.
 """
 
 from __future__ import annotations
@@ -63,6 +69,8 @@ MAX_LENGTH_GAP = 0.1
 TEMPLATE_TOKENS = 3
 """Of the chat template, around the text of a prompt."""
 PHASES = ("gen", "adv", "update_actor")
+OTHER = "other"
+"""Phase of the rest of a step."""
 RATIOS = {"words": "ratio_trl", "2to1": "ratio_trl_2to1", "8to1": "ratio_trl_8to1", "full": "ratio_trl_full"}
 """Workloads, and the names of their ratios."""
 
@@ -99,6 +107,11 @@ class Workload:
     """Of bench_rewards.py."""
     max_prompt_tokens: int
 
+    @property
+    def has_whole_updates(self) -> bool:
+        """Whether every row has a gradient and answers part early: an update does the work that counts as necessary."""
+        return self.reward == "letters"
+
 
 def main() -> None:
     """Measure and print."""
@@ -115,21 +128,21 @@ def main() -> None:
         sys.exit(f"{arguments.trl_python} is missing: `make bench BENCH=grpo_vs_trl` makes it")
     where, scale = machine(), SCALES[arguments.size]
     names = arguments.workloads.split(",") if arguments.workloads else scale.workloads
-    ceiling = product_ceiling(torch.float32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size])
         results = {}
         for name in names:
-            results[name] = _measure(arguments, folder, _workload(name, folder), ceiling.flops)
+            results[name] = _measure(arguments, folder, _workload(name, folder))
             print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
+    shares = [workload["ceiling_share_update"] for workload in results.values()]
     result = {
         "name": "grpo_vs_trl",
         **{RATIOS[name]: workload["ratio"] for name, workload in results.items()},
-        "ceiling_share_update": min(workload["ceiling_share_update"] for workload in results.values()),
+        "ceiling_share_update": min((share for share in shares if share is not None), default=None),
         **results,
-        "ceiling": ceiling.json(),
+        "threads": torch.get_num_threads(),
         "size": arguments.size,
         "parameters": parameters,
         "samples_per_step": scale.prompts * SAMPLES,
@@ -189,9 +202,7 @@ def make_endless(source: Path, target: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _measure(
-    arguments: argparse.Namespace, folder: Path, workload: Workload, ceiling: float
-) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) -> dict[str, Any]:
     """Alternating runs of both sides on one workload; the first round finds the fastest setting of TRL."""
     scale = SCALES[arguments.size]
     steps = (arguments.steps or scale.steps) + scale.warm_up
@@ -199,12 +210,14 @@ def _measure(
     ours: list[dict[str, Any]] = []
     theirs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in scale.trl_settings}
     best = ""
+    before = product_ceiling(torch.float32)
     for number in range(arguments.rounds):
         ours.append(_strop(folder, workload, f"{workload.name}-{number}", steps, scale))
         for setting in [best] if best else scale.trl_settings:
             theirs[setting].append(_trl(arguments.trl_python, workload, setting, steps))
         trl_s = {setting: _median(runs, counted) for setting, runs in theirs.items()}
         best = min(trl_s, key=lambda setting: trl_s[setting])
+    ceiling = max(before, product_ceiling(torch.float32), key=lambda measured: measured.flops)
     strop_s = _median(ours, counted)
     samples = scale.prompts * SAMPLES
     own_length, length = (
@@ -212,10 +225,14 @@ def _measure(
         for runs in (ours, theirs[best])
     )
     phases = {
-        side: {phase: round(_phase(runs, phase, counted), 3) for phase in PHASES}
+        side: {phase: round(_phase(runs, phase, counted), 3) for phase in (*PHASES, OTHER)}
         for side, runs in (("strop", ours), ("trl", theirs[best]))
     }
-    operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in ours]
+    share = None
+    if workload.has_whole_updates:
+        operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in ours]
+        at_ceiling = statistics.mean(operations) / ceiling.flops
+        share = round(at_ceiling / _phase(ours, "update_actor", counted), 3)
     return {
         "ratio": round(trl_s[best] / strop_s, 2),
         "samples_per_s": round(samples / strop_s, 1),
@@ -225,19 +242,23 @@ def _measure(
         "trl_setting": best,
         "phases_s": phases["strop"],
         "phases_s_trl": phases["trl"],
-        "ceiling_share_update": round(
-            statistics.mean(operations) / ceiling / _phase(ours, "update_actor", counted), 3
-        ),
+        "ceiling_share_update": share,
+        "ceiling": ceiling.json(),
         "mean_response_tokens": round(own_length, 2),
         "mean_response_tokens_trl": round(length, 2),
-        "is_equal_work": abs(own_length - length) <= MAX_LENGTH_GAP * min(own_length, length),
+        "is_equal_work": is_equal_work(own_length, length),
         "versions_trl": theirs[best][-1]["versions"],
     }
 
 
+def is_equal_work(own_length: float, length: float) -> bool:
+    """Whether the mean response lengths of two sides are near enough."""
+    return abs(own_length - length) <= MAX_LENGTH_GAP * min(own_length, length)
+
+
 def _operations(workload: Workload, size: str, run: dict[str, Any], counted: slice, prompts: int) -> float:
-    """Floating-point operations that an update needs, mean over the counted steps; answers of a step count as of their
-    mean length."""
+    """Floating-point operations of an update in which every row has a gradient and answers share nothing, mean over the
+    counted steps; answers of a step count as of their mean length."""
     rows = [json.loads(line) for line in workload.data.read_text().splitlines()]
     tokens = [len(row["prompt"][-1]["content"]) + TEMPLATE_TOKENS for row in rows]
     work = []
@@ -308,6 +329,7 @@ def _strop(folder: Path, workload: Workload, name: str, steps: int, scale: Scale
             f"reward.path={HERE / 'bench_rewards.py'}",
             f"reward.name={workload.reward}",
             f"trainer.max_steps={steps}",
+            f"resources.num_threads={torch.get_num_threads()}",
             "run.save_every=0",
             "trainer.trackers=[jsonl]",
         ]
@@ -315,9 +337,14 @@ def _strop(folder: Path, workload: Workload, name: str, steps: int, scale: Scale
     metrics = [row for row in read_metrics(run / "metrics.jsonl") if "timing_s/step" in row]
     return {
         "seconds": [row["timing_s/step"] for row in metrics],
-        "phases": [{phase: row[f"timing_s/{phase}"] for phase in PHASES} for row in metrics],
+        "phases": [_phases_of(row) for row in metrics],
         "lengths": [row["response_length/mean"] for row in metrics],
     }
+
+
+def _phases_of(metrics: dict[str, float]) -> dict[str, float]:
+    phases = {phase: metrics[f"timing_s/{phase}"] for phase in PHASES}
+    return {**phases, OTHER: metrics["timing_s/step"] - sum(phases.values())}
 
 
 def _trl(python: Path, workload: Workload, setting: str, steps: int) -> dict[str, Any]:
@@ -339,7 +366,7 @@ def _run(command: list[str]) -> str:
         text=True,
         timeout=1200,
         check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")

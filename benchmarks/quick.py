@@ -1,7 +1,7 @@
 """Whether this tree is slower than an earlier commit, in two minutes.
 
     make bench-quick                                   this tree beside the commit that was last measured
-    make bench-quick ARGS="--against v0.2.0 --only update packing"
+    make bench-quick ARGS="--against HEAD~3 --only update packing"
 
 Short fixed workloads (workloads.py) run in processes of both trees in turns, so that the machine's drift hits both: the
 earlier tree in a temporary git worktree, each process with one thread. Rounds go through all workloads with a few

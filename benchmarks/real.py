@@ -1,13 +1,16 @@
 """The example of a real model (examples/smollm2) beside TRL: seconds per step, and until 85 % of samples are right.
 
-    make bench BENCH=real                          steps of both sides until the rate is reached, 20 at most
+    make bench BENCH=real                          seconds to the rate as well, within 20 steps
     make bench BENCH=real ARGS="--max-steps 3"     seconds per step alone
 
 SmolLM2-135M-Instruct, float32, on a CPU; 16 prompts and 8 samples a step, at most 8 tokens, the same prompts in the
-same order, the same learning rate and reward. Sides run one after the other. `ratio_trl` is TRL's median step over
-strop's, both after the first one, which warms up; `seconds_to_rate` is the time of all steps up to the first whose
-samples are right at that rate, null where no step was. A step has all that it does by default on either side, without
-validation. Prints one JSON line; without `--json` a line per side before it.
+same order, the same learning rate and reward. Sides run one after the other: TRL until a step reaches the rate, strop
+to the last step. `ratio_trl` is TRL's median step over strop's, both over `steps_compared`, as many as both made, after
+the first one, which warms up. Both learn, so answers may come to differ in length: `mean_response_tokens` are those of
+the same steps, and where they differ by more than a tenth, `is_equal_work` is false, and the ratio should not be
+quoted. `seconds_to_rate` is the time of all steps up to the first whose samples are right at that rate, null where no
+step was. A step has all that it does by default on either side, without validation. Prints one JSON line; without
+`--json` a line per side before it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+from grpo_vs_trl import is_equal_work
 from machine import machine
 
 from strop.observability.trackers.setup import read_metrics
@@ -58,31 +62,44 @@ def main() -> None:
         write_prompts(folder)
         sides = {}
         for side, measure in (("strop", strop_steps), ("trl", trl_steps)):
-            sides[side] = summary(measure(folder, options), options.rate)
+            sides[side] = measure(folder, options)
             if not options.json:
                 print(side, json.dumps(sides[side]), flush=True)
-    ratio = sides["trl"]["step_s"] / sides["strop"]["step_s"]
     line = {
         "benchmark": "real",
-        "ratio_trl": round(ratio, 2),
+        **comparison(sides["strop"], sides["trl"], options.rate),
         "rate": options.rate,
-        **sides,
         "machine": where,
     }
     print(json.dumps(line))
 
 
-def summary(steps: dict[str, Any], rate: float) -> dict[str, Any]:
-    """Figures of a side.
+def comparison(strop: dict[str, Any], trl: dict[str, Any], rate: float) -> dict[str, Any]:
+    """Figures of both sides, and their ratio over the steps that both made.
 
     Args:
-        steps: `seconds` and `rates` of right samples, of each step; what else is there is kept.
+        strop, trl: `seconds`, `rates` of right samples and `lengths` of answers, of each step; what else is there is
+            kept.
         rate: that is to be reached.
     """
+    num_steps = min(len(strop["seconds"]), len(trl["seconds"]))
+    ours, theirs = (summary(steps, rate, num_steps) for steps in (strop, trl))
+    return {
+        "ratio_trl": round(theirs["step_s"] / ours["step_s"], 2),
+        "is_equal_work": is_equal_work(ours["mean_response_tokens"], theirs["mean_response_tokens"]),
+        "steps_compared": num_steps - 1,
+        "strop": ours,
+        "trl": theirs,
+    }
+
+
+def summary(steps: dict[str, Any], rate: float, num_steps: int) -> dict[str, Any]:
+    """Figures of a side: of its first steps without the very first, and the time to the rate of all."""
     elapsed = accumulate(steps["seconds"])
     reached = [round(at, 1) for at, right in zip(elapsed, steps["rates"], strict=True) if right >= rate]
     return {
-        "step_s": round(statistics.median(steps["seconds"][1:]), 3),
+        "step_s": round(statistics.median(steps["seconds"][1:num_steps]), 3),
+        "mean_response_tokens": round(statistics.mean(steps["lengths"][1:num_steps]), 2),
         "seconds_to_rate": reached[0] if reached else None,
         **steps,
     }
@@ -115,6 +132,7 @@ def strop_steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "seconds": [round(row["timing_s/step"], 3) for row in metrics],
         "rates": [round(row["critic/score/mean"], 3) for row in metrics],
+        "lengths": [round(row["response_length/mean"], 3) for row in metrics],
     }
 
 

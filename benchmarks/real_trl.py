@@ -2,7 +2,8 @@
 
     real_trl.py MODEL DATA.jsonl MAX_STEPS RATE BATCH
 
-prints one JSON line: seconds of every step and the rate of right samples, up to the first step that reaches RATE.
+prints one JSON line: seconds of every step, the rate of right samples and the mean length of answers, up to the first
+step that reaches RATE, the second at least.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Steps(TrainerCallback):
         self.rate = rate
         self.ends = []
         self.rates = []
+        self.lengths = []
 
     def on_step_end(self, *_, **__):
         self.ends.append(time.perf_counter())
@@ -37,6 +39,7 @@ class Steps(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         if "reward" in logs:
             self.rates.append(float(logs["reward"]))
+            self.lengths.append(float(logs["completions/mean_length"]))
             control.should_training_stop = self.rates[-1] >= self.rate and len(self.rates) > 1
         return control
 
@@ -91,7 +94,8 @@ def main():
         json.dumps(
             {
                 "seconds": seconds,
-                "rates": [round(r, 3) for r in steps.rates[: len(seconds)]],
+                "rates": [round(rate, 3) for rate in steps.rates[: len(seconds)]],
+                "lengths": [round(length, 3) for length in steps.lengths[: len(seconds)]],
                 "versions": versions,
             }
         )

@@ -2,7 +2,10 @@
 
     trl_grpo.py MODEL DATA.jsonl --steps N --batch B --accumulate A
 
-prints one JSON line: seconds and mean response length of every step, seconds of its phases, and the versions used.
+prints one JSON line: seconds and mean response length of every step, seconds of its phases, and the versions used. A
+step lasts from the end of the one before to its own. `update_actor` is what the trainer spends between the callbacks
+`on_step_begin` and `on_step_end` and not on samples: forward and backward passes and the optimizer; `other` is what
+lies before `on_step_begin`: the log of the step before, and the data loader.
 """
 
 from __future__ import annotations
@@ -35,17 +38,17 @@ def timed(name):
 
 
 class TimedTrainer(GRPOTrainer):
-    """The trainer, with the time of its phases; what `training_step` does not spend on samples is the update."""
+    """The trainer, with the time that it spends on samples."""
 
     _generate = timed("_generate")
     _generate_and_score_completions = timed("_generate_and_score_completions")
-    training_step = timed("training_step")
 
 
 class Clock(TrainerCallback):
-    """When each optimizer step ended, and how long its phases took."""
+    """When each optimizer step began and ended, and how long its phases took."""
 
     def __init__(self):
+        self.start = self._begin = 0.0
         self.ends = []
         self.phases = []
         self._current = defaultdict(float)
@@ -53,16 +56,20 @@ class Clock(TrainerCallback):
     def add(self, name, seconds):
         self._current[name] += seconds
 
+    def on_step_begin(self, *_, **__):
+        self._begin = time.perf_counter()
+
     def on_step_end(self, *_, **__):
+        before = self.ends[-1] if self.ends else self.start
         self.ends.append(time.perf_counter())
         generation = self._current["_generate"]
         samples = self._current["_generate_and_score_completions"]
-        begin = self.ends[-2] if len(self.ends) > 1 else self.start
         self.phases.append(
             {
                 "gen": generation,
                 "adv": samples - generation,
-                "update_actor": self.ends[-1] - begin - samples,
+                "update_actor": self.ends[-1] - self._begin - samples,
+                "other": self._begin - before,
             }
         )
         self._current.clear()

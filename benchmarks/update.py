@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="one JSON line and nothing else")
+    parser.add_argument("--json", action="store_true", help="print the last line alone")
     parser.add_argument("--sizes", default=",".join(SIZES), help="which ones, with commas")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="which ones, with commas")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -157,7 +157,7 @@ def main() -> None:
         "sizes": sizes,
         "machine": where,
     }
-    print(json.dumps(result, indent=None if arguments.json else 2))
+    print(json.dumps(result))
 
 
 def _in_a_process(arguments: argparse.Namespace, size: str, shape: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _in_a_process(arguments: argparse.Namespace, size: str, shape: str) -> dict[
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if not arguments.json:
         shares = {name: facts[name]["ceiling_share"] for name in ("update", "log_prob")}
-        print(f"{size} {shape}: {shares}", file=sys.stderr, flush=True)
+        print(f"{size} {shape}: {shares}", flush=True)
     return facts
 
 

@@ -4,7 +4,8 @@
 
 The strop of TREE is imported, and named where it lies (`strop`). Each line of stdin is the name of a workload; it is
 answered with a line of JSON: `seconds` of processor time, of this process and its children, or the `error` of a tree
-that does not have what the workload calls. The folder takes models and runs.
+that does not have what the workload calls. The folder takes models and runs. What a workload needs of strop it imports
+itself, so that a tree which lacks a module answers to the others.
 """
 
 from __future__ import annotations
@@ -21,37 +22,28 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
+from sizes import SMALL
 
 import strop
-from strop.cli.quickstart.task import write_task
-from strop.controller import Dispatch, InlineWorkerGroup, Mesh, Placement, Worker, placed, register
-from strop.data.tiny_model import make_tiny_model
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.micro_batch import pack
-from strop.engines.model import load_model
-from strop.engines.packing import make_rows, micro_batches
-from strop.engines.parallel.ranks import alone
-from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
-from strop.protocol import DataProto, jagged
-from strop.rollout.native.engine import NativeEngine
-from strop.rollout.types import Sampling
-from strop.trainer.loading import load
-from strop.trainer.loop import Trainer
-from strop.trainer.start import start_run
-from strop.utils.rng import random_key
 
-SIZE = {
-    "hidden_size": 256, "num_layers": 5, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "intermediate_size": 768,
-}  # fmt: skip
+if TYPE_CHECKING:
+    from strop.controller import InlineWorkerGroup
+    from strop.engines.tokens import Tokens
+    from strop.engines.training import TrainEngine
+    from strop.protocol import DataProto
+
 STEPS = 4
 """Of the training run; the first one is not counted."""
 DISPATCH_CALLS = 50
 PACKS = 5
+FAILURES = (
+    AttributeError, ImportError, TypeError, ValueError, RuntimeError, OSError, subprocess.CalledProcessError,
+)  # fmt: skip
+"""Errors of a tree that does not have what a workload calls."""
 
 
 def processor_s() -> float:
@@ -74,21 +66,38 @@ class Workloads:
         self._folder = folder
         self._generator = torch.Generator().manual_seed(0)
         self._numbers = itertools.count()
+        self._work: dict[str, Callable[[], float | None]] = {
+            "generation": self._generation,
+            "log_probs": self._log_probs,
+            "update": self._update,
+            "packing": self._packing,
+            "dispatch": self._dispatch,
+            "start": self._start,
+            "quickstart": self._quickstart,
+        }
 
     def run(self, name: str) -> float:
         """Processor seconds of a workload."""
-        work: Callable[[], float | None] = getattr(self, f"do_{name}")
+        if name not in self._work:
+            raise ValueError(f"{name!r} is no workload; there are {', '.join(self._work)}")
         before = processor_s()
-        seconds = work()
+        seconds = self._work[name]()
         return processor_s() - before if seconds is None else seconds
 
     @functools.cached_property
     def _model(self) -> Any:
-        make_tiny_model(self._folder / "model", seed=0, **SIZE)
+        from strop.data.tiny_model import make_tiny_model
+        from strop.engines.config import ModelConfig
+        from strop.engines.model import load_model
+
+        make_tiny_model(self._folder / "model", seed=0, **SMALL)
         return load_model(ModelConfig(path=str(self._folder / "model"), dtype="float32"), device="cpu")
 
     @functools.cached_property
     def _engine(self) -> TrainEngine:
+        from strop.engines.config import EngineConfig, OptimizerConfig
+        from strop.engines.training import TrainEngine
+
         config = EngineConfig(max_tokens_per_device=2048)
         return TrainEngine(self._model, config, OptimizerConfig(lr=1e-6), total_steps=None)
 
@@ -103,6 +112,8 @@ class Workloads:
         return self._groups(32, 8, num_prompt=12, fewest=2, most=12)
 
     def _groups(self, num: int, size: int, *, num_prompt: int, fewest: int, most: int) -> DataProto:
+        from strop.engines.packing import make_rows
+
         def ids(num_tokens: int) -> torch.Tensor:
             return torch.randint(7, 100, (num_tokens,), generator=self._generator)
 
@@ -110,8 +121,11 @@ class Workloads:
         lengths = torch.randint(fewest, most + 1, (num * size,), generator=self._generator).tolist()
         return make_rows(prompts, [ids(length) for length in lengths])
 
-    def do_generation(self) -> None:
+    def _generation(self) -> None:
         """16 answers of 32 tokens to 2 prompts by the native engine."""
+        from strop.rollout.native.engine import NativeEngine
+        from strop.rollout.types import Sampling
+        from strop.utils.rng import random_key
 
         async def answers() -> None:
             engine = NativeEngine(self._model, max_running=256)
@@ -127,7 +141,7 @@ class Workloads:
 
         asyncio.run(answers())
 
-    def do_log_probs(self) -> None:
+    def _log_probs(self) -> None:
         """A pass without gradients."""
 
         def columns(tokens: Tokens) -> dict[str, torch.Tensor]:
@@ -136,7 +150,7 @@ class Workloads:
 
         self._engine.map_tokens(self._rows, columns)
 
-    def do_update(self) -> None:
+    def _update(self) -> None:
         """Gradient of a policy loss, and an optimizer step."""
 
         def loss(tokens: Tokens) -> torch.Tensor:
@@ -146,15 +160,29 @@ class Workloads:
         self._engine.accumulate(self._rows, loss)
         self._engine.step()
 
-    def do_packing(self) -> None:
+    def _packing(self) -> None:
         """Tiny rows cut into micro-batches and packed."""
+        from strop.engines.micro_batch import pack
+        from strop.engines.packing import micro_batches
+        from strop.engines.parallel.ranks import alone
+
         parallel = alone(self._model.device)
         for _ in range(PACKS):
             for part in micro_batches(self._tiny_rows, max_tokens=4096, parallel=parallel):
                 pack(self._tiny_rows, self._model, rows=part)
 
     @functools.cached_property
-    def _group(self) -> InlineWorkerGroup[Echo]:
+    def _group(self) -> InlineWorkerGroup[Any]:
+        from strop.controller import Dispatch, InlineWorkerGroup, Mesh, Placement, Worker, placed, register
+
+        class Echo(Worker):
+            """Gives back what it gets."""
+
+            @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+            def echo(self, data: DataProto) -> DataProto:
+                """The batch."""
+                return data
+
         mesh = Mesh(dp=4)
         workers = []
         for rank in range(4):
@@ -164,22 +192,41 @@ class Workloads:
 
     @functools.cached_property
     def _batch(self) -> DataProto:
+        from strop.protocol import DataProto, jagged
+
         rows = [torch.arange(100 + row % 50) for row in range(512)]
         names = [f"row {row}" for row in range(512)]
         return DataProto.from_dict({"tokens": jagged(rows)}, non_tensors={"uid": names})
 
-    def do_dispatch(self) -> None:
+    def _dispatch(self) -> None:
         """A batch cut for four workers of this process, and joined from what they give back."""
         for _ in range(DISPATCH_CALLS):
             assert len(self._group.call.echo(self._batch)) == len(self._batch)
 
-    def do_start(self) -> None:
+    def _start(self) -> None:
         """`strop --help` and `import strop`."""
         for words in (("-m", "strop.cli.main", "--help"), ("-c", "import strop")):
             subprocess.run([sys.executable, *words], cwd=self._folder, capture_output=True, check=True)
 
-    def do_quickstart(self) -> float:
+    def _quickstart(self) -> float:
         """Steps of the quickstart's settings, with a model that has learned nothing."""
+        from strop.cli.quickstart.task import write_task
+        from strop.data.tiny_model import make_tiny_model
+        from strop.trainer.loading import load
+        from strop.trainer.loop import Trainer
+        from strop.trainer.start import start_run
+
+        taken: list[float] = []
+
+        class TimedTrainer(Trainer):
+            """Notes the processor time of every step."""
+
+            def step(self, *args: Any, **kwargs: Any) -> Any:
+                before = processor_s()
+                record = super().step(*args, **kwargs)
+                taken.append(processor_s() - before)
+                return record
+
         folder = self._folder / "quickstart"
         if not folder.exists():
             make_tiny_model(folder / "model", seed=0)
@@ -195,32 +242,8 @@ class Workloads:
             folder / f"run-{next(self._numbers)}", load("quickstart", overrides=overrides), command=["quick"]
         )
         with start.run as run:
-            trainer = TimedTrainer(start.config, run, checkpoint=None, say=lambda line: None)
-            trainer.fit()
-        return sum(trainer.processor_s[1:])
-
-
-class Echo(Worker):
-    """Gives back what it gets."""
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def echo(self, data: DataProto) -> DataProto:
-        """The batch."""
-        return data
-
-
-class TimedTrainer(Trainer):
-    """Notes the processor time of every step."""
-
-    processor_s: list[float]
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "processor_s"):
-            self.processor_s = []
-        before = processor_s()
-        record = super().step(*args, **kwargs)
-        self.processor_s.append(processor_s() - before)
-        return record
+            TimedTrainer(start.config, run, checkpoint=None, say=lambda line: None).fit()
+        return sum(taken[1:])
 
 
 def main() -> None:
@@ -234,7 +257,7 @@ def main() -> None:
         for line in sys.stdin:
             try:
                 answer: dict[str, Any] = {"seconds": workloads.run(line.strip())}
-            except (AttributeError, ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+            except FAILURES as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import statistics
@@ -115,3 +116,33 @@ def test_operations_of_a_step_follow_from_its_prompts_and_mean_length(
     vocab = len(make_tiny_tokenizer())
     size = importlib.import_module("sizes").SIZES["small"]
     assert found == statistics.mean(3 * step.forward(size, vocab) for step in steps)
+
+
+def test_the_share_of_an_update_is_that_of_workloads_whose_rows_all_have_a_gradient(
+    versus: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.jsonl"
+    versus.write_prompts_of([10] * 8, path)
+    phases = {"gen": 1.0, "adv": 0.0, "update_actor": 2.0, "other": 0.5}
+    run = {"seconds": [4.0] * 4, "phases": [phases] * 4, "lengths": [6.0] * 4, "versions": {}}
+    monkeypatch.setattr(versus, "_strop", lambda *_: run)
+    monkeypatch.setattr(versus, "_trl", lambda *_: run)
+    ceiling = importlib.import_module("ceiling")
+    gflops = iter([3.0, 5.0, 5.0, 3.0])
+    monkeypatch.setattr(
+        versus, "product_ceiling", lambda _: ceiling.Ceiling(next(gflops) * 1e9, "torch", (1, 1, 1))
+    )
+    options = argparse.Namespace(size="small", steps=2, rounds=1, trl_python=Path("-"))
+    whole = versus.Workload("2to1", tmp_path, path, "letters", 64)
+    found = versus._measure(options, tmp_path, whole)
+    operations = versus._operations(whole, "small", run, slice(2, None), 8)
+    assert found["ceiling"]["gflops"] == 5.0  # the larger one of before and after
+    assert found["ceiling_share_update"] == round(operations / 5e9 / 2.0, 3) > 0
+    assert (found["ratio"], found["is_equal_work"], found["phases_s_trl"]) == (1.0, True, phases)
+    part = versus.Workload("words", tmp_path, path, "position", 64)
+    assert versus._measure(options, tmp_path, part)["ceiling_share_update"] is None
+
+
+def test_the_rest_of_a_step_is_what_its_phases_leave(versus: ModuleType) -> None:
+    timing = {"timing_s/step": 4.0, "timing_s/gen": 1.0, "timing_s/adv": 0.5, "timing_s/update_actor": 2.0}
+    assert versus._phases_of(timing)["other"] == 0.5

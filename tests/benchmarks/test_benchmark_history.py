@@ -28,6 +28,7 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "benchmarks" / "broken.py").write_text("import sys; print('{}'); sys.exit(3)\n")
     (tmp_path / "benchmarks" / "wordy.py").write_text("print('{\"seconds\": 1}'); print('done')\n")
     (tmp_path / "strop_of_this_tree.py").write_text("")  # beside benchmarks/, as strop is
+    (tmp_path / ".gitignore").write_text("__pycache__/\n")
     git(tmp_path, "init", "-q")
     commit(tmp_path, "first")
     return tmp_path

@@ -116,6 +116,19 @@ def test_the_earlier_tree_is_gone_afterwards(repository: Path, tmp_path: Path) -
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
+def test_a_tree_that_lacks_what_a_workload_calls_says_so_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "strop").mkdir()
+    (tmp_path / "strop" / "__init__.py").touch()
+    side = quick.Side(tmp_path, tmp_path)
+    try:
+        side.wait()
+        said = {name: side.seconds(name) for name in quick.WORKLOADS}
+    finally:
+        side.close()
+    assert said.pop("start").startswith("CalledProcessError: ")
+    assert {answer.partition(":")[0] for answer in said.values()} == {"ModuleNotFoundError"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", ["", "sum(range(8_000_000))\n"])
 def test_work_that_one_tree_has_more_is_found_and_nothing_else(tmp_path: Path, extra: str) -> None:

@@ -84,6 +84,18 @@ def test_the_picture_has_a_point_for_every_size() -> None:
 
 def test_seconds_to_a_rate_are_those_of_all_steps_up_to_the_first_one_there() -> None:
     real = benchmark_module("real")
-    steps = {"seconds": [5.0, 2.0, 4.0, 3.0], "rates": [0.1, 0.5, 0.9, 0.8]}
-    assert real.summary(steps, 0.85) == {"step_s": 3.0, "seconds_to_rate": 11.0, **steps}
-    assert real.summary(steps, 0.95)["seconds_to_rate"] is None
+    steps = {"seconds": [5.0, 2.0, 4.0, 3.0], "rates": [0.1, 0.5, 0.9, 0.8], "lengths": [9.0, 4.0, 6.0, 5.0]}
+    figures = {"step_s": 3.0, "mean_response_tokens": 5.0, "seconds_to_rate": 11.0}
+    assert real.summary(steps, 0.85, 4) == {**figures, **steps}
+    assert real.summary(steps, 0.95, 4)["seconds_to_rate"] is None
+
+
+def test_real_models_are_compared_over_the_steps_that_both_made() -> None:
+    compare = benchmark_module("real").comparison
+    # Steps 2 and 3 of both: 2 s beside 5 s, answers of 5 tokens beside 5.4; what follows on one side is slower.
+    ours = {"seconds": [9.0, 1.0, 3.0, 50.0], "rates": [0.0] * 4, "lengths": [8.0, 5.0, 5.0, 1.0]}
+    theirs = {"seconds": [9.0, 4.0, 6.0], "rates": [0.0, 0.0, 0.9], "lengths": [2.0, 5.4, 5.4]}
+    line = compare(ours, theirs, 0.85)
+    assert (line["ratio_trl"], line["steps_compared"], line["is_equal_work"]) == (2.5, 2, True)
+    assert (line["strop"]["seconds_to_rate"], line["trl"]["seconds_to_rate"]) == (None, 19.0)
+    assert not compare(ours, {**theirs, "lengths": [2.0, 5.6, 5.6]}, 0.85)["is_equal_work"]
