@@ -54,13 +54,18 @@ def cache_form(
     if validates(config):
         sequences = config.rollout.max_running * group
     longest = -(-(actor.lengths.prompt + actor.lengths.max_response) // GROW_TOKENS) * GROW_TOKENS
-    sizes = actor.sizes
-    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
     return CacheForm(
         slots=min(config.rollout.max_running * group, sequences),
         tokens=longest,
-        token_bytes=2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize,
+        token_bytes=token_bytes(actor, tensor=tensor, pipeline=pipeline),
     )
+
+
+def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float:
+    """Keys and values of a token on a rank, with `tensor` and `pipeline` as of `cache_form`."""
+    sizes = actor.sizes
+    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
+    return 2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize
 
 
 def rollout_phase(
