@@ -69,7 +69,7 @@ class CollectiveSender:
     @property
     def max_bucket_bytes(self) -> int:
         """In host memory few bytes, so that a bucket is filled, and another one loaded, while others travel."""
-        return MAX_HOST_BUCKET_BYTES if self._device.type == "cpu" else BUCKET_BYTES
+        return _max_bucket_bytes(self._device)
 
     def begin(self) -> None:
         """Go where the processes meet, once."""
@@ -280,6 +280,16 @@ def messages(sizes: Sequence[int]) -> list[slice]:
         else:
             cuts.append(slice(index, index + 1))
     return cuts
+
+
+def max_held_bytes(device: torch.device) -> int:
+    """Most that a rank of the sender, or a receiver, holds of buckets and of what is joined or arrives beside them,
+    where the groups work on this device."""
+    return 2 * (1 + _num_on_the_way(device)) * _max_bucket_bytes(device)
+
+
+def _max_bucket_bytes(device: torch.device) -> int:
+    return MAX_HOST_BUCKET_BYTES if device.type == "cpu" else BUCKET_BYTES
 
 
 def _num_on_the_way(device: torch.device) -> int:

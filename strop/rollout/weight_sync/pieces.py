@@ -3,8 +3,8 @@
 Nothing is gathered. The ranks tell each other which bytes of the next weights they hold and how many elements of them
 changed since the last sync (delta.py). So all know what travels of each weight: all, its changes, or nothing. Rank 0
 announces the bucket, in which every rank has its places, and each sends what belongs there, out of the memory where it
-lies, while the next bucket is made ready. Beside the shards a rank holds of three buckets what it casts, what the
-transport joins, and the positions of the changes.
+lies; through host memory the next bucket is made ready meanwhile. Beside the shards a rank holds, of three buckets at
+most, what it casts, what the transport joins, and the positions of the changes.
 
 Only a weight whose parts do not lie between the words of its digest, as a matrix with an odd number of bytes in a row
 does, goes over the ranks of the actor too, to be added up.

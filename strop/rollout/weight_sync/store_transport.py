@@ -32,6 +32,8 @@ FILE_BYTES = 32 << 20
 """Largest content of a file: small enough that a slow link carries it within the deadline of a wait."""
 NUM_BUCKETS = 2
 """Buckets in the store at a time: the receivers read one while the sender writes the next."""
+MAX_HELD_BYTES = 2 * BUCKET_BYTES
+"""Most that a receiver holds: a bucket, and the piece of it that it reads; a rank of the sender holds its piece."""
 _DIGEST_BYTES = 32
 _AGAIN_S = 0.1
 """Between two looks for a file that the store does not show yet."""

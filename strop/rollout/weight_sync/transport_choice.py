@@ -15,9 +15,12 @@ wait for a sync to begin.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+
+import torch
 
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.weight_sync import device_slots, shared_memory
+from strop.rollout.weight_sync import collective, device_slots, shared_memory, store_transport
 from strop.rollout.weight_sync.broadcast_group import common_device
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.collective import CollectiveSender, collective_sender
@@ -25,13 +28,43 @@ from strop.rollout.weight_sync.cuda_ipc import SharingDevice
 from strop.rollout.weight_sync.device_slots import OwnedSlots
 from strop.rollout.weight_sync.outgoing import Outgoing
 from strop.rollout.weight_sync.shared_memory import SharedFile, file_slots
-from strop.rollout.weight_sync.slots import SlotSender
+from strop.rollout.weight_sync.slots import NUM_SLOTS, SlotSender
 from strop.rollout.weight_sync.store_transport import StoreSender, store_plan
-from strop.rollout.weight_sync.stream import ALIGNMENT
+from strop.rollout.weight_sync.stream import ALIGNMENT, BUCKET_BYTES
 from strop.rollout.weight_sync.transport import Plan
 from strop.utils.json_messages import Message
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketMemory:
+    """Most bytes that buckets of a sync take of a rank of the actor, or of a receiver."""
+
+    device: int
+    """Of an accelerator."""
+    host: int
+
+
+def bucket_memory(device: str, *, store: str, num_nodes: int) -> BucketMemory:
+    """Memory by the transport that `TransportChoice` comes to.
+
+    Args:
+        device: type of the device of both sides.
+        store: as of `TransportChoice`.
+        num_nodes: on which both sides are.
+    """
+    is_cpu = device == "cpu"
+    if store:
+        held = store_transport.MAX_HELD_BYTES  # a rank casts and joins its piece where the weights are
+        return BucketMemory(device=0 if is_cpu else held, host=held)
+    if num_nodes > 1:
+        held = collective.max_held_bytes(torch.device(device))
+        return BucketMemory(device=0 if is_cpu else held, host=held if is_cpu else 0)
+    # Devices that cannot open each other's memory take the host's.
+    return BucketMemory(
+        device=0 if is_cpu else NUM_SLOTS * BUCKET_BYTES, host=NUM_SLOTS * shared_memory.SLOT_BYTES
+    )
 
 
 class TransportChoice:

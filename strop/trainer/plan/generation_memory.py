@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from strop.engines.attention import Segment
 from strop.rollout.native.cache import GROW_TOKENS
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
-from strop.rollout.weight_sync.slots import NUM_SLOTS
-from strop.rollout.weight_sync.stream import BUCKET_BYTES
 from strop.trainer.config import Config
 from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
+from strop.trainer.plan.transfer_memory import bucket_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +53,18 @@ def cache_form(
     if validates(config):
         sequences = config.rollout.max_running * group
     longest = -(-(actor.lengths.prompt + actor.lengths.max_response) // GROW_TOKENS) * GROW_TOKENS
-    sizes = actor.sizes
-    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
     return CacheForm(
         slots=min(config.rollout.max_running * group, sequences),
         tokens=longest,
-        token_bytes=2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize,
+        token_bytes=token_bytes(actor, tensor=tensor, pipeline=pipeline),
     )
+
+
+def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float:
+    """Keys and values of a token on a rank, with `tensor` and `pipeline` as of `cache_form`."""
+    sizes = actor.sizes
+    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
+    return 2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize
 
 
 def rollout_phase(
@@ -145,12 +149,13 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
         return PhaseMemory(phase="rollout (apart)", device=parts)
     cache = cache_form(config, actor, ranks)
     wide = sizes.total - sizes.linear
+    buckets, on_host = bucket_parts(config, actor, is_cpu)
     parts = {
         "weights": wide * 4 + sizes.linear * item,
         "keys and values": cache.num_bytes,
         "prefill and logits": _prefill_bytes(config, actor, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
-        "buckets": float(min(NUM_SLOTS * BUCKET_BYTES, 2 * sizes.total * item)),
+        **buckets,
     }
     if is_cpu:
         parts |= _generation_copies(actor, is_cpu)
-    return PhaseMemory(phase="rollout (apart)", device=parts)
+    return PhaseMemory(phase="rollout (apart)", device=parts, host=on_host)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
-from strop.trainer.plan.generation_memory import cache_form
+from strop.trainer.plan.generation_memory import token_bytes
 from strop.trainer.plan.pass_time import has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
@@ -73,33 +72,30 @@ def generation_seconds(
     slots = min(config.rollout.max_running, count)
     ends = _ends(lengths, slots)
     last = ends[-1]
-    cache = cache_form(config, actor, engines * ranks, tensor=ranks)
     prefill = _prefill_seconds(
         actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
     )
-    step_of = partial(decode_seconds, actor, device, token_bytes=cache.token_bytes, ranks=ranks)
-    ratios = decode_ratios(actor, device, running=slots, planned=step_of)
+    ratios = decode_ratios(actor, device, running=slots)
     total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
         step = (point + 0.5) * last / POINTS
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
-        layers, rest = step_of(running=running, context=context)
+        layers, rest = decode_seconds(actor, device, running=running, context=context, ranks=ranks)
         total += (layers * ratios.layer + rest * ratios.rest) * last / POINTS
     return prefill + total + ratios.packed_number * actor.sizes.decoded
 
 
-def decode_ratios(
-    actor: RolePlan, device: Device, *, running: int, planned: Callable[..., tuple[float, float]]
-) -> DecodeTimes:
-    """Real decode steps beside planned ones (`decode_seconds`); an accelerator is not here."""
+def decode_ratios(actor: RolePlan, device: Device, *, running: int) -> DecodeTimes:
+    """Real decode steps beside planned ones (`decode_seconds`), both of the whole model on one rank; an accelerator is
+    not here."""
     if not has_trial(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
     in_time = int(TRIAL_STEP_S * device.product_flops / (2 * actor.sizes.in_trial))
     few = max(1, min(running, TRIAL_SEQUENCES, in_time))
     context = max(1, min(actor.lengths.longest - NUM_DECODED, TRIAL_CONTEXT))
     real = decode_times(actor.shape, actor.form, few, context, device.threads)
-    layers, rest = planned(running=few, context=context)
+    layers, rest = decode_seconds(actor, device, running=few, context=context, ranks=1)
     return DecodeTimes(
         layer=real.layer * len(actor.sizes.layers) / layers,
         rest=real.rest / rest,
@@ -123,7 +119,7 @@ def _ends(lengths: tuple[int, ...], slots: int) -> list[int]:
 
 
 def decode_seconds(
-    actor: RolePlan, device: Device, *, running: float, context: float, token_bytes: float, ranks: int
+    actor: RolePlan, device: Device, *, running: float, context: float, ranks: int
 ) -> tuple[float, float]:
     """Of a decode step of an engine with so many sequences of so many tokens, by the rates of a device: layers, and
     what is beside them."""
@@ -141,7 +137,7 @@ def decode_seconds(
         computed = 2 * used * running / ranks / device.product_flops
         return max(read * item / ranks / bandwidth * rows, computed)
 
-    cache = running * context * token_bytes / device.weight_bandwidth
+    cache = running * context * token_bytes(actor, tensor=ranks) / device.weight_bandwidth
     in_layers = products(touched, sizes.active - sizes.head_numbers) + cache
     rest = products(sizes.head_numbers, sizes.head_numbers)
     rest += running * sizes.vocab * 4 * 4 / device.bandwidth

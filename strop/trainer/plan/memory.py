@@ -51,7 +51,7 @@ def training_phases(
             phases += [update_phase(working, others, is_cpu), optimizer_phase(working, others, is_cpu)]
     phases += checkpoint_phases(config, [role for role in main if role.learns], main, is_cpu)
     if not generates_here(config) or config.rollout.own_processes:
-        phases.append(sync_phase(main, actor, is_cpu))
+        phases.append(sync_phase(config, main, actor, is_cpu))
     for role in roles:
         if role not in main:
             apart = [forward_phase(role, {}, is_cpu)]

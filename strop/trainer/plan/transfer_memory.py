@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.rollout.weight_sync.slots import NUM_SLOTS
-from strop.rollout.weight_sync.stream import BUCKET_BYTES
+from strop.rollout.weight_sync.transport_choice import bucket_memory
 from strop.trainer.config import Config
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, fullest, idle_bytes
@@ -18,17 +17,28 @@ def load_phase(main: Sequence[RolePlan]) -> PhaseMemory:
     return PhaseMemory(phase="load", device={f"{last.name}: whole model": load_host_bytes([last]), **others})
 
 
-def sync_phase(main: Sequence[RolePlan], actor: RolePlan, is_cpu: bool) -> PhaseMemory:
+def sync_phase(config: Config, main: Sequence[RolePlan], actor: RolePlan, is_cpu: bool) -> PhaseMemory:
     """New weights on their way to engines with weights of their own."""
-    item = actor.form.compute_dtype.itemsize
-    buckets = float(min(NUM_SLOTS * BUCKET_BYTES, 2 * actor.sizes.total * item))
+    device, host = bucket_parts(config, actor, is_cpu)
     largest = max(actor.sizes.head_numbers, *(part.all.total for part in actor.sizes.layers)) * 4
     state = {f"{role.name}: idle": idle_bytes(role, is_cpu) for role in main}
     return PhaseMemory(
         phase="weight sync",
-        device={**state, "buckets": buckets, "one weight, whole": largest},
-        host={} if is_cpu else {"shared memory": buckets},
+        device={**state, **device, "one weight, whole": largest},
+        host=host,
     )
+
+
+def bucket_parts(config: Config, actor: RolePlan, is_cpu: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Buckets of a weight sync on the device and on the host of either side, which on a CPU are one."""
+    resources = config.resources
+    most = bucket_memory("cpu" if is_cpu else "cuda", store=resources.weight_store, num_nodes=resources.nodes)
+    model = 2 * actor.sizes.total * actor.form.compute_dtype.itemsize
+
+    def part(size: int) -> dict[str, float]:
+        return {"buckets": float(min(size, model))} if size else {}
+
+    return (part(most.host), {}) if is_cpu else (part(most.device), part(most.host))
 
 
 def checkpoint_phases(

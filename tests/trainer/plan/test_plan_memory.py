@@ -247,6 +247,38 @@ def test_a_validation_takes_as_many_slots_as_may_run(tmp_path: Path) -> None:
         assert rollout.device["keys and values"] == slots * slot
 
 
+@pytest.mark.parametrize(
+    ("device", "setting", "on_device", "on_host"),
+    [
+        ("cpu", "nodes=1", 2 * 16, None),  # slots of shared memory
+        (
+            "cpu",
+            "nodes=2",
+            2 * 3 * 8,
+            None,
+        ),  # two buckets travel beside the one in use, each with what joins it
+        ("cpu", "weight_store=/shared", 2 * 256, None),  # a bucket, and a piece of it
+        ("cuda", "nodes=1", 2 * 256, 2 * 16),  # of the device, or else of the host
+        ("cuda", "nodes=2", 2 * 256, None),  # a bucket by itself, with what joins it
+        ("cuda", "weight_store=/shared", 2 * 256, 2 * 256),
+    ],
+)
+def test_buckets_are_those_of_the_transport(
+    folder: Path, device: str, setting: str, on_device: int, on_host: int | None
+) -> None:
+    config = config_of(
+        folder, "resources.runtime=ray", "resources.ranks=4", "resources.apart={rollout:2}",
+        "rollout.max_staleness=1", f"resources.{setting}",
+    )  # fmt: skip
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
+    phases = phases_of(config, roles, device_bytes=None if device == "cpu" else 80.0 * GIB)
+    sides = [phase for phase in phases if phase.phase in ("weight sync", "rollout (apart)")]
+    assert len(sides) == 2
+    for side in sides:
+        assert side.device["buckets"] == on_device * 2**20
+        assert side.host.get("buckets") == (None if on_host is None else on_host * 2**20)
+
+
 def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> None:
     config = small(
         tmp_path, "resources.runtime=ray", "rollout.engine=vllm", "resources.apart={rollout:1}",
