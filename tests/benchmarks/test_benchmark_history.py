@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_modules import benchmark_module
+from benchmark_modules import benchmark_module, git
 
 history: Any = benchmark_module("history")
 
@@ -32,13 +31,6 @@ def repository(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q")
     commit(tmp_path, "first")
     return tmp_path
-
-
-def git(root: Path, *words: str) -> str:
-    names = ("-c", "user.name=t", "-c", "user.email=t@t")
-    return subprocess.run(
-        ["git", *names, *words], cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def commit(root: Path, subject: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_modules import BENCHMARKS, benchmark_module
+from benchmark_modules import BENCHMARKS, benchmark_module, git
 
 quick: Any = benchmark_module("quick")
 
@@ -74,13 +73,6 @@ def repository(tmp_path: Path) -> Path:
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "elsewhere")
     git(tmp_path, "checkout", "-q", "main")
     return tmp_path
-
-
-def git(root: Path, *words: str) -> str:
-    names = ("-c", "user.name=t", "-c", "user.email=t@t")
-    return subprocess.run(
-        ["git", *names, *words], cwd=root, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 def line(root: Path, commit: str, **machine: Any) -> dict[str, Any]:

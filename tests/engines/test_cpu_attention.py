@@ -36,6 +36,15 @@ def results(
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
+def check_against_float64(
+    segments: list[Segment], tensors: list[Tensor], form: AttentionForm, *, atol: float, rtol: float = 1e-5
+) -> None:
+    """Numbers and gradients are those of the formula in float64."""
+    ours, wanted = (results(segments, tensors, form, dtype) for dtype in (torch.float32, torch.float64))
+    for tensor, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(tensor.double(), expected, atol=atol, rtol=rtol)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     segments=any_plan(40),
@@ -48,31 +57,21 @@ def test_numbers_and_gradients_are_those_of_float64(
 ) -> None:
     form = AttentionForm(scaling=dim**-0.5, window=window)
     tensors = states(segments, *heads, dim)
-    for ours, wanted in zip(
-        results(segments, tensors, form, torch.float32),
-        results(segments, tensors, form, torch.float64),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours.double(), wanted, atol=2e-5, rtol=1e-5)
+    check_against_float64(segments, tensors, form, atol=2e-5)
 
 
 def test_long_segments_are_cut_into_blocks_of_queries_and_keys() -> None:
     segments = plan([(700, [1, 300, 40]), (530, [])])
     form, tensors = AttentionForm(scaling=0.25), states(segments, 4, 2, 32)
-    ours = results(segments, tensors, form, torch.float32)
-    wanted = results(segments, tensors, form, torch.float64)
-    assert isinstance(ours[0].grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
-    for tensor, expected in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(tensor.double(), expected, atol=1e-4, rtol=1e-4)
+    output = results(segments, tensors, form, torch.float32)[0]
+    assert isinstance(output.grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
+    check_against_float64(segments, tensors, form, atol=1e-4, rtol=1e-4)
 
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     segments = plan([(30, [20])])
     form, tensors = AttentionForm(scaling=40.0), states(segments, 2, 1, 16)
-    ours = results(segments, tensors, form, torch.float32)
-    wanted = results(segments, tensors, form, torch.float64)
-    for tensor, expected in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(tensor.double(), expected, atol=0.05, rtol=0.01)
+    check_against_float64(segments, tensors, form, atol=0.05, rtol=0.01)
 
 
 def test_a_token_has_the_same_bits_whatever_is_beside_it() -> None:
@@ -140,12 +139,7 @@ def test_keys_may_lie_behind_all_queries() -> None:
     key, value = torch.randn(2, 37, 2, 16, generator=generator)
     tensors = [query, key, value, torch.randn(20, 4, 16, generator=generator)]
     form = AttentionForm(scaling=0.25)
-    for tensor, expected in zip(
-        results(segments, tensors, form, torch.float32),
-        results(segments, tensors, form, torch.float64),
-        strict=True,
-    ):
-        torch.testing.assert_close(tensor.double(), expected, atol=1e-5, rtol=1e-5)
+    check_against_float64(segments, tensors, form, atol=1e-5)
 
 
 def test_segments_that_see_later_tokens_have_no_plan() -> None:
