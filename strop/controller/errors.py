@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class WorkerFailed(RuntimeError):
@@ -17,6 +18,8 @@ class WorkerFailed(RuntimeError):
     """Qualified name of the error that it raised; empty where it has died."""
     role = ""
     """Role that the worker was in, where that is known."""
+    facts: Mapping[str, int] = MappingProxyType({})
+    """Numbers that the error it raised has in an attribute `facts`, a dict."""
 
 
 class WorkerLost(WorkerFailed):

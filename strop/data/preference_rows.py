@@ -29,7 +29,7 @@ from strop.data.preference_config import PreferDataConfig
 from strop.data.rendering import ChatPart, render_parts
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
-from strop.data.sft.stored_conversation import SftExample
+from strop.data.sft.stored_conversation import SftExample, longest_parts
 
 Messages = tuple[dict[str, Any], ...]
 _CHATS_AT_ONCE = 512
@@ -119,6 +119,12 @@ class PreferenceDataset:
     def longest(self) -> int:
         """Tokens of the longest conversation."""
         return max(len(side.token_ids) for example in self._examples for side in example.pair)
+
+    @property
+    def longest_parts(self) -> tuple[int, int]:
+        """As of `strop.data.sft.stored_conversation.longest_parts`."""
+        sides = (side for example in self._examples for side in example.pair)
+        return longest_parts((len(side.token_ids), side.loss_mask.index(True)) for side in sides)
 
     def report(self) -> str:
         """One line: how many comparisons, how long, how many dropped."""

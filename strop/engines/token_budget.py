@@ -7,8 +7,8 @@ the same batch would fail again in every step.
 
 Several ranks that hold a model together do not go on so. The one that runs out of memory stands between two
 collectives, and the others wait for it in the next one: nothing that it could tell them would be heard. Its error ends
-the call, and with it the processes; a run begins again from its last checkpoint with half of the bound
-(trainer/fault_tolerance/healing.py).
+the call, and with it the processes. Reinforcement learning begins again from its last checkpoint with the bound that
+the error names (trainer/fault_tolerance/healing.py); fine-tuning and training on preferences end.
 """
 
 from __future__ import annotations
@@ -32,21 +32,35 @@ _SENTENCES = (
     "CUDA error: out of memory",  # of what does not go through torch's allocator
     "CUBLAS_STATUS_ALLOC_FAILED",
     "NPU out of memory",
-    "could not create a primitive",  # oneDNN, which says no more; memory is the reason that depends on the size
 )
 """In the text of errors of torch that have no class of their own."""
+_PRIMITIVE = "could not create a primitive"
+"""Text of oneDNN, on a CPU, where it has no memory for one, and where it has none of this kind."""
+SMALLER = "smaller"
+"""Name of the bound among the facts of an error."""
 
 
 class OutOfMemory(RuntimeError):
-    """Memory ran out, and no smaller micro-batch helps here; the sentence names the settings that do."""
+    """Memory ran out, and this process cannot go on with smaller micro-batches; the sentence names the settings."""
+
+    def __init__(self, sentence: str, *, smaller: int | None = None) -> None:
+        """Args:
+        sentence: text of the error.
+        smaller: bound with which all ranks may begin again; None: no bound helps.
+        """
+        super().__init__(sentence)
+        self.facts: dict[str, int] = {} if smaller is None else {SMALLER: smaller}
+        """Numbers that reach the controller from a process of its own (`strop.controller.WorkerFailed.facts`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Halving:
     """A bound that was lowered."""
 
-    tokens: int
-    """Packed tokens of the micro-batch that failed."""
+    tokens: int | None
+    """Packed tokens, on each of the devices that share them, of the micro-batch that failed; None: not packed yet."""
+    place: str
+    """As of `TokenBudget.place`."""
     before: int
     after: int
     """Bound that the passes held with."""
@@ -62,31 +76,63 @@ class TokenBudget:
         """engine.max_tokens_per_device."""
         self.value = setting
         """Bound of now; a row above it is a micro-batch by itself."""
-        self.tokens = 0
-        """Packed tokens of the micro-batch that was begun last."""
-        self._num_rows = 0
+        self._tokens: int | None = None
+        self._num_rows: int | None = None
         self._halvings: list[Halving] = []
 
-    def begin_pass(self, tokens: int, num_rows: int) -> None:
-        """Note a micro-batch of so many packed tokens and rows."""
-        self.tokens, self._num_rows = tokens, num_rows
+    def begin(self) -> None:
+        """Note that passes begin, with no micro-batch yet."""
+        self._num_rows = self._tokens = None
+
+    def begin_packing(self, num_rows: int) -> None:
+        """Note that a micro-batch of so many rows is packed from now on; of several that are there together, most."""
+        self._num_rows, self._tokens = num_rows, None
+
+    def begin_pass(self, num_tokens: int, parallel: Parallel) -> None:
+        """Note that it is packed, with so many tokens on the ranks that share them."""
+        self._tokens = -(-num_tokens // (parallel.sp_size * parallel.cp_size))
+
+    @property
+    def place(self) -> str:
+        """Words for the micro-batch of now."""
+        if self._num_rows is None:
+            return "before a micro-batch was packed"
+        rows = "one row" if self._num_rows == 1 else f"{self._num_rows} rows"
+        if self._tokens is None:
+            return f"while a micro-batch of {rows} was packed"
+        return f"in a micro-batch of {self._tokens} tokens"
+
+    def smaller(self) -> int | None:
+        """Half of the bound, or the half of that, with which the micro-batch of now is cut; None: it is not cut, since
+        it is a row alone, or rows of which each begins with the one before."""
+        is_alone = self._num_rows is not None and self._num_rows <= 1
+        if is_alone or (self._tokens or 0) > self.value or self.value == 1:
+            return None
+        return half_below(self.value, self.value if self._tokens is None else self._tokens)
 
     def halve(self, error: BaseException) -> None:
         """Lower the bound below the micro-batch that failed with this error.
 
         Raises:
-            OutOfMemory: it was a row alone, or rows of which each begins with the one before, and is not cut.
+            OutOfMemory: it is not cut.
         """
-        before, tokens = self.value, self.tokens
-        if self._num_rows == 1 or tokens > before:
-            tried = f" (it was {before} by then, for want of memory)" if before < self.setting else ""
-            raise OutOfMemory(
-                f"memory ran out in a micro-batch of {tokens} tokens, which is one row and is not cut, so no smaller "
-                f"engine.max_tokens_per_device of this role helps{tried}: {_ADVICE}; {reason_of(error)}"
-            ) from error
-        self.value = half_below(before, tokens)
+        before, smaller = self.value, self.smaller()
+        if smaller is None:
+            raise self.row_alone(error) from error
+        self.value = smaller
         self._halvings.append(
-            Halving(tokens=tokens, before=before, after=self.value, reason=reason_of(error))
+            Halving(
+                tokens=self._tokens, place=self.place, before=before, after=smaller, reason=reason_of(error)
+            )
+        )
+
+    def row_alone(self, error: BaseException) -> OutOfMemory:
+        """Error that the micro-batch of now is too large and is not cut."""
+        tried = f" (it was {self.value} by then, for want of memory)" if self.value < self.setting else ""
+        what = ", which is one row and is not cut" if self._num_rows else ""
+        return OutOfMemory(
+            f"memory ran out {self.place}{what}, so no smaller engine.max_tokens_per_device of this role helps"
+            f"{tried}: {_ADVICE}; {reason_of(error)}"
         )
 
     def take_halvings(self) -> tuple[Halving, ...]:
@@ -132,15 +178,19 @@ def within_memory(engine: _Engine, attempt: Callable[[], T]) -> T:
         OutOfMemory: a row alone is too much, or several ranks hold the model.
     """
     engine.load_to_device()  # what memory is too short for here, micro-batches do not change
+    is_first_doubt = True
     while True:
+        engine.budget.begin()
         try:
             return attempt()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            is_doubtful = is_first_doubt and _may_be_out_of_memory(engine, error)
+            if not (is_doubtful or is_out_of_memory(error)):
                 raise
             if engine.parallel.world_size > 1:
-                raise _on_one_rank(engine.budget, error) from error
+                raise on_one_rank(engine.budget, error) from error
             engine.budget.halve(error)
+            is_first_doubt = is_first_doubt and not is_doubtful
         # The error is gone, and with its traceback the tensors of the passes.
         engine.drop_gradients()
         gc.collect()
@@ -148,13 +198,24 @@ def within_memory(engine: _Engine, attempt: Callable[[], T]) -> T:
             torch.accelerator.empty_cache()
 
 
-def _on_one_rank(budget: TokenBudget, error: BaseException) -> OutOfMemory:
-    half = half_below(budget.value, budget.tokens or budget.value)
+def on_one_rank(budget: TokenBudget, error: BaseException) -> OutOfMemory:
+    """Error of one of several ranks, with the bound that all of them may begin again with."""
+    smaller = budget.smaller()
+    if smaller is None:
+        return budget.row_alone(error)
     return OutOfMemory(
-        f"memory ran out in a micro-batch of {budget.tokens} tokens on one of several ranks, which the others wait "
-        f"for: set engine.max_tokens_per_device of this role to {half} or, as a row is not cut, to as much as the "
-        f"longest needs; or {_ADVICE}; {reason_of(error)}"
+        f"memory ran out {budget.place} on one of several ranks, which the others wait for: set "
+        f"engine.max_tokens_per_device of this role to {smaller} or, as a row is not cut, to as much as the longest "
+        f"needs; or {_ADVICE}; {reason_of(error)}",
+        smaller=smaller,
     )
+
+
+def _may_be_out_of_memory(engine: _Engine, error: BaseException) -> bool:
+    """True of an error that says as little where memory is short as where the size does not matter: passes that can be
+    cut are tried once more."""
+    is_alone = engine.parallel.world_size == 1 and engine.model.device.type == "cpu"
+    return is_alone and _PRIMITIVE in str(error) and engine.budget.smaller() is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

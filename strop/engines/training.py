@@ -110,7 +110,7 @@ class Engine:
         def keep(results: Mapping[str, Tensor]) -> None:
             outputs.append(HostCopy(results))
 
-        packed = self._packing(data, trains=False)
+        packed = self._packing(data, parts, trains=False)
         if self.model.pipeline is not None:
             indices, results = map_micro_batches(self.model, parts, packed, function)
             for part_results in results:
@@ -140,11 +140,18 @@ class Engine:
         )
 
     def _packing(
-        self, data: DataProto, *, trains: bool, router_loss: RouterLoss | None = None
+        self,
+        data: DataProto,
+        parts: Sequence[Sequence[int]],
+        *,
+        trains: bool,
+        router_loss: RouterLoss | None = None,
     ) -> Callable[[Sequence[int]], Tokens]:
-        """Function that makes a micro-batch of rows, whose pass is counted."""
+        """Function that makes a micro-batch of the rows of a part, whose pass is counted."""
+        together = max(map(len, parts), default=0) if self.model.pipeline is not None else 0
 
         def packed(rows: Sequence[int]) -> Tokens:
+            self.budget.begin_packing(max(together, len(rows)))
             tokens = pack(
                 data,
                 self.model,
@@ -153,7 +160,8 @@ class Engine:
                 router_loss=router_loss,
                 replays=self.replays_routing,
             )
-            self.budget.begin_pass(tokens.num_tokens, len(rows))
+            if rows or not together:  # the empty ones say nothing of others that are there with them
+                self.budget.begin_pass(tokens.num_tokens, self.parallel)
             self._count(tokens, trains=trains)
             return tokens
 
@@ -261,7 +269,7 @@ class TrainEngine(Engine):
         """
         self.load_to_device()
         parts = self._parts(data, rows)
-        packed = self._packing(data, trains=True, router_loss=router_loss)
+        packed = self._packing(data, parts, trains=True, router_loss=router_loss)
         factor = 1.0 if self._loss_scale is None else self._loss_scale.value
         if self.model.pipeline is not None:
             total = accumulate_micro_batches(

@@ -63,9 +63,13 @@ _WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoint
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE, PROFILE}  # fmt: skip
 ROLES_STARTED = "roles_started"
 """Kind of the event that all roles have loaded their models, of each start."""
+REHEARSAL = "rehearsal"
+"""Kind of the event of the longest batch of a role, before the first step."""
+OUT_OF_MEMORY = "out_of_memory"
+"""Kind of the event that the token budget of a role was lowered."""
 _BEFORE_START = (
     "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",
-    "rehearsal", "out_of_memory", ROLES_STARTED,
+    REHEARSAL, OUT_OF_MEMORY, ROLES_STARTED,
 )  # fmt: skip
 """Events of a run that has done nothing yet."""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

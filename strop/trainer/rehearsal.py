@@ -9,6 +9,7 @@ from dataclasses import replace
 from strop.controller import WorkerGroup, as_list
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder
+from strop.run.folder import REHEARSAL
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.role_specs import role_mesh
@@ -18,7 +19,6 @@ from strop.utils.device import device_name
 from strop.workers.models import TrainedWorker
 from strop.workers.rehearsal import Group, Rehearsal
 
-EVENT = "rehearsal"
 GIB = 1 << 30
 
 
@@ -65,7 +65,7 @@ def rehearse(
     )
     say(f"rehearsal: {role}: {_described(found)}")
     run.events.append(
-        EVENT,
+        REHEARSAL,
         step,
         role=role,
         micro_batches=found.num_micro_batches,
@@ -109,15 +109,3 @@ def tokens_together(engine: EngineConfig) -> int:
     pipeline holds one of each stage."""
     shared = engine.sequence_parallel * engine.context_parallel
     return max(2, engine.pipeline_parallel * engine.pipeline_chunks) * engine.max_tokens_per_device * shared
-
-
-def most_tokens(config: Config, role: str) -> int:
-    """Tokens of the largest micro-batch that the samples of a step make on a device."""
-    engine = config.engines[role]
-    if role not in _learners(config):
-        return engine.max_tokens_per_device
-    batch = longest_batch(config, role)
-    tokens = sum(prompt + sum(response - 1 for response in responses) for prompt, responses in batch)
-    return min(
-        engine.max_tokens_per_device, -(-tokens // (engine.sequence_parallel * engine.context_parallel))
-    )

@@ -210,10 +210,10 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         if not is_rehearsed(self._config.trainer, self._config.resources.device):
             return
         self._worker.call.make_optimizer_state()
-        engine, longest = self._settings.engine, self._examples.longest
+        engine, (prompt, response) = self._settings.engine, self._examples.longest_parts
         num_rows = -(-self._rows_per_update // role_mesh(self._config, "actor", engine).dp)
-        enough = -(-tokens_together(engine) // (longest - 1))
-        batch = [(1, (longest - 1,))] * min(num_rows, enough)
+        enough = -(-tokens_together(engine) // (prompt + response - 1))
+        batch = [(prompt, (response,))] * min(num_rows, enough)
         rehearse("actor", self._worker, batch, self._run, self._start_step, self._say)
         self._report_halvings(self._start_step)
 

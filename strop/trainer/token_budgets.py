@@ -1,8 +1,8 @@
 """Token budgets of roles that were lowered because memory ran out: reported, recorded, and held by continuations.
 
 A role lowers its budget by itself where one process has its model (engines/token_budget.py). Where several do, the run
-begins again from its last checkpoint with half of the budget (fault_tolerance/healing.py). Both are events of the run,
-so that a continuation cuts its batches as the run did.
+begins again from its last checkpoint with the budget that the error names (fault_tolerance/healing.py). Both are events
+of the run, so that a continuation cuts its batches as the run did.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from strop.controller import WorkerFailed, WorkerGroup, as_list
 from strop.engines.config import EngineConfig
-from strop.engines.token_budget import OutOfMemory, half_below
+from strop.engines.token_budget import SMALLER, OutOfMemory
 from strop.run import RunFolder
+from strop.run.folder import OUT_OF_MEMORY as EVENT
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
-from strop.trainer.rehearsal import most_tokens
 from strop.trainer.sections import RoleName
 from strop.utils.metrics import Metric
 from strop.workers.models import ModelWorker
@@ -26,7 +26,6 @@ OUT_OF_MEMORY = Metric(
     "times",
     "that passes of the step ran out of memory, and were made again with fewer tokens in a micro-batch; of all roles",
 )
-EVENT = "out_of_memory"
 
 
 def report_halvings(
@@ -53,8 +52,8 @@ def report_halvings(
             first, last = halvings[0], halvings[-1]
             record_budget(run, step, role, engine, last.after, tokens=first.tokens, reason=first.reason)
             say(
-                f"WARNING: step {step}: memory ran out in a micro-batch of {first.tokens} tokens ({first.reason}); the "
-                f"passes were made again with at most {last.after}, and the run goes on so; to begin the next one with "
+                f"WARNING: step {step}: memory ran out {first.place} ({first.reason}); the passes "
+                f"were made again with at most {last.after}, and the run goes on so; to begin the next one with "
                 f"it, set {key}.max_tokens_per_device={last.after}"
             )
     return {OUT_OF_MEMORY: float(num_times)}
@@ -88,16 +87,10 @@ def hold_budgets(
             group.call.hold_budget(recorded[role])
 
 
-def smaller_budget(config: Config, run: RunFolder, error: WorkerFailed) -> tuple[str, int] | None:
-    """The role of several processes that has run out of memory, and half of its budget; None where the error is another
-    one, or a row alone is too much."""
+def smaller_budget(config: Config, error: WorkerFailed) -> tuple[str, int] | None:
+    """The role of several processes that has run out of memory, and the budget that cuts what failed; None where the
+    error is another one, or a row alone is too much."""
     name = f"{OutOfMemory.__module__}.{OutOfMemory.__qualname__}"
-    engine = config.used_engines.get(error.role)
-    if error.exception_type != name or engine is None or config.resources.ranks_of(error.role) == 1:
+    if error.exception_type != name or error.role not in config.used_engines or SMALLER not in error.facts:
         return None
-    held = recorded_budgets(run, config.used_engines).get(error.role, engine.max_tokens_per_device)
-    tokens = min(held, most_tokens(config, error.role))
-    row = config.data.max_prompt_tokens + config.data.max_response_tokens - 1
-    longest = -(-row // (engine.sequence_parallel * engine.context_parallel))
-    half = max(half_below(held, tokens), longest)
-    return (error.role, half) if half < tokens else None
+    return error.role, error.facts[SMALLER]

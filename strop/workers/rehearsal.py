@@ -108,4 +108,5 @@ def process_peak(status: Path = Path("/proc/self/status")) -> int | None:
     if not status.is_file():
         return None
     facts = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-    return 1024 * int(facts["VmHWM"].split()[0])
+    most = facts.get("VmHWM", "").split()
+    return 1024 * int(most[0]) if most else None

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 from strop.engines.packing import make_rows, micro_batches
-from strop.engines.parallel.ranks import alone
+from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.token_budget import (
     OutOfMemory,
     TokenBudget,
     half_below,
     is_out_of_memory,
+    on_one_rank,
     reason_of,
 )
 from strop.protocol import DataProto
 
 NO_MEMORY = 1 << 55
+ALONE = alone("cpu")
 
 
 def error_of(function: object) -> BaseException:
@@ -62,10 +67,62 @@ def test_a_bound_is_halved_until_it_is_below_what_failed(value: int, tokens: int
     assert half_below(value, tokens) == half
 
 
+def begin(budget: TokenBudget, tokens: int, num_rows: int, parallel: Parallel = ALONE) -> None:
+    budget.begin()
+    budget.begin_packing(num_rows)
+    budget.begin_pass(tokens, parallel)
+
+
+def test_what_is_not_packed_yet_halves_once_whatever_came_before() -> None:
+    budget = TokenBudget(1000)
+    begin(budget, 1, 1)
+    budget.begin()
+    budget.halve(MemoryError())
+    budget.begin_packing(3)
+    budget.halve(MemoryError())
+    assert [(h.after, h.tokens, h.place) for h in budget.take_halvings()] == [
+        (500, None, "before a micro-batch was packed"),
+        (250, None, "while a micro-batch of 3 rows was packed"),
+    ]
+    budget.begin_packing(1)
+    with pytest.raises(
+        OutOfMemory, match="while a micro-batch of one row was packed, which is one row and is not"
+    ):
+        budget.halve(MemoryError())
+
+
+def test_halving_what_is_never_packed_comes_to_an_end() -> None:
+    budget = TokenBudget(4)
+    for _ in range(2):
+        budget.halve(MemoryError())
+    with pytest.raises(
+        OutOfMemory, match="before a micro-batch was packed, so no smaller .*it was 1 by then"
+    ):
+        budget.halve(MemoryError())
+
+
+def test_one_of_several_ranks_names_the_bound_that_cuts_what_failed() -> None:
+    """The sentence and the number for the controller are one; ranks that share a sequence share its tokens."""
+    shared = dataclasses.replace(ALONE, sp_size=2, cp_size=2)
+    for tokens, num_rows, parallel, smaller in [
+        (3000, 5, ALONE, 2048),
+        (30_000, 5, shared, 4096),
+        (60_000, 5, shared, 8192),
+        (3000, 1, ALONE, None),
+        (1, 0, ALONE, None),
+    ]:
+        budget = TokenBudget(16384)
+        begin(budget, tokens, num_rows, parallel)
+        error = on_one_rank(budget, MemoryError())
+        assert error.facts == ({} if smaller is None else {"smaller": smaller})
+        assert (f"max_tokens_per_device of this role to {smaller} or" in str(error)) == (smaller is not None)
+        assert pickle.loads(pickle.dumps(error)).facts == error.facts
+
+
 def test_halvings_are_told_once() -> None:
     budget, error = TokenBudget(1000), MemoryError()
     for tokens in (990, 480):
-        budget.begin_pass(tokens, 4)
+        begin(budget, tokens, 4)
         budget.halve(error)
     assert budget.value == 250
     assert [(h.tokens, h.before, h.after) for h in budget.take_halvings()] == [
@@ -80,9 +137,9 @@ def test_halvings_are_told_once() -> None:
 )
 def test_a_row_alone_that_does_not_fit_ends_it_with_the_settings(tokens: int, num_rows: int) -> None:
     budget = TokenBudget(1000)
-    budget.begin_pass(900, 3)
+    begin(budget, 900, 3)
     budget.halve(MemoryError())
-    budget.begin_pass(tokens, num_rows)
+    begin(budget, tokens, num_rows)
     with pytest.raises(
         OutOfMemory,
         match=f"micro-batch of {tokens} tokens, which is one row and is not cut, so no smaller .*it was 500 by then.*"

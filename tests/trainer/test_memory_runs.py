@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,20 @@ from test_healing import recovery_of
 from test_ray_runs import RAY
 from tiny_runs import Done, Project, chain_of, resume_in, train_in
 
-from strop.controller import WorkerFailed
+from strop.controller import PlacesNotFree, WorkerFailed
 from strop.controller.ray.errors import Failure, RankFailed
+from strop.data.readers import read_rows
+from strop.data.sft.dataset import SftDataset
+from strop.engines.kinds import TrainableEngine
+from strop.engines.model import load_tokenizer
 from strop.engines.tokens import Tokens
+from strop.protocol import columns
 from strop.run import RunFolder
 from strop.trainer.loop import train
-from strop.trainer.rehearsal import longest_batch, most_tokens
-from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.rehearsal import longest_batch
+from strop.trainer.sft.trainer import fine_tune, make_sft_batch
 from strop.trainer.start import start_run
+from strop.workers.rehearsal import Group, Rehearsal, rehearsed
 
 WHOLE, HALF = 128, 64
 """Tokens of a micro-batch; a step has about 150."""
@@ -85,14 +93,12 @@ def test_every_role_that_learns_is_rehearsed(project: Project, tmp_path: Path) -
 def test_the_longest_batch_is_no_larger_than_an_update_or_two_micro_batches(project: Project) -> None:
     config = project.config("actor.samples_per_update=3", *budget(40))
     assert longest_batch(config, "actor") == [(24, (5, 5, 5))]
-    assert most_tokens(config, "actor") == 24 + 3 * 4
     wide = project.config("rollout.samples_per_prompt=64", *budget(40))
     assert longest_batch(wide, "actor") == [(24, (5,) * 20)]
     pipeline = project.config(
         "resources.runtime=ray", "resources.ranks=2", "actor.engine.pipeline_parallel=2", *budget(40)
     )
     assert len(longest_batch(pipeline, "actor")) == 2
-    assert most_tokens(config, "reference") == 16384
 
 
 def test_what_does_not_fit_is_found_before_the_first_step(
@@ -168,7 +174,23 @@ def test_a_setting_that_was_changed_is_taken_at_its_word(
     assert [event["held"] for event in events(longer.folder, "out_of_memory")] == [HALF, HALF]
 
 
-def test_fine_tuning_goes_on_with_half(project: Project, tmp_path: Path, short_memory: list[int]) -> None:
+def groups_rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """Groups that roles will have been asked to rehearse."""
+    asked: list[Group] = []
+
+    def noted(
+        engine: TrainableEngine, groups: Sequence[Group], loss: Callable[[Tokens], torch.Tensor]
+    ) -> Rehearsal:
+        asked.extend(groups)
+        return rehearsed(engine, groups, loss)
+
+    monkeypatch.setattr("strop.workers.models.rehearsed", noted)
+    return asked
+
+
+def test_fine_tuning_goes_on_with_half(
+    project: Project, tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def tuned(name: str, *settings: str) -> tuple[Path, list[str]]:
         said: list[str] = []
         config = project.config("sft.max_steps=2", "sft.examples_per_update=9", *settings)
@@ -179,14 +201,22 @@ def test_fine_tuning_goes_on_with_half(project: Project, tmp_path: Path, short_m
     half, _ = tuned("half", f"sft.engine.max_tokens_per_device={HALF}")
     short_memory.clear()
     whole, said = tuned("whole", f"sft.engine.max_tokens_per_device={WHOLE}")
-    rehearsed, also_said = tuned(
+    lengths = groups_rehearsed(monkeypatch)
+    with_rehearsal, also_said = tuned(
         "rehearsed", f"sft.engine.max_tokens_per_device={WHOLE}", "trainer.rehearse_longest_batch=true"
     )
     assert len(short_memory) == 2
-    assert links(whole) == links(rehearsed) == links(half)
+    assert links(whole) == links(with_rehearsal) == links(half)
     lines = [line for line in said if "memory ran out" in line]
     assert f"set sft.engine.max_tokens_per_device={HALF}" in lines[0]
     assert any(line.startswith("rehearsal: actor: ") for line in also_said)
+    config = project.config()
+    rows, data = read_rows([project.task.sft]), config.sft.data
+    batch = make_sft_batch([*SftDataset(rows, load_tokenizer(config.model), data)])
+    prompts, responses = (columns.row_lengths(batch.tensors()[name]) for name in ("prompts", "responses"))
+    longest = max(zip((prompts + responses).tolist(), responses.tolist(), strict=True))
+    assert {(prompt + sum(of_row), *of_row) for prompt, of_row in lengths} == {longest}
+    assert longest[1] < longest[0] - 1, "the loss is on the answer alone"
     numbers = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["perf/out_of_memory"] for line in numbers if "train/loss" in line] == [1.0, 0.0]
 
@@ -194,34 +224,85 @@ def test_fine_tuning_goes_on_with_half(project: Project, tmp_path: Path, short_m
 # ---------------------------------------------------------------- several ranks
 
 
-def out_of_memory(role: str = "actor", name: str = "strop.engines.token_budget.OutOfMemory") -> WorkerFailed:
-    return RankFailed(
-        Failure(role=role, rank=1, node="here", pid=7, method="update_policy", exception_type=name, message="no memory")
+def out_of_memory(
+    smaller: int | None, *, role: str = "actor", name: str = "strop.engines.token_budget.OutOfMemory"
+) -> WorkerFailed:
+    failure = Failure(
+        role=role, rank=1, node="here", pid=7, method="update_policy", exception_type=name, message="no memory"
     )  # fmt: skip
+    return RankFailed(failure if smaller is None else replace(failure, facts={"smaller": smaller}))
 
 
-def test_ranks_begin_again_with_half_until_a_row_alone_is_too_much(project: Project, tmp_path: Path) -> None:
+def died() -> WorkerFailed:
+    return RankFailed(Failure(role="actor", rank=1, node="here", pid=7, method="load", exit_signal="SIGKILL"))
+
+
+def test_ranks_begin_again_with_the_bound_of_the_error_until_a_row_alone_is_too_much(
+    project: Project, tmp_path: Path
+) -> None:
     settings = ["resources.runtime=ray", "resources.ranks=2", *budget(160), "run.max_restarts=0"]
     recovery, run, said = recovery_of(project, tmp_path / "run", *settings)
     with run:
-        assert recovery.roll_back(out_of_memory()) is None, "from the beginning: nothing was saved"
-        assert recovery.roll_back(out_of_memory()) is None
+        assert recovery.roll_back(out_of_memory(40)) is None, "from the beginning: nothing was saved"
+        assert recovery.roll_back(out_of_memory(20)) is None
         with pytest.raises(WorkerFailed, match="raised strop.engines.token_budget.OutOfMemory"):
-            recovery.roll_back(out_of_memory())  # a row has 28
-        # A rank has two groups of 40 tokens in an update, so half of 80 is the first bound that may help.
-        assert [event["held"] for event in run.events.read("out_of_memory")] == [40, 28]
+            recovery.roll_back(out_of_memory(None))
+        assert [event["held"] for event in run.events.read("out_of_memory")] == [40, 20]
+        assert [event["number"] for event in run.events.read("restarted")] == [1, 2]
     assert (
         "no memory during update_policy; the workers are made again, with actor.engine.max_tokens_per_device=40"
         in said[0]
     )
 
 
+def test_a_process_that_dies_while_models_load_after_a_lowering_is_made_again(
+    project: Project, tmp_path: Path
+) -> None:
+    """The lowering itself is none of the run.max_restarts."""
+    settings = ["resources.runtime=ray", "resources.ranks=2", *budget(160), "run.max_restarts=1"]
+    recovery, run, said = recovery_of(project, tmp_path / "run", *settings)
+    with run:
+        assert not recovery.is_recovering
+        recovery.roll_back(out_of_memory(80))
+        assert recovery.is_recovering, "an error before the roles have started is mended too"
+        recovery.roll_back(died())
+        assert "(1 of run.max_restarts=1)" in said[-2]
+        recovery.roll_back(out_of_memory(40))
+        with pytest.raises(WorkerFailed, match="SIGKILL"):
+            recovery.roll_back(died())
+
+
+def test_machines_that_are_not_free_after_a_lowering_are_counted_again(
+    project: Project, tmp_path: Path
+) -> None:
+    elastic = ("resources.runtime=ray", "resources.ranks=2", "resources.nodes=2", "resources.min_nodes=1")
+    recovery, run, said = recovery_of(project, tmp_path / "run", *elastic, *budget(160))
+    with run:
+        recovery.roll_back(out_of_memory(80))
+        recovery.place_again(PlacesNotFree("1 of 2 processes was placed"))
+    assert said[-2] == "1 of 2 processes was placed; the machines are counted again"
+
+
+def test_a_lowering_behind_a_new_checkpoint_is_the_first_in_a_row(project: Project, tmp_path: Path) -> None:
+    settings = ["resources.runtime=ray", "resources.ranks=2", *budget(160)]
+    recovery, run, _ = recovery_of(project, tmp_path / "run", *settings)
+    with run:
+        recovery.roll_back(died())
+        pending = run.checkpoints.begin(3, facts={})
+        (pending.folder / "weights").write_bytes(b"3")
+        pending.seal()
+        checkpoint = recovery.roll_back(out_of_memory(80))
+        assert checkpoint is not None
+        assert checkpoint.step == 3
+        assert [event["number"] for event in run.events.read("restarted")][-1] == 1
+
+
 def test_what_smaller_micro_batches_cannot_help_ends_the_run(project: Project, tmp_path: Path) -> None:
     ranks = ["resources.runtime=ray", "resources.ranks=2"]
     for name, error, settings in [
-        ("others", out_of_memory(name="torch.OutOfMemoryError"), ranks),
-        ("rollout", out_of_memory(role="rollout"), ranks),
-        ("alone", out_of_memory(), []),
+        ("others", out_of_memory(40, name="torch.OutOfMemoryError"), ranks),
+        ("rollout", out_of_memory(40, role="rollout"), ranks),
+        ("a row", out_of_memory(None), ranks),
     ]:
         recovery, run, _ = recovery_of(project, tmp_path / name, *settings)
         with run, pytest.raises(WorkerFailed):

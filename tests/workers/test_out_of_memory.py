@@ -16,6 +16,7 @@ from shortage import TOO_MANY_BYTES, fail_once, set_limit
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.micro_batch import pack
 from strop.engines.token_budget import OutOfMemory
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
@@ -25,7 +26,7 @@ from strop.workers.actor import ActorWorker
 from strop.workers.config import ActorConfig
 from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.preference import PreferenceWorker
-from strop.workers.rehearsal import rehearsed
+from strop.workers.rehearsal import process_peak, rehearsed
 from strop.workers.rows import Update, merged_update
 from strop.workers.sft import SupervisedWorker
 
@@ -202,6 +203,63 @@ def test_a_row_alone_that_does_not_fit_ends_with_the_settings(
         actor.update_policy(batch, totals_of(batch))
 
 
+@pytest.mark.parametrize("nth", [0, 2])
+def test_memory_that_runs_out_while_packing_is_not_charged_to_the_micro_batch_before(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The first micro-batch of all, and one of several rows behind one of a single row."""
+    batch = random_batch(torch.float32)
+    num_rows: list[int] = []
+
+    def packing(*args: Any, **kwargs: Any) -> Tokens:
+        num_rows.append(len(kwargs["rows"]))
+        if len(num_rows) == nth + 1:
+            torch.empty(TOO_MANY_BYTES, dtype=torch.uint8)
+        return pack(*args, **kwargs)
+
+    whole, half = (make_actor(tiny_model, FULL, max_tokens=WHOLE, dtype="float32") for _ in range(2))
+    half.hold_budget(HALF)
+    parts = whole.engine._parts(batch, None)
+    parts = [parts[0][:1], parts[0][1:2], parts[0][2:] + [row for part in parts[1:] for row in part]]
+    if nth:
+        monkeypatch.setattr(
+            whole.engine, "_parts", lambda *_: parts if len(num_rows) <= nth else cut(batch, None)
+        )
+    cut = half.engine._parts
+    monkeypatch.setattr("strop.engines.training.pack", packing)
+    found = columns.flat(whole.compute_log_prob(batch).tensors()["old_log_probs"])
+    assert num_rows[nth] > 1
+    assert nth == 0 or num_rows[nth - 1] == 1
+    (halving,) = whole.take_halvings()
+    assert (halving.tokens, halving.before, halving.after) == (None, WHOLE, HALF)
+    assert torch.equal(found, columns.flat(half.compute_log_prob(batch).tensors()["old_log_probs"]))
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_an_error_that_may_be_another_one_is_tried_once_more_and_stays_what_it_is(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    """The text of oneDNN, for want of memory or of a primitive of this kind."""
+    actor = make_actor(tiny_model, FULL, max_tokens=WHOLE, dtype="float32")
+    whole, calls = actor.engine.model.backbone, list[int]()
+
+    def broken(*args: Any, **kwargs: Any) -> torch.Tensor:
+        hidden = whole(*args, **kwargs)
+        calls.append(len(hidden))
+        if always or len(calls) == 1:
+            raise RuntimeError("could not create a primitive")
+        return hidden
+
+    monkeypatch.setattr(actor.engine.model, "backbone", broken)
+    if always:
+        with pytest.raises(RuntimeError, match="^could not create a primitive$"):
+            actor.compute_log_prob(random_batch(torch.float32))
+        assert len(calls) == 2
+    else:
+        actor.compute_log_prob(random_batch(torch.float32))
+        assert [halving.after for halving in actor.take_halvings()] == [HALF]
+
+
 def test_other_errors_stay_what_they_are(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = make_actor(tiny_model, FULL, dtype="float32")
 
@@ -294,3 +352,12 @@ def test_rows_of_a_rehearsal_share_their_prompt_and_have_ordinary_tokens(tiny_mo
         "a prompt once, and four answers but for their last tokens"
     )
     assert not torch.isin(torch.cat(seen), torch.arange(3, 90)).any()
+
+
+def test_a_system_that_does_not_say_the_most_memory_is_no_error(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    assert process_peak(status) is None
+    status.write_text("Name:\tpython\nVmRSS:\t 12 kB\n")
+    assert process_peak(status) is None
+    status.write_text("Name:\tpython\nVmHWM:\t 12 kB\n")
+    assert process_peak(status) == 12 * 1024

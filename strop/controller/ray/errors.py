@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from strop.controller.errors import WorkerFailed, WorkerLost
@@ -26,6 +27,8 @@ class Failure:
     """The method that it ran, or the last one that it was given; empty where it had none yet."""
     exception_type: str = ""
     """Qualified name of what the worker raised; empty where the process died."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of the exception, as of `WorkerFailed`."""
     message: str = ""
     """Text of the exception, or the runtime's message about the death."""
     traceback: str = ""
@@ -87,7 +90,7 @@ class RankFailed(WorkerFailed):
         self.failure = failure
         """The first failure."""
         self.has_died = not failure.exception_type or failure.ends_worker
-        self.exception_type, self.role = failure.exception_type, failure.role
+        self.exception_type, self.role, self.facts = failure.exception_type, failure.role, failure.facts
         self.num_later = num_later
         """Failures of other workers that followed and are taken for its consequences."""
         later = (

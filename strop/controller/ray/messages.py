@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class RaisedReport:
     """Most memory the process had held by then."""
     is_consequence: bool
     """True where the worker could not get an argument because of the failure of another one."""
+    facts: Mapping[str, int]
+    """Its numbers, as of `strop.controller.WorkerFailed`."""
     ends_worker: bool = False
     """The worker can do nothing any more (FollowerLost)."""
 

@@ -224,7 +224,16 @@ def _report(error: BaseException) -> RaisedReport:
         peak_memory_bytes=_peak_memory_bytes(),
         is_consequence=isinstance(error, RayError),
         ends_worker=isinstance(error, FollowerLost),
+        facts=_facts_of(error),
     )
+
+
+def _facts_of(error: BaseException) -> dict[str, int]:
+    """Numbers that an error has; those of a library may be anything, and must travel."""
+    facts = getattr(error, "facts", None)
+    if not isinstance(facts, dict):
+        return {}
+    return {name: value for name, value in facts.items() if type(name) is str and type(value) is int}
 
 
 def _write_output_to(path: Path) -> None:

@@ -24,7 +24,13 @@ from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
 from strop.data.sft.conversations import TrainedChat, tokenize_chats
 from strop.data.sft.rows import chosen_rows, has_tokens
-from strop.data.sft.stored_conversation import SftExample, StoredConversation, cut, with_images
+from strop.data.sft.stored_conversation import (
+    SftExample,
+    StoredConversation,
+    cut,
+    longest_parts,
+    with_images,
+)
 from strop.data.sft.token_rows import check_text, token_examples
 from strop.utils.setting_text import setting_text
 
@@ -203,6 +209,11 @@ class SftDataset:
     def longest(self) -> int:
         """Tokens of the longest conversation."""
         return max(len(example.ids) for example in self._examples)
+
+    @property
+    def longest_parts(self) -> tuple[int, int]:
+        """As of `strop.data.sft.stored_conversation.longest_parts`."""
+        return longest_parts((len(example.ids), example.mask.index(1)) for example in self._examples)
 
     def report(self) -> str:
         """One line: how many conversations, how long, how many dropped, and turns that never end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -79,6 +80,18 @@ class StoredConversation:
             media=self.media,
             teacher=self.teacher,
         )
+
+
+def longest_parts(conversations: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Tokens of the longest conversation before its first trained token, and from there on; of several that are as
+    long, of the one with the longest answer.
+
+    Args:
+        conversations: tokens of each, and the place of the first trained one.
+    """
+    length, begin = max(conversations, key=lambda one: (one[0], -one[1]))
+    prompt = max(begin, 1)
+    return prompt, length - prompt
 
 
 def with_images(conversation: StoredConversation, images: RowMedia) -> StoredConversation:

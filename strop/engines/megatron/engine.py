@@ -155,6 +155,7 @@ class MegatronEngine:
         if is_interleaved:  # each stage passes them in groups of as many as there are stages
             numbers = numbers + [[]] * (-len(numbers) % self._config.pipeline_parallel)
         shared = None if is_interleaved else self.parallel
+        self.budget.begin_packing(max(map(len, numbers)))
         micro = [
             pack(
                 data,
@@ -166,7 +167,7 @@ class MegatronEngine:
             )
             for part in numbers
         ]
-        self.budget.begin_pass(max(tokens.num_tokens for tokens in micro), max(map(len, numbers)))
+        self.budget.begin_pass(max(tokens.num_tokens for tokens in micro), self.parallel)
         return passes.of_one_length(self._parts, micro) if is_interleaved else micro
 
     def _of_no_tokens(self, micro: Sequence[Tokens]) -> Tokens:

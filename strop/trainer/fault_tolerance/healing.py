@@ -31,29 +31,31 @@ class Recovery:
         self._most = config.run.max_restarts
         self._step = step
         self._num_in_a_row = 0
+        self._num_lowered = 0
+        """Times in a row that it began again with fewer tokens, which run.max_restarts does not limit."""
 
     @property
     def is_recovering(self) -> bool:
         """The run has begun again and not come further yet."""
-        return self._num_in_a_row > 0
+        return self._num_in_a_row + self._num_lowered > 0
 
     def roll_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
         """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
 
-        Processes of one model that ran out of memory go on with half of their token budget.
+        Processes of one model that ran out of memory go on with a smaller token budget.
 
         Raises:
             WorkerFailed, CallTimeout: this error, where it would only happen again: a worker raised it, or the run has
                 begun again run.max_restarts times since its last checkpoint.
             RunError: no checkpoint is valid.
         """
-        if isinstance(error, WorkerFailed):
-            lowered = smaller_budget(self._config, self._run, error)
-            if lowered is not None:
-                return self._lower(*lowered, error)
         newest = max(self._run.checkpoints.steps(), default=0)
         if newest > self._step:
-            self._step, self._num_in_a_row = newest, 0
+            self._step, self._num_in_a_row, self._num_lowered = newest, 0, 0
+        if isinstance(error, WorkerFailed):
+            lowered = smaller_budget(self._config, error)
+            if lowered is not None:
+                return self._lower(*lowered, error)
         if not _has_died(error) or self._num_in_a_row >= self._most:
             raise error
         self._num_in_a_row += 1
@@ -63,10 +65,11 @@ class Recovery:
 
     def _lower(self, role: str, held: int, error: WorkerFailed) -> Checkpoint | None:
         """The run at its last checkpoint, with this token budget of a role."""
+        self._num_lowered += 1
         cause = str(error).partition("\n")[0]
         how = (
             f"the workers are made again, with {role}.engine.max_tokens_per_device={held}, which the next run may "
-            f"begin with"
+            f"begin with if no row has more tokens"
         )
         checkpoint = self._begin_again(cause, how)
         step = 0 if checkpoint is None else checkpoint.step
@@ -80,7 +83,8 @@ class Recovery:
             PlacesNotFree: this error, where the run has begun again run.max_restarts times since its last checkpoint,
                 or needs all of its machines.
         """
-        if not (self._config.resources.min_nodes and 0 < self._num_in_a_row < self._most):
+        is_limited = self._num_in_a_row >= self._most
+        if not (self._config.resources.min_nodes and self.is_recovering) or is_limited:
             raise error
         self._num_in_a_row += 1
         return self._begin_again(str(error).partition(";")[0], "the machines are counted again")
@@ -95,7 +99,9 @@ class Recovery:
         self._say(f"{cause}; {how}")
         checkpoint, lines = roll_back_run(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
-        self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
+        self._run.events.append(
+            "restarted", step, fsync=True, cause=cause, number=self._num_in_a_row + self._num_lowered
+        )
         for line in lines:
             self._say(line)
         return checkpoint
