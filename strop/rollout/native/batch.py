@@ -25,7 +25,7 @@ from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
-from strop.rollout.native.half_weights import half_weights
+from strop.rollout.native.half_copy import half_copy
 from strop.rollout.native.prefill import Prefill, PrefilledPrompt
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
@@ -70,7 +70,7 @@ class DecodeBatch:
         self._cache = SlotCache(max_running)
         self._states = model.recurrence and model.recurrence.slots(max_running)
         self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing)
-        self._half = half_weights(model)
+        self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
         self._num_changes = model.num_changes
