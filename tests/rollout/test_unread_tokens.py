@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 import torch
@@ -47,11 +47,11 @@ def asks(count: int) -> list[Ask]:
     ]
 
 
-def assert_same(found: list[TokenOutput], expected: list[TokenOutput]) -> None:
+def assert_same(found: list[TokenOutput], expected: list[TokenOutput], *, rounding: float = 1e-5) -> None:
     assert token_ids(found) == token_ids(expected)
     for output, other in zip(found, expected, strict=True):
         assert (output.stop_reason, output.versions) == (other.stop_reason, other.versions)
-        assert output.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+        assert output.log_probs == pytest.approx(other.log_probs, abs=rounding)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "qwen3_5"])
@@ -63,7 +63,8 @@ def test_answers_are_those_of_tokens_that_are_read_at_once(tiny: Tiny, kind: str
         for how in (False, True)
     )
     assert {output.stop_reason for output in plain} == {"stop", "length"}
-    assert_same(behind, plain)
+    # A sequence that ends one step later is rounded with other neighbours; with a recurrent state that adds up.
+    assert_same(behind, plain, rounding=1e-4 if kind == "qwen3_5" else 1e-5)
 
 
 def test_answers_are_the_same_where_memory_is_short(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +229,84 @@ def test_a_device_that_is_lost_is_an_error_of_the_step(tiny: Tiny, monkeypatch: 
         monkeypatch.setattr(batch_module.Unread, "read", lost)  # its tokens with it
         with pytest.raises(RuntimeError, match="the device is lost"):
             await asyncio.wait_for(task, 5)
+        assert engine._batch.is_idle
+
+    run(body())
+
+
+Call = Callable[[NativeEngine], Awaitable[None]]
+
+
+async def set_version(engine: NativeEngine) -> None:
+    await engine.set_version(1)
+    assert engine.version == 1
+
+
+async def abort_one(engine: NativeEngine) -> None:
+    await engine.abort(["0"])
+
+
+async def sleep(engine: NativeEngine) -> None:
+    await engine.pause()
+    await engine.sleep()
+    await engine.resume()
+
+
+@pytest.mark.parametrize("call", [set_version, abort_one, sleep], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("fault", ["the model gives NaN", "the device is lost"])
+def test_a_call_that_finds_the_last_step_failed_goes_on_and_the_requests_get_the_error(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, call: Call, fault: str
+) -> None:
+    engine = engine_of(tiny("qwen3", dtype="float32"), reads_behind=True, max_running=2)
+    read = Unread.read
+
+    def failed(unread: Unread) -> tuple[list[int], list[float]]:
+        if fault == "the device is lost":
+            raise RuntimeError(fault)
+        ids, log_probs = read(unread)
+        return ids, [float("nan")] * len(log_probs)
+
+    async def body() -> None:
+        # Two run and one waits.
+        asked = [(f"{n}", tokens(5, n), sampled(n, 20)) for n in range(3)]
+        tasks = [asyncio.create_task(engine.generate(*ask)) for ask in asked]
+        await turns(9)
+        assert engine._batch._unread is not None
+        assert len(engine._batch.waiting) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_module.Unread, "read", failed)
+            await call(engine)
+        for task in tasks:
+            with pytest.raises((ValueError, RuntimeError), match=fault):
+                await asyncio.wait_for(task, 5)
+        assert engine._batch.is_idle
+        assert engine._batch.prefill.num_bytes == 0, "nothing that it computed is used again"
+        again = await asyncio.wait_for(engine.generate(*asked[0]), 20)
+        assert again.token_ids == expected.token_ids
+
+    plain = engine_of(tiny("qwen3", dtype="float32"), reads_behind=False)
+    expected = run(generate_all(plain, [(tokens(5, 0), sampled(0, 20))]))[0]
+    run(body())
+
+
+def test_a_requester_that_leaves_after_a_failed_step_leaves_the_error_to_the_others(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(tiny("qwen3", dtype="float32"), reads_behind=True)
+
+    def lost(_: Unread) -> tuple[list[int], list[float]]:
+        raise RuntimeError("the device is lost")
+
+    async def body() -> None:
+        tasks = [asyncio.create_task(engine.generate(f"{n}", tokens(5, n), sampled(n, 20))) for n in range(2)]
+        await turns(9)
+        monkeypatch.setattr(engine._batch, "step", lambda _: None)  # the cancelled one is the first to read
+        monkeypatch.setattr(batch_module.Unread, "read", lost)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            await asyncio.wait_for(tasks[1], 5)
         assert engine._batch.is_idle
 
     run(body())

@@ -889,6 +889,30 @@ def test_only_what_changed_travels_over_the_network(far: Pair, monkeypatch: pyte
     assert names == []
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_between_two_syncs_the_sender_holds_no_memory_of_buckets(
+    far: Pair, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    held: list[tuple[collective.CollectiveSender, int]] = []
+    send = collective.CollectiveSender.send
+
+    def noted(transport: collective.CollectiveSender, contents: Sequence[Tensor]) -> None:
+        send(transport, contents)
+        held.append((transport, staged(transport)))
+        if fails:
+            raise ConnectionError("the network is gone")
+
+    def staged(transport: collective.CollectiveSender) -> int:
+        return sum(len(memory._data) for memory in transport._staging)
+
+    monkeypatch.setattr(collective.CollectiveSender, "send", noted)
+    results = far.sync(1)
+    assert isinstance(results[0], SyncError if fails else SyncReport)
+    transport, while_sending = held[-1]
+    assert while_sending > 0
+    assert staged(transport) == 0
+
+
 def test_a_worker_without_the_last_version_gets_everything(
     far: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,11 +72,11 @@ def test_a_setting_of_the_run_takes_the_place_of_ours() -> None:
 
 PARTS = """
 import torch
-from strop.rollout.weight_sync.cuda_ipc import fixed_segments
+from strop.rollout.weight_sync.cuda_ipc import without_growing_segments
 settings = torch._C._accelerator_getAllocatorSettings
 seen = [settings()]
 try:
-    with fixed_segments():
+    with without_growing_segments():
         seen.append(settings())
         raise KeyError
 except KeyError:
@@ -88,7 +88,7 @@ print(json.dumps(seen))
 @pytest.mark.parametrize(
     ("own", "inside"),
     [
-        ("expandable_segments:True,max_split_size_mb:64", "expandable_segments:False"),
+        (f"{allocator_variables({})[VARIABLE]},max_split_size_mb:64", *fixed_segments(GROWING).values()),
         ("max_split_size_mb:64", "max_split_size_mb:64"),
     ],
 )

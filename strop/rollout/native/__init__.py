@@ -7,7 +7,7 @@ cuda_graph.py     Decode steps of a few fixed shapes, which a GPU captures once 
 decode_kernel.py  Attention of a decode step on a CUDA device
 decode_steps.py   Decode steps in place of the model's own forward pass
 engine.py         The asyncio face of the in-process engine
-half_weights.py   Weights of products held in half precision while an accelerator generates
+half_copy.py      Copy of a model whose products have weights in half precision, while an accelerator generates
 prefill.py        The tokens that requests begin with
 prefix_cache.py   Computed tokens that may begin a later request
 prefix_reuse.py   Selection of computed tokens that are kept for later requests

@@ -25,7 +25,7 @@ from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
-from strop.rollout.native.half_weights import half_weights
+from strop.rollout.native.half_copy import half_copy
 from strop.rollout.native.prefill import Prefill, PrefilledPrompt
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
@@ -70,7 +70,7 @@ class DecodeBatch:
         self._cache = SlotCache(max_running)
         self._states = model.recurrence and model.recurrence.slots(max_running)
         self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing)
-        self._half = half_weights(model)
+        self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
         self._num_changes = model.num_changes
@@ -119,8 +119,9 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def put_back(self) -> None:
-        """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
-        self._read_rest()
+        """Forget everything computed: running sequences wait again, first of all, to go on where they are; after
+        `read_rest`."""
+        assert self._unread is None, "what was sampled has been read"
         for request in self.running:
             request.put_back()
         self.waiting.extendleft(reversed(self.running))
@@ -152,7 +153,7 @@ class DecodeBatch:
         """Admit, decode one token each, and end what is complete; on an accelerator as far as the step before says."""
         try:
             if self._unread is not None and (self._unread.may_end or self._has_free_slots):
-                self._read_rest()
+                self.read_rest()
             self._admit(version)
             self._make_room()
             if self.running:
@@ -177,19 +178,28 @@ class DecodeBatch:
         """Requests wait that might enter."""
         return bool(self.waiting) and len(self.running) < self._max_running and not self._is_short
 
-    def _read_rest(self) -> None:
-        """Read the tokens of the last step, if that has not been done."""
+    @torch.inference_mode()
+    def read_rest(self) -> None:
+        """Read the tokens of the last step, if that has not been done; what goes wrong is an error of that step."""
         unread, self._unread = self._unread, None
         if unread is not None:
             self._read(unread)
 
     @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> None:
-        """Take requests out of the batch, running or waiting."""
-        self._read_rest()
+        """Take requests out of the batch, running or waiting; after `read_rest`."""
+        assert self._unread is None, "what was sampled has been read"
         gone = set(map(id, requests))
         self.waiting = deque(r for r in self.waiting if id(r) not in gone)
         self._release([slot for slot, request in enumerate(self.running) if id(request) in gone])
+
+    def clear(self) -> None:
+        """Drop all requests and everything computed, after an error: nothing of it is read, for it may be lost."""
+        self._unread = None
+        self.waiting.clear()
+        self.running.clear()
+        self._is_short = False
+        self.prefill.forget()
 
     def _admit(self, version: int) -> None:
         """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
@@ -295,7 +305,7 @@ class DecodeBatch:
         while self.running and not self._cache.reserve(self._longest + 1, num_slots=len(self.running)):
             self._is_short = True
             if self._unread is not None:
-                self._read_rest()
+                self.read_rest()
                 continue
             if self.prefill.num_bytes:
                 self.prefill.drop_kept()

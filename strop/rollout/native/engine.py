@@ -3,7 +3,7 @@
 Concurrency: everything happens on one event loop. `generate` adds a request and waits for its future; one
 driver task steps the batch and gives the loop a turn between steps, so agents and reward workers go on. The
 driver ends when no request is left, and starts again with the next one. A failed step fails every request
-it held, with the error itself.
+it held, with the error itself, also where its tokens are read for another call.
 
 Where matrices are cut over several ranks (tensor parallelism), each has such an engine and requests of its own, and
 all ranks step in the same order over the requests of all of them (rank_group.py): their drivers begin with the first
@@ -154,6 +154,7 @@ class NativeEngine:
     def _take_out(self, requests: Sequence[Request]) -> None:
         """Compute these no longer; with other ranks, from the step on before which they hear of it."""
         if self._ranks is None:
+            self._read_rest()
             self._batch.remove(requests)
             return
         for request in requests:
@@ -162,6 +163,14 @@ class NativeEngine:
                 self._asked.remove(request)
             else:
                 self._dropped.append(request.request_id)
+
+    def _read_rest(self) -> None:
+        """Read what the last step sampled. An error is that of the step: the requests get it, and the call that reads
+        goes on."""
+        try:
+            self._batch.read_rest()
+        except Exception as error:  # noqa: BLE001  (handed to every request that waits)
+            self._fail(error)
 
     async def leave(self, failure: str = "") -> None:
         """This rank's call is over: take part in the others' requests until theirs are. Without other ranks nothing.
@@ -195,6 +204,7 @@ class NativeEngine:
         if version < self._version:
             raise ValueError(f"version {version} was set after version {self._version}; versions only grow")
         self._version = version
+        self._read_rest()
         self._batch.put_back()
 
     async def pause(self) -> None:
@@ -235,6 +245,7 @@ class NativeEngine:
             raise ValueError(
                 f"{len(self._batch.running)} sequences are running; wait for them, pause or abort them first"
             )
+        self._read_rest()
         if self._batch.running:
             self._batch.put_back()
         self._batch.free()
@@ -365,7 +376,7 @@ class NativeEngine:
     def _fail(self, error: Exception) -> None:
         """Hand an error to every request that waits, and forget those of other ranks."""
         requests = [*self._requests.values(), *self._of_ranks.values()]
-        self._batch.remove(requests)
+        self._batch.clear()
         self._of_ranks.clear()
         self._asked, self._dropped = [], []
         self._broken = error if self._ranks is not None else None

@@ -108,14 +108,19 @@ class CollectiveSender:
         self._sent.append(len(ready) if self._device.type == "cpu" else 0)
 
     def finish(self) -> None:
-        """Wait for the broadcasts that are under way."""
+        """Wait for the broadcasts that are under way, and free the memory: it is wanted for training."""
         while self._sent:
             self._wait(self._sent.popleft())
+        self._free()
 
     def _wait(self, count: int) -> None:
         """Wait for so many broadcasts."""
         if self._group is not None:
             self._group.wait("the receivers to take a bucket", count=count)
+
+    def _free(self) -> None:
+        for memory in self._staging:
+            memory.clear()
 
     def close(self) -> None:
         """Drop the group without the others."""
@@ -123,6 +128,7 @@ class CollectiveSender:
             self._group.drop()
             self._group = None
         self._sent.clear()
+        self._free()
         if self._store is not None:
             self._store.close()
             self._store = None

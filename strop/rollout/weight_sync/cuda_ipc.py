@@ -73,7 +73,7 @@ class CudaDevice:
     def allocate(self, num_bytes: int) -> Tensor:
         """As of `SharingDevice`."""
         try:
-            with fixed_segments():
+            with without_growing_segments():
                 return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             raise OSError(f"no room for {num_bytes} bytes on the device ({_first_line(error)})") from error
@@ -139,9 +139,10 @@ def sharing_device(device: torch.device) -> SharingDevice | None:
 
 
 @contextlib.contextmanager
-def fixed_segments() -> Iterator[None]:
+def without_growing_segments() -> Iterator[None]:
     """Allocate in segments of fixed sizes: torch shares those that grow by file descriptors of another process, which
-    containers forbid (github.com/pytorch/pytorch/issues/165685)."""
+    containers forbid (github.com/pytorch/pytorch/issues/165685). The words are those of utils/allocator.py, which
+    vLLM's workers do not have; a test holds the two together."""
     settings = torch._C._accelerator_getAllocatorSettings()
     if "expandable_segments:True" not in settings:
         yield

@@ -12,7 +12,7 @@ from rollout_cases import tokens
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.half_weights import hold_half
-from strop.rollout.native.half_weights import HalfWeights, half_weights
+from strop.rollout.native.half_copy import HalfCopy, half_copy
 
 Tiny = Callable[..., CausalLM]
 
@@ -27,7 +27,7 @@ def logits(model: CausalLM, ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3"])
 def test_the_copy_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None:
     model = tiny(kind, dtype="bfloat16")
-    half = HalfWeights(model)
+    half = HalfCopy(model)
     half.refresh()
     ids = tokens(9, 1, vocab=61)
     assert torch.equal(logits(half.model, ids), logits(model, ids))
@@ -35,7 +35,7 @@ def test_the_copy_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None
 
 def test_only_products_are_copied_and_a_change_is_seen_when_asked_for(tiny: Tiny) -> None:
     model = tiny("llama", dtype="bfloat16")
-    half = HalfWeights(model)
+    half = HalfCopy(model)
     half.refresh()
     own, copy = dict(model.module.named_parameters()), dict(half.model.module.named_parameters())
     apart = {name for name in own if copy[name] is not own[name]}
@@ -62,7 +62,7 @@ def test_only_products_are_copied_and_a_change_is_seen_when_asked_for(tiny: Tiny
 
 def test_memory_is_given_back_and_taken_again(tiny: Tiny) -> None:
     model = tiny("qwen3", dtype="bfloat16")
-    half = HalfWeights(model)
+    half = HalfCopy(model)
     held = [one for one in half.model.module.parameters() if one.dtype == torch.bfloat16]
     assert sum(one.numel() for one in held) == 0, "nothing is copied before it is used"
     half.refresh()
@@ -75,8 +75,8 @@ def test_memory_is_given_back_and_taken_again(tiny: Tiny) -> None:
 
 
 def test_a_cpu_and_a_wide_model_decode_with_their_own_weights(tiny: Tiny) -> None:
-    assert half_weights(tiny("qwen3", dtype="bfloat16")) is None
-    assert half_weights(tiny("qwen3")) is None
+    assert half_copy(tiny("qwen3", dtype="bfloat16")) is None
+    assert half_copy(tiny("qwen3")) is None
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3"])
@@ -89,6 +89,6 @@ def test_a_copy_that_holds_its_layers_in_half_gives_the_numbers_of_the_policy(ti
     assert all("proj" in name or ".c_" in name for name in rounded)
     ids = tokens(9, 1, vocab=61)
     assert torch.equal(logits(copy, ids), logits(model, ids))
-    again = HalfWeights(copy)
+    again = HalfCopy(copy)
     again.refresh()
     assert torch.equal(logits(again.model, ids), logits(model, ids))

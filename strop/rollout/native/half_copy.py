@@ -1,4 +1,4 @@
-"""Weights of products held in half precision while an accelerator generates.
+"""Copy of a model that decodes, with weights of products in half precision, while an accelerator generates.
 
 Parameters are float32, so that small steps of the optimizer are not lost, and a forward pass rounds each to half
 precision first. In training that is little beside the products; in a decode step it is half of all kernels, and three
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from strop.engines.causal_lm import HALF, CausalLM
 
 
-class HalfWeights:
+class HalfCopy:
     """A policy whose linear layers and head are rounded copies of another's."""
 
     def __init__(self, model: CausalLM) -> None:
@@ -79,12 +79,12 @@ class HalfWeights:
         self._is_current = False
 
 
-def half_weights(model: CausalLM) -> HalfWeights | None:
+def half_copy(model: CausalLM) -> HalfCopy | None:
     """The copy of a model; None where its decode steps round nothing, as where it was rounded when it was loaded
     (engines/half_weights.py), or where it cannot be copied."""
     if model.device.type == "cpu" or not _rounds(model):
         return None
-    half = HalfWeights(model)
+    half = HalfCopy(model)
     return half if half.is_other else None
 
 
