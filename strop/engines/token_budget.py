@@ -50,7 +50,7 @@ class OutOfMemory(RuntimeError):
         """
         super().__init__(sentence)
         self.facts: dict[str, int] = {} if smaller is None else {SMALLER: smaller}
-        """Numbers that reach the controller from a process of its own (`strop.controller.WorkerFailed.facts`)."""
+        """Numbers that reach the controller from a process of its own (`strop.controller.WorkerFailed`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
