@@ -5,8 +5,8 @@ causal_lm.py          CausalLM
 checkpoint.py         Sharded checkpoints
 checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
 config.py             Configuration of a model and of the engine that trains it
-cpu_products.py       Products of layers in float32, by oneDNN on processors where torch's first choice is slow at
-                      them
+cpu_products.py       Products of layers in float32, by oneDNN where it is faster than torch's first choice, which is
+                      measured once for a machine
 float64.py            Norms, routers and experts in the precision of the model (model.dtype=float64)
 fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
 grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from strop.utils.machine_choice import machine_choice
@@ -34,13 +35,13 @@ _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 @cache
 def is_onednn_faster() -> bool:
     """True on a machine where it was measured, in this process or an earlier one."""
-    return bool(torch._C._has_mkldnn) and machine_choice("onednn", lambda: onednn_speedup() >= WORTH_TAKING)
+    return bool(torch._C._has_mkldnn) and machine_choice("onednn", onednn_speedup, at_least=WORTH_TAKING)
 
 
 @cache
 def is_onednn_faster_at_gradients() -> bool:
     """The same of gradients by weights."""
-    return machine_choice("onednn-gradients", lambda: onednn_speedup_at_gradients() >= WORTH_TAKING)
+    return machine_choice("onednn-gradients", onednn_speedup_at_gradients, at_least=WORTH_TAKING)
 
 
 def onednn_speedup() -> float:
@@ -111,6 +112,7 @@ class _Linear(torch.autograd.Function):
         return _product(inputs, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         inputs, weight = ctx.saved_tensors

@@ -147,9 +147,9 @@ class Part:
     def blocks(self, unit: int) -> Iterator[tuple[int, Tensor]]:
         """All of it in pieces [n] uint8 of whole units of so many bytes, each behind its first byte: one, or, where it
         is cast or on a device, some that are small."""
-        is_small = not self.is_cast and self.runs.device.type == "cpu"
+        is_in_one_piece = not self.is_cast and self.runs.device.type == "cpu"
         num_bytes = self.places.num_bytes
-        each = num_bytes if is_small else max(1, _BLOCK_BYTES // unit) * unit
+        each = num_bytes if is_in_one_piece else max(1, _BLOCK_BYTES // unit) * unit
         for start in range(0, num_bytes, each):
             yield start, self.given(start, min(start + each, num_bytes))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from engines.test_attention_plan import any_plan, num_tokens, plan
@@ -17,6 +19,15 @@ pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def two_threads() -> Iterator[None]:
+    """As many here on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def states(segments: list[Segment], heads: int, kv_heads: int, dim: int) -> list[Tensor]:
     """Query, key and value, whose tokens and heads do not lie one after another, and a weight of each output."""
     generator = torch.Generator().manual_seed(0)
@@ -29,10 +40,12 @@ def states(segments: list[Segment], heads: int, kv_heads: int, dim: int) -> list
 def results(
     segments: list[Segment], tensors: list[Tensor], form: AttentionForm, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Output, and gradients by query, key and value of its sum with these weights."""
+    """Output, and gradients by query, key and value of its sum with these weights; in float32 those of C."""
     *inputs, weights = (tensor.detach().to(dtype) for tensor in tensors)
     inputs = [tensor.requires_grad_() for tensor in inputs]
     output = PackedAttention(segments, device=CPU).attend(0, *inputs, form)
+    is_compiled = isinstance(output.grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
+    assert is_compiled is (dtype == torch.float32)
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
@@ -63,8 +76,6 @@ def test_numbers_and_gradients_are_those_of_float64(
 def test_long_segments_are_cut_into_blocks_of_queries_and_keys() -> None:
     segments = plan([(700, [1, 300, 40]), (530, [])])
     form, tensors = AttentionForm(scaling=0.25), states(segments, 4, 2, 32)
-    output = results(segments, tensors, form, torch.float32)[0]
-    assert isinstance(output.grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
     check_against_float64(segments, tensors, form, atol=1e-4, rtol=1e-4)
 
 
@@ -83,13 +94,29 @@ def test_a_token_has_the_same_bits_whatever_is_beside_it() -> None:
         assert torch.equal(tensor[:count], expected)
 
 
-def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = plan([(300, [20, 30]), (40, [7])])
+@pytest.mark.parametrize("blocks", [[(300, [20, 30]), (40, [7])], [(300, [])]], ids=["trees", "one"])
+def test_the_number_of_threads_changes_no_bit(blocks: list[tuple[int, list[int]]]) -> None:
+    segments = plan(blocks)
     form, tensors = AttentionForm(scaling=0.2), states(segments, 4, 2, 32)
-    before = results(segments, tensors, form, torch.float32)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    for tensor, expected in zip(results(segments, tensors, form, torch.float32), before, strict=True):
-        assert torch.equal(tensor, expected)
+    every: list[list[Tensor]] = []
+    for threads in (1, 2, 8):
+        torch.set_num_threads(threads)
+        try:
+            every.append(results(segments, tensors, form, torch.float32))
+        finally:
+            torch.set_num_threads(2)
+    for found in every[1:]:
+        for tensor, expected in zip(found, every[0], strict=True):
+            assert torch.equal(tensor, expected)
+
+
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    segments = plan([(20, [4])])
+    *inputs, _ = (tensor.requires_grad_() for tensor in states(segments, 2, 1, 16))
+    output = PackedAttention(segments, device=CPU).attend(0, *inputs, AttentionForm(scaling=0.2))
+    (grad, *_) = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 def test_a_number_that_is_none_stays_one() -> None:
@@ -105,20 +132,16 @@ def test_a_number_that_is_none_stays_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "form", "threads"),
+    ("dim", "form"),
     [
-        (12, AttentionForm(scaling=0.2), 1),
-        (16, AttentionForm(scaling=0.2, chunk=4), 1),
-        (16, AttentionForm(scaling=0.2, softcap=2.0), 1),
-        (16, AttentionForm(scaling=0.2, by_formula=True), 1),
-        (16, AttentionForm(scaling=0.2), 100),
+        (12, AttentionForm(scaling=0.2)),
+        (16, AttentionForm(scaling=0.2, chunk=4)),
+        (16, AttentionForm(scaling=0.2, softcap=2.0)),
+        (16, AttentionForm(scaling=0.2, by_formula=True)),
     ],
 )
-def test_other_forms_go_another_way(
-    dim: int, form: AttentionForm, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_forms_go_another_way(dim: int, form: AttentionForm) -> None:
     segments = plan([(20, [4])])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chosen = cpu_plan(segments)
     assert chosen is not None
     assert chosen.attend(*states(segments, 2, 1, dim)[:3], form) is None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma2Config, LlamaConfig, Qwen3Config
+from transformers import BitNetConfig, Gemma2Config, LlamaConfig, Qwen3Config
+from transformers.models.bitnet.modeling_bitnet import BitNetMLP
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
@@ -86,6 +87,62 @@ def test_another_activation_and_a_changed_layer_stay_as_they_are() -> None:
     assert is_plain_gate(LlamaMLP(LlamaConfig(**SIZES)))
     assert not is_plain_gate(ScaledMLP(LlamaConfig(**SIZES)))
     assert use_cpu_layers(nn.ModuleList([gelu])) == (0, 0)
+
+
+class AddedMLP(LlamaMLP):
+    """Takes what is added to the result."""
+
+    def forward(self, hidden: Tensor, added: Tensor | None = None) -> Tensor:
+        output: Tensor = super().forward(hidden)
+        return output if added is None else output + added
+
+
+class ScaledOnceMLP(LlamaMLP):
+    """Has a scale of its own, which training changes."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.scale * super().forward(hidden)
+        return output
+
+
+class CheckedMLP(LlamaMLP):
+    """Refuses what is not of its width."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if hidden.shape[-1] != self.hidden_size:
+            raise ValueError(f"{hidden.shape[-1]} numbers, not {self.hidden_size}")
+        output: Tensor = super().forward(hidden)
+        return output
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        BitNetMLP(BitNetConfig(**SIZES)),
+        AddedMLP(LlamaConfig(**SIZES)),
+        ScaledOnceMLP(LlamaConfig(**SIZES)),
+        CheckedMLP(LlamaConfig(**SIZES)),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_part_with_more_to_it_stays_as_it_is(part: nn.Module) -> None:
+    assert not is_plain_gate(part)
+    before = part.forward
+    use_cpu_layers(nn.ModuleList([part]))
+    assert part.forward == before
+
+
+@pytest.mark.parametrize("own", [LlamaRMSNorm(24), LlamaMLP(LlamaConfig(**SIZES))], ids=["norm", "gate"])
+def test_a_gradient_of_a_gradient_is_refused(own: nn.Module) -> None:
+    use_cpu_layers(nn.ModuleList([own]))
+    hidden = torch.randn(2, 24, requires_grad=True)
+    (grad,) = torch.autograd.grad(own(hidden).square().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from strop.engines.checksum import tensors
 from strop.engines.checksum.tensors import WORD_BYTES, finish
-from strop.utils.c_library import c_library
+from strop.utils.c_library import WIDE_VECTORS, c_library
 
 SOURCE = Path(__file__).with_name("digest.c")
 _BLOCK_BYTES = 32 << 20
 """Runs that torch sums up are spread over so much memory at a time."""
-FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC")
+FLAGS = ("-O3", "-march=native", *WIDE_VECTORS, "-fopenmp", "-fPIC")
 
 
 class DigestKernel:

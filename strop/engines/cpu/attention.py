@@ -1,7 +1,9 @@
 """Attention of packed segments in C: keys are read where they lie, nothing is padded or moved, and no mask is made.
 
 In place of the buckets of attention.py, for float32 on a CPU. Forward, parts of segments are shared out over threads;
-backward, trees of segments that share keys, since those add to the gradient of the same keys.
+backward, trees of segments that share keys, since those add to the gradient of the same keys: one tree keeps as many
+threads busy as there are key heads. Whether it is taken never follows from the number of segments or threads: the last
+digits of a token would follow from them too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from strop.engines.cpu.library import library_for, update_library
 
@@ -64,14 +67,15 @@ class CpuPlan:
         lanes, kv_heads = library.lanes(), key.shape[1]
         is_whole = not query.shape[2] % lanes and not value.shape[2] % lanes
         fits = is_whole and query.shape[1] // kv_heads <= MAX_GROUP_LANES * lanes
-        if not fits or len(self.trees) * kv_heads < torch.get_num_threads():
+        if not fits:
             return None
         output: Tensor = _Attend.apply(query, key, value, self, form.scaling, form.window or 0)  # type: ignore[no-untyped-call]
         return output
 
 
 def cpu_plan(segments: Sequence[Segment]) -> CpuPlan | None:
-    """The plan of segments; None without a compiler, with tokens that see later ones, or keys of several trees."""
+    """The plan of segments; None without a compiler, or where one has tokens that see later ones, or keys of several
+    trees: then all of them go into buckets."""
     if update_library() is None or any(segment.blocks for segment in segments):
         return None
     segments = [segment for segment in segments if segment.length > 0]
@@ -143,6 +147,7 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, normalizers = ctx.saved_tensors
         grad = _in_rows(grads[0])

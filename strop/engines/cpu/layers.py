@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import inspect
+from itertools import chain
 from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from strop.engines.cpu.library import library_for, update_library
 from strop.engines.fused_norms import is_plain_norm, norm_eps
@@ -38,11 +41,19 @@ def use_cpu_layers(module: nn.Module) -> tuple[int, int]:
 
 @torch.no_grad()
 def is_plain_gate(part: nn.Module) -> bool:
-    """True for a feed-forward part that, in a trial with small matrices, gives down(silu(gate(x)) up(x))."""
+    """True for a feed-forward part that, in a trial with small matrices, gives down(silu(gate(x)) up(x)).
+
+    It takes the hidden states alone, and nothing that is learned or kept is in it but in these three.
+    """
     names = ("gate_proj", "up_proj", "down_proj")
     if not type(part).__name__.endswith("MLP") or "forward" in vars(part):
         return False
     if not all(type(getattr(part, name, None)) is nn.Linear for name in names):
+        return False
+    held = chain(part.named_parameters(), part.named_buffers())
+    if any(name.split(".")[0] not in names for name, _ in held):
+        return False
+    if len(inspect.signature(part.forward).parameters) != 1:
         return False
     trial: Any = copy.copy(part)
     sizes = ((3, 4), (3, 4), (4, 3))
@@ -53,7 +64,10 @@ def is_plain_gate(part: nn.Module) -> bool:
     trial._modules = {**part._modules, **dict(zip(names, small, strict=True))}
     hidden = torch.cos(torch.arange(6.0)).view(2, 3)
     gate, up, down = small
-    output: Tensor = trial(hidden)
+    try:
+        output: Tensor = trial(hidden)
+    except (RuntimeError, ValueError, TypeError, AttributeError):  # it computes something else with its sizes
+        return False
     return torch.allclose(output, down(F.silu(gate(hidden)) * up(hidden)), atol=1e-6)
 
 
@@ -80,6 +94,7 @@ class _Gate(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         gates, ups = ctx.saved_tensors
         grad = grads[0].contiguous()
@@ -112,6 +127,7 @@ class _Norm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, factors = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strop.utils.c_library import c_library
+from strop.utils.c_library import WIDE_VECTORS, c_library
 
 SOURCE = Path(__file__).with_name("update.c")
 FLAGS = (
-    "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
+    "-O3", "-march=native", *WIDE_VECTORS, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
 )  # fmt: skip
 _POINTER, _NUMBER, _REAL, _SMALL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _FUNCTIONS = {

@@ -6,8 +6,10 @@
  * the `group` heads that share the keys, so nothing is summed across a vector, and a product reads keys and values as
  * they are. A block of scores stays in the cache; none outlives it.
  *
- * What becomes of a token does not depend on the others, nor on the number of threads: every sum is made in an order of
- * its own. Compiled without -ffast-math: a number that is none stays one.
+ * Given how a sequence is cut into runs, what becomes of a token depends neither on other sequences nor on the number of
+ * threads: every sum is made in an order of its own. Blocks of keys begin anew at each run, so a sequence whose beginning
+ * is a run of its own, as one that others share, has other last digits than the same one in a single run. Compiled
+ * without -ffast-math: a number that is none stays one.
  */
 #include <math.h>
 #include <omp.h>
@@ -166,7 +168,7 @@ static void hide(const struct block *block, const int32_t *places, float *scores
     }
 }
 
-/* Keys of a run of the row, at most KEYS of them: the index of the first one, and its place in the sequence. */
+/* Keys of one run of the row, at most KEYS of them: the index of the first one, and its place in the sequence. */
 struct keys {
   int64_t start, place, count, span, end;
 };

@@ -64,6 +64,13 @@ def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> 
     assert len(everywhere) == 2
 
 
+def test_a_gradient_of_a_gradient_is_refused(everywhere: list[tuple[int, ...]]) -> None:
+    inputs, weight = torch.randn(4, 256, requires_grad=True), torch.randn(256, 256)
+    (grad,) = torch.autograd.grad(linear(inputs, weight).square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 def test_layers_are_taken_while_it_is_entered_and_by_their_weights(everywhere: list[tuple[int, ...]]) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 8))
     inputs = torch.randn(3, 256)

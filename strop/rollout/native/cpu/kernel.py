@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import AttentionForm
-from strop.utils.c_library import c_library
+from strop.utils.c_library import WIDE_VECTORS, c_library
 from strop.utils.rng import uniforms
 
 DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
 FLAGS = (
-    "-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-fno-associative-math",
+    "-O3", "-march=native", *WIDE_VECTORS, "-ffast-math", "-fno-associative-math",
     "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
 )  # fmt: skip
 
