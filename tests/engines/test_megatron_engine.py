@@ -15,6 +15,7 @@ from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
 from strop.engines.megatron import checks
 from strop.engines.packing import make_rows
+from strop.engines.tokens import Tokens
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -95,6 +96,44 @@ def compare(folder: Path, mesh: Mesh, close: dict[str, float], *, values: bool =
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_one_process_takes_the_step_of_the_torch_engine(tiny_folder: Folder, kind: str) -> None:
     compare(tiny_folder(kind), Mesh(), FLOAT64)
+
+
+def short_while_packing(ranks: Ranks, folder: str) -> list[tuple[int | None, int, int]]:
+    """In a rank: tokens and bounds of the halvings, where the first packing behind an earlier pass finds no memory."""
+    from references.megatron_cpu import use_cpu
+
+    use_cpu()
+    from references.megatron_ranks import megatron_engine
+    from strop.engines.megatron import engine as module
+    from strop.engines.token_budget import within_memory
+
+    engine = megatron_engine(ranks, folder, Mesh(), values=False)
+    data = make_rows([torch.tensor(prompt) for prompt, _ in PAIRS], [torch.tensor(r) for _, r in PAIRS])
+    pack, calls = module.pack, list[int]()
+
+    def packing(*args: object, rows: list[int], **fields: object) -> Tokens:
+        calls.append(len(rows))
+        if len(calls) == 2:
+            torch.empty(1 << 55, dtype=torch.uint8)
+        return pack(*args, rows=rows, **fields)  # type: ignore[arg-type]
+
+    module.pack = packing  # type: ignore[assignment]
+    try:
+        for rows in ([0], None):
+            within_memory(
+                engine,
+                lambda rows=rows: engine.accumulate(
+                    data, lambda tokens: tokens.log_probs(temperature=1.0)[0].sum(), rows=rows
+                ),
+            )
+    finally:
+        module.pack = pack
+    return [(halving.tokens, halving.before, halving.after) for halving in engine.budget.take_halvings()]
+
+
+def test_memory_that_runs_out_while_packing_halves_once(tiny_folder: Folder) -> None:
+    found = run_ranks(short_while_packing, 1, str(tiny_folder("qwen3")), timeout_s=200)
+    assert found == [[(None, 40, 20)]]
 
 
 def set_fields(ranks: Ranks, folder: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -212,7 +212,8 @@ def test_fine_tuning_goes_on_with_half(
     assert any(line.startswith("rehearsal: actor: ") for line in also_said)
     config = project.config()
     rows, data = read_rows([project.task.sft]), config.sft.data
-    batch = make_sft_batch([*SftDataset(rows, load_tokenizer(config.model), data)])
+    dataset = SftDataset(rows, load_tokenizer(config.model), data)
+    batch = make_sft_batch([dataset[number] for number in range(len(dataset))])
     prompts, responses = (columns.row_lengths(batch.tensors()[name]) for name in ("prompts", "responses"))
     longest = max(zip((prompts + responses).tolist(), responses.tolist(), strict=True))
     assert {(prompt + sum(of_row), *of_row) for prompt, of_row in lengths} == {longest}

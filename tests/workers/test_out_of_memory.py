@@ -219,13 +219,13 @@ def test_memory_that_runs_out_while_packing_is_not_charged_to_the_micro_batch_be
 
     whole, half = (make_actor(tiny_model, FULL, max_tokens=WHOLE, dtype="float32") for _ in range(2))
     half.hold_budget(HALF)
+    cut = half.engine._parts
     parts = whole.engine._parts(batch, None)
     parts = [parts[0][:1], parts[0][1:2], parts[0][2:] + [row for part in parts[1:] for row in part]]
     if nth:
         monkeypatch.setattr(
             whole.engine, "_parts", lambda *_: parts if len(num_rows) <= nth else cut(batch, None)
         )
-    cut = half.engine._parts
     monkeypatch.setattr("strop.engines.training.pack", packing)
     found = columns.flat(whole.compute_log_prob(batch).tensors()["old_log_probs"])
     assert num_rows[nth] > 1
@@ -244,7 +244,7 @@ def test_an_error_that_may_be_another_one_is_tried_once_more_and_stays_what_it_i
     whole, calls = actor.engine.model.backbone, list[int]()
 
     def broken(*args: Any, **kwargs: Any) -> torch.Tensor:
-        hidden = whole(*args, **kwargs)
+        hidden: torch.Tensor = whole(*args, **kwargs)
         calls.append(len(hidden))
         if always or len(calls) == 1:
             raise RuntimeError("could not create a primitive")
