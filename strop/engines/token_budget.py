@@ -2,8 +2,9 @@
 
 Passes over a batch that run out of memory are given up as a whole: their gradients are dropped, the bound is halved
 until it is below the tokens of the micro-batch that failed, and they are made again from the beginning. So gradients,
-metrics and log-probs are those of passes that began with the smaller bound, to the bit. The bound then stays as it is:
-the same batch would fail again in every step.
+losses and log-probs are those of passes that began with the smaller bound, to the bit; counts of operations and tokens
+include the passes that were given up, as the time of the step does. The bound then stays as it is: the same batch would
+fail again in every step.
 
 Several ranks that hold a model together do not go on so. The one that runs out of memory stands between two
 collectives, and the others wait for it in the next one: nothing that it could tell them would be heard. Its error ends
