@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,17 @@ def outcome(call: Callable[[], Any]) -> str:
         return str(error)
     assert isinstance(result, SyncReport)
     return f"version {result.version}"
+
+
+def assert_refused_then_failed(first: Sequence[str], second: Sequence[str], received: Sequence[str]) -> None:
+    """Check what rank 0, rank 1 and the receiver say of two syncs: the receiver refuses one, and rank 1 fails in the
+    other for want of memory."""
+    assert "sync 1 refused: busy" in first[0]
+    assert second[0] == "version 1", "it has done its part, and rank 0 says what came of it"
+    assert received[0] == "sync 1 refused: busy"
+    assert first[1] == "rank 1 of the actor could not give its part of the weights; its log says why"
+    assert second[1] == "no memory for a cast"
+    assert "the sender gave up: rank 1 of the actor could not give" in received[1]
 
 
 def large_model() -> nn.Module:

@@ -15,21 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.sync_ranks import (
-    MODEL_BYTES,
-    PEAK_BUCKET_BYTES,
-    Bits,
-    Peak,
-    bits_of,
-    enlarge_adapters,
-    joined,
-    large_model,
-    merged_and_received,
-    outcome,
-    receiving,
-    sending,
-    zeroed,
-)
+from rollout import sync_ranks
 from rollout.test_weight_sync_processes import (
     START_S,
     kill_this_process,
@@ -50,7 +36,7 @@ from strop.engines.parallel import pipeline
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
 from strop.engines.weights import weights_metadata
-from strop.rollout.weight_sync import collective, pieces, shared_memory
+from strop.rollout.weight_sync import collective, own_parts, pieces, shared_memory
 from strop.rollout.weight_sync.broadcast_group import BroadcastGroup
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -85,24 +71,24 @@ def synced(
     axes: dict[str, int],
     store: str,
     num_receivers: int,
-) -> list[tuple[str, int, Bits]]:
+) -> list[tuple[str, int, sync_ranks.Bits]]:
     """Digest, sent bytes and bits of each sync, on a rank of the actor and in a receiver."""
     shared_memory.FOLDER = NOWHERE
     kind = getattr(torch, dtype)
     num_senders = ranks.world_size - num_receivers
     if ranks.rank >= num_senders:
-        copy = zeroed(setting.folder, "float64", kind)
+        copy = sync_ranks.zeroed(setting.folder, "float64", kind)
         received = []
-        with receiving(copy, directory, index=ranks.rank - num_senders) as receiver:
+        with sync_ranks.receiving(copy, directory, index=ranks.rank - num_senders) as receiver:
             for version in VERSIONS:
                 report = receiver.receive(version)
-                received.append((report.digest, report.sent_bytes, bits_of(copy)))
+                received.append((report.digest, report.sent_bytes, sync_ranks.bits_of(copy)))
         return received
-    parallel = joined(ranks, num_receivers=num_receivers, **setting.axes, **axes)
+    parallel = sync_ranks.joined(ranks, num_receivers=num_receivers, **setting.axes, **axes)
     module = engine_of(parallel, setting).model.module
     dtypes = dict.fromkeys(weights_metadata(module).dtypes, kind)
-    results: list[tuple[str, int, Bits]] = []
-    with sending(
+    results: list[tuple[str, int, sync_ranks.Bits]] = []
+    with sync_ranks.sending(
         module, parallel, directory, num_receivers=num_receivers, store=store, dtypes=dtypes
     ) as sender:
         for version in VERSIONS:
@@ -129,7 +115,9 @@ def _gathered(*args: Any, **options: Any) -> Tensor:
     raise AssertionError("a weight was gathered")
 
 
-def check(results: list[list[tuple[str, int, Bits]]], folder: str, dtype: str, num_receivers: int) -> None:
+def check(
+    results: list[list[tuple[str, int, sync_ranks.Bits]]], folder: str, dtype: str, num_receivers: int
+) -> None:
     """Every receiver has the bits of one process after each sync, and what the ranks sent is what it got."""
     module = load_model(ModelConfig(path=folder, dtype="float64")).module
     kind: torch.dtype = getattr(torch, dtype)
@@ -137,7 +125,7 @@ def check(results: list[list[tuple[str, int, Bits]]], folder: str, dtype: str, n
     seen = []
     for sync, version in enumerate(VERSIONS):
         change(module, version)
-        expected = bits_of(module, kind)
+        expected = sync_ranks.bits_of(module, kind)
         seen.append(expected)
         for received in receivers:
             digest, got_bytes, bits = received[sync]
@@ -187,10 +175,12 @@ def test_two_ranks_send_to_two_receivers(tiny_folder: Folder, tmp_path: Path, is
     assert not is_store or list((tmp_path / "store").iterdir()) == []
 
 
-def merged_over_the_network(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, str, Bits]:
+def merged_over_the_network(
+    ranks: Ranks, directory: str, setting: Setting
+) -> tuple[str, str, sync_ranks.Bits]:
     """As `merged_and_received`."""
     shared_memory.FOLDER = NOWHERE
-    return merged_and_received(ranks, directory, setting)
+    return sync_ranks.merged_and_received(ranks, directory, setting)
 
 
 @pytest.mark.dist
@@ -200,7 +190,7 @@ def test_ranks_send_their_pieces_with_an_adapter(
 ) -> None:
     setting = Setting(folder=str(tiny_folder("qwen3")), lora=LoraConfig(rank=3, alpha=6.0))
     whole = engine_of(alone("cpu"), setting)
-    enlarge_adapters(whole.model.module)
+    sync_ranks.enlarge_adapters(whole.model.module)
     first, *_, received = run_ranks(merged_over_the_network, 3, str(tmp_path), replace(setting, **axes))  # type: ignore[arg-type]
     assert received[0] == first[0] == "collective"
     assert received[1] == first[1] != ""
@@ -217,10 +207,10 @@ def bytes_on_the_way(ranks: Ranks, directory: str) -> tuple[int, int, int]:
     shared_memory.FOLDER = NOWHERE
     model = nn.Sequential(nn.Linear(COLUMNS, ROWS, bias=False), nn.Linear(ROWS, COLUMNS, bias=False))
     if ranks.rank == ranks.world_size - 1:
-        with receiving(model, directory) as receiver:
+        with sync_ranks.receiving(model, directory) as receiver:
             num_bytes = receiver.receive(1).sent_bytes
         return num_bytes, num_bytes, num_bytes
-    parallel = joined(ranks)
+    parallel = sync_ranks.joined(ranks)
     fully_shard(model, mesh=parallel.mesh)
     begin, counted = BroadcastGroup.start, []
 
@@ -230,7 +220,7 @@ def bytes_on_the_way(ranks: Ranks, directory: str) -> tuple[int, int, int]:
 
     BroadcastGroup.start = counting  # type: ignore[method-assign]
     try:
-        with sending(model, parallel, directory) as sender:
+        with sync_ranks.sending(model, parallel, directory) as sender:
             report = sender.send(1)
     finally:
         BroadcastGroup.start = begin  # type: ignore[method-assign]
@@ -252,14 +242,14 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
     shared_memory.FOLDER = NOWHERE
     model = nn.Linear(64, 48)
     if ranks.rank == 2:
-        with receiving(model, directory) as receiver:
+        with sync_ranks.receiving(model, directory) as receiver:
             calls: list[Callable[[], Any]] = [
                 lambda: receiver.refuse(1, "busy"), *(lambda v=v: receiver.receive(v) for v in range(2, 7))
             ]  # fmt: skip
             started = time.monotonic()
-            said = [outcome(call) for call in calls]
+            said = [sync_ranks.outcome(call) for call in calls]
             return time.monotonic() - started, said
-    parallel = joined(ranks)
+    parallel = sync_ranks.joined(ranks)
     # By columns: both ranks have bytes in each of the 12 buckets of the matrix.
     fully_shard(model, mesh=parallel.mesh, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 else None)
 
@@ -274,23 +264,23 @@ def with_faults(ranks: Ranks, directory: str, store: str) -> tuple[float, list[s
 
         setattr(home, name, failing)
         try:
-            return outcome(lambda: sender.send(len(said) + 1))
+            return sync_ranks.outcome(lambda: sender.send(len(said) + 1))
         finally:
             setattr(home, name, function)
 
     log = logging.handlers.BufferingHandler(100)
     pieces.logger.addHandler(log)
     transport = StoreSender if store else collective.CollectiveSender
-    with sending(model, parallel, directory, bucket_bytes=1024, store=store) as sender:
+    with sync_ranks.sending(model, parallel, directory, bucket_bytes=1024, store=store) as sender:
         started = time.monotonic()
-        said = [outcome(lambda: sender.send(1))]
-        said.append(fails(sender, pieces, "next_weight", 1, ValueError("no memory for a cast")))
+        said = [sync_ranks.outcome(lambda: sender.send(1))]
+        said.append(fails(sender, own_parts, "next_weight", 1, ValueError("no memory for a cast")))
         said.append(fails(sender, transport, "send", 3, ConnectionError("no route to the receivers")))
         said.append(fails(sender, pieces, "cut_to_places", 3, RuntimeError("no memory for a piece")))
         said.append(
             fails(sender, transport, "send", 0, ConnectionError("no way to them"))
         )  # before there is a group
-        said.append(outcome(lambda: sender.send(6)))
+        said.append(sync_ranks.outcome(lambda: sender.send(6)))
         seconds = time.monotonic() - started
         said += [record.getMessage() for record in log.buffer]
         pieces.logger.removeHandler(log)
@@ -306,12 +296,7 @@ def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(
     seconds, results = zip(*run_ranks(with_faults, 3, str(tmp_path), store), strict=True)
     assert max(seconds) < 40, "nobody waits for a deadline"
     first, second, received = results
-    assert "sync 1 refused: busy" in first[0]
-    assert second[0] == "version 1", "it has done its part, and rank 0 says what came of it"
-    assert received[0] == "sync 1 refused: busy"
-    assert first[1] == "rank 1 of the actor could not give its part of the weights; its log says why"
-    assert second[1] == "no memory for a cast"
-    assert "the sender gave up: rank 1 of the actor could not give" in received[1]
+    sync_ranks.assert_refused_then_failed(first, second, received)
     assert first[2].startswith("sync 3 stopped: ")
     assert second[2] == "version 3", "rank 0 says what came of it"
     assert second[3] == "no memory for a piece"
@@ -330,26 +315,28 @@ def memory_of_a_sync(ranks: Ranks, directory: str, dtype: str) -> list[int]:
     """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver: of the first
     sync, and of one after a change of few elements."""
     shared_memory.FOLDER = NOWHERE
-    model, kind = large_model(), getattr(torch, dtype)
+    model, kind = sync_ranks.large_model(), getattr(torch, dtype)
     used = []
     if ranks.rank == 2:
-        with receiving(model.to(kind), directory) as receiver:
+        with sync_ranks.receiving(model.to(kind), directory) as receiver:
             for version in (1, 2):
-                with Peak() as peak:
+                with sync_ranks.Peak() as peak:
                     receiver.receive(version)
                 used += peak
         return used
-    parallel = joined(ranks)
+    parallel = sync_ranks.joined(ranks)
     for layer in model.children():
         fully_shard(layer, mesh=parallel.mesh)
     dtypes = dict.fromkeys(weights_metadata(model).dtypes, kind)
-    with sending(model, parallel, directory, bucket_bytes=PEAK_BUCKET_BYTES, dtypes=dtypes) as sender:
+    with sync_ranks.sending(
+        model, parallel, directory, bucket_bytes=sync_ranks.PEAK_BUCKET_BYTES, dtypes=dtypes
+    ) as sender:
         if dtype == "float32":
             sender._last._free_bytes = lambda: 0  # keeps no bits, which are no part of what a sync takes
         parallel.barrier("what the ranks need to talk at all")
         for version in (1, 2):
             change(model, version)
-            with Peak() as peak:
+            with sync_ranks.Peak() as peak:
                 sender.send(version)
             used += peak
     return used
@@ -367,9 +354,9 @@ def test_beside_the_shards_there_are_three_buckets_whatever_the_size_of_a_tensor
     for rank, (first, second) in enumerate([*senders, receiver]):
         share = 1 if rank == 2 else 2
         if dtype == "float32" or rank == 2:  # else it keeps what it has sent
-            assert first < 3 * PEAK_BUCKET_BYTES + (12 << 20), first
-        assert second < 3 * PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
-        assert second < MODEL_BYTES / 4
+            assert first < 3 * sync_ranks.PEAK_BUCKET_BYTES + (12 << 20), first
+        assert second < 3 * sync_ranks.PEAK_BUCKET_BYTES + (4 << 20) + changed_bytes / share, second
+        assert second < sync_ranks.MODEL_BYTES / 4
 
 
 def test_what_is_large_goes_by_itself_and_what_is_small_together() -> None:
@@ -385,11 +372,11 @@ def sent_while_loading(ranks: Ranks, directory: str) -> list[int]:
     shared_memory.FOLDER = NOWHERE
     model = nn.Sequential(*(nn.Linear(16, 24, bias=False) for _ in range(5)))  # a bucket each
     if ranks.rank == 0:
-        with sending(model, joined(ranks), directory) as sender:
+        with sync_ranks.sending(model, sync_ranks.joined(ranks), directory) as sender:
             sender.send(1)
         return []
     expected: list[int] = []
-    with receiving(model, directory) as receiver:
+    with sync_ranks.receiving(model, directory) as receiver:
         load = receiver._target.load
 
         def counting(tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -431,7 +418,7 @@ def actor_rank(
     sender = WeightSender(model, rank=rank, bucket_bytes=1024, timeout_s=30.0)
     if (endpoint := sender.open(num_receivers=num_receivers)) is not None:
         write_endpoint(endpoint, Path(directory) / "endpoint")
-    said = outcome(lambda: sender.send(1))
+    said = sync_ranks.outcome(lambda: sender.send(1))
     (Path(directory) / f"said-{rank}.part").write_text(json.dumps(said))
     (Path(directory) / f"said-{rank}.part").rename(Path(directory) / f"said-{rank}")
     sender.close()

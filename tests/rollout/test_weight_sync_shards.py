@@ -10,21 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.sync_ranks import (
-    MODEL_BYTES,
-    PEAK_BUCKET_BYTES,
-    Bits,
-    Peak,
-    bits_of,
-    enlarge_adapters,
-    joined,
-    large_model,
-    merged_and_received,
-    outcome,
-    receiving,
-    sending,
-    zeroed,
-)
+from rollout import sync_ranks
 from rollout.test_weight_sync_processes import full_bits
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -194,16 +180,16 @@ def sent_and_received(
     """Digest and bits of two syncs, on all ranks of the actor and in a process that receives."""
     shared_memory.FOLDER = Path(directory)
     if ranks.rank == ranks.world_size - 1:
-        copy = zeroed(folder, dtype, torch.bfloat16 if dtype == "bfloat16" else None)
-        with receiving(copy, directory) as receiver:
-            return [(receiver.receive(version).digest, bits_of(copy)) for version in (1, 2)]
-    parallel = joined(ranks, tensor_parallel=tp_size, shard_size=shard_size)
+        copy = sync_ranks.zeroed(folder, dtype, torch.bfloat16 if dtype == "bfloat16" else None)
+        with sync_ranks.receiving(copy, directory) as receiver:
+            return [(receiver.receive(version).digest, sync_ranks.bits_of(copy)) for version in (1, 2)]
+    parallel = sync_ranks.joined(ranks, tensor_parallel=tp_size, shard_size=shard_size)
     engine = engine_of(parallel, Setting(folder=folder, tp_size=tp_size, dtype=dtype))
     module = engine.model.module
     dtypes = dict.fromkeys(weights_metadata(module).dtypes, torch.bfloat16) if dtype == "bfloat16" else None
     results = []
     gathers = DTensor.full_tensor
-    with sending(module, parallel, directory, dtypes=dtypes) as sender:
+    with sync_ranks.sending(module, parallel, directory, dtypes=dtypes) as sender:
         for version in (1, 2):
             DTensor.full_tensor = gathered  # type: ignore[method-assign]
             report = sender.send(version)
@@ -225,7 +211,9 @@ def check(results: list[list[tuple[str, dict[str, bytes]]]], folder: str, dtype:
     module = load_model(ModelConfig(path=folder, dtype=dtype)).module  # type: ignore[arg-type]
     first, *_, received = results
     for sync in range(2):
-        assert received[sync][1] == bits_of(module, torch.bfloat16 if dtype == "bfloat16" else None)
+        assert received[sync][1] == sync_ranks.bits_of(
+            module, torch.bfloat16 if dtype == "bfloat16" else None
+        )
         assert received[sync][0] == first[sync][0] != ""
         with torch.no_grad():
             for parameter in module.parameters():
@@ -260,10 +248,12 @@ def test_four_ranks_of_any_mesh_give_their_parts(
     check(results, folder, "float32")
 
 
-def merged_in_shared_memory(ranks: Ranks, directory: str, setting: Setting) -> tuple[str, str, Bits]:
+def merged_in_shared_memory(
+    ranks: Ranks, directory: str, setting: Setting
+) -> tuple[str, str, sync_ranks.Bits]:
     """As `merged_and_received`."""
     shared_memory.FOLDER = Path(directory)
-    return merged_and_received(ranks, directory, setting)
+    return sync_ranks.merged_and_received(ranks, directory, setting)
 
 
 @pytest.mark.dist
@@ -282,7 +272,7 @@ def test_stages_and_matrices_give_their_parts_with_an_adapter(
 ) -> None:
     setting = Setting(folder=str(tiny_folder(kind)), lora=LoraConfig(rank=3, alpha=6.0))
     alone_engine = engine_of(alone("cpu"), setting)
-    enlarge_adapters(alone_engine.model.module)
+    sync_ranks.enlarge_adapters(alone_engine.model.module)
     cut = replace(setting, **axes)  # type: ignore[arg-type]
     first, *others, received = run_ranks(merged_in_shared_memory, 5, str(tmp_path), cut)
     assert [first[0], received[0]] == ["shared_memory"] * 2
@@ -298,12 +288,12 @@ def with_faults(ranks: Ranks, directory: str) -> list[str]:
     shared_memory.FOLDER = Path(directory)
     model = nn.Linear(64, 48)
     if ranks.rank == 2:
-        with receiving(model, directory) as receiver:
+        with sync_ranks.receiving(model, directory) as receiver:
             calls: list[Callable[[], Any]] = [
                 lambda: receiver.refuse(1, "busy"), lambda: receiver.receive(2), lambda: receiver.receive(3)
             ]  # fmt: skip
-            return [outcome(call) for call in calls]
-    parallel = joined(ranks)
+            return [sync_ranks.outcome(call) for call in calls]
+    parallel = sync_ranks.joined(ranks)
     fully_shard(model, mesh=parallel.mesh)
     fill, count = shards.ShardStream._fill, itertools.count()
 
@@ -312,41 +302,36 @@ def with_faults(ranks: Ranks, directory: str) -> list[str]:
             raise ValueError("no memory for a cast")
         return fill(*args)
 
-    with sending(model, parallel, directory, bucket_bytes=1024) as sender:
-        said = [outcome(lambda: sender.send(1))]
+    with sync_ranks.sending(model, parallel, directory, bucket_bytes=1024) as sender:
+        said = [sync_ranks.outcome(lambda: sender.send(1))]
         shards.ShardStream._fill = failing  # type: ignore[method-assign]
-        said.append(outcome(lambda: sender.send(2)))
+        said.append(sync_ranks.outcome(lambda: sender.send(2)))
         shards.ShardStream._fill = fill  # type: ignore[method-assign]
-        said.append(outcome(lambda: sender.send(3)))
+        said.append(sync_ranks.outcome(lambda: sender.send(3)))
     return said
 
 
 @pytest.mark.slow
 def test_whatever_fails_all_ranks_hear_of_it_and_the_next_sync_succeeds(tmp_path: Path) -> None:
     first, second, received = run_ranks(with_faults, 3, str(tmp_path))
-    assert "sync 1 refused: busy" in first[0]
-    assert second[0] == "version 1", "it has done its part, and rank 0 says what came of it"
-    assert received[0] == "sync 1 refused: busy"
-    assert first[1] == "rank 1 of the actor could not give its part of the weights; its log says why"
-    assert second[1] == "no memory for a cast"
-    assert "the sender gave up: rank 1 of the actor could not give" in received[1]
+    sync_ranks.assert_refused_then_failed(first, second, received)
     assert [said[2] for said in (first, second, received)] == ["version 3"] * 3
 
 
 def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
     """Most resident memory beyond that of the start of a sync, on two ranks of an actor and in a receiver."""
     shared_memory.FOLDER = Path(directory)
-    model = large_model()
+    model = sync_ranks.large_model()
     if ranks.rank == 2:
-        with receiving(model, directory) as receiver, Peak() as used:
+        with sync_ranks.receiving(model, directory) as receiver, sync_ranks.Peak() as used:
             receiver.receive(1)
         return used[0]
-    parallel = joined(ranks)
+    parallel = sync_ranks.joined(ranks)
     for layer in model.children():
         fully_shard(layer, mesh=parallel.mesh)
-    with sending(model, parallel, directory, bucket_bytes=PEAK_BUCKET_BYTES) as sender:
+    with sync_ranks.sending(model, parallel, directory, bucket_bytes=sync_ranks.PEAK_BUCKET_BYTES) as sender:
         digest_weights(model)  # what the ranks need to talk at all
-        with Peak() as used:
+        with sync_ranks.Peak() as used:
             sender.send(1)
     return used[0]
 
@@ -354,7 +339,7 @@ def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
 @pytest.mark.slow
 def test_beside_the_shards_there_are_two_buckets_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
     for used in run_ranks(memory_of_a_sync, 3, str(tmp_path)):
-        assert used < 3 * PEAK_BUCKET_BYTES + (4 << 20), (
+        assert used < 3 * sync_ranks.PEAK_BUCKET_BYTES + (4 << 20), (
             used
         )  # the two slots, and what was never touched before
-        assert used < MODEL_BYTES / 5
+        assert used < sync_ranks.MODEL_BYTES / 5

@@ -20,6 +20,7 @@ from strop.rollout.weight_sync.cuda_ipc import SharingDevice
 from strop.rollout.weight_sync.delta import SentParts
 from strop.rollout.weight_sync.device_slots import PLAN_NAME as DEVICE
 from strop.rollout.weight_sync.device_slots import OpenedSlots
+from strop.rollout.weight_sync.own_parts import OwnParts
 from strop.rollout.weight_sync.pieces import PieceStream, PieceTransport
 from strop.rollout.weight_sync.sender_ranks import SenderRanks
 from strop.rollout.weight_sync.shards import ShardStream
@@ -135,10 +136,7 @@ class Outgoing:
     def shards(self, slots: SlotSender | SlotHelper) -> ShardStream:
         """The buckets that all ranks fill."""
         self.last.clear()
-        stream = ShardStream(
-            self.module, self.metadata, bucket_bytes=slots.plan.slot_bytes, slots=slots, ranks=self.ranks,
-            weights=self.weights,
-        )  # fmt: skip
+        stream = ShardStream(self._own_parts(slots.plan.slot_bytes), slots)
         self._end = stream.close
         return stream
 
@@ -150,12 +148,15 @@ class Outgoing:
         if self.ranks.rank == 0:
             self.ranks.hear({"is_known": is_known})
         self.transport = transport.plan.name
-        stream = PieceStream(
-            self.module, self.metadata, bucket_bytes=min(self.bucket_bytes, transport.max_bucket_bytes),
-            transport=transport, ranks=self.ranks, last=self.last, is_known=is_known, weights=self.weights,
-        )  # fmt: skip
+        parts = self._own_parts(min(self.bucket_bytes, transport.max_bucket_bytes))
+        stream = PieceStream(parts, transport, last=self.last, is_known=is_known)
         self._end = stream.close
         return stream
+
+    def _own_parts(self, bucket_bytes: int) -> OwnParts:
+        return OwnParts(
+            self.module, self.metadata, ranks=self.ranks, bucket_bytes=bucket_bytes, weights=self.weights
+        )
 
     def give_up(self) -> None:
         """On rank 0: let the others go; harmless where all has ended."""

@@ -17,22 +17,20 @@ do together, and is heard of by all before the next bucket.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from strop.engines.checksum import host
-from strop.engines.checksum.tensors import finish
 from strop.engines.weight_parts import Part, Runs
-from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.engines.weights import TensorMetadata
 from strop.rollout.weight_sync.delta import Changes, SentParts, changes_num_bytes, write_changes
 from strop.rollout.weight_sync.own_parts import OwnParts
 from strop.rollout.weight_sync.piece_layout import NOTHING, Layout, Offer, Offers, cut_to_places, offers_of
-from strop.rollout.weight_sync.sender_ranks import SenderRanks
-from strop.rollout.weight_sync.stream import ALIGNMENT, Announcement, groups, next_weight, own_weights
+from strop.rollout.weight_sync.stream import ALIGNMENT, Announcement
 from strop.rollout.weight_sync.transport import SendingTransport
 
 logger = logging.getLogger(__name__)
@@ -84,34 +82,17 @@ class PieceStream:
     gets their announcements, before its own piece is sent, the others nothing."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        metadata: WeightsMetadata,
-        *,
-        bucket_bytes: int,
-        transport: PieceTransport,
-        ranks: SenderRanks,
-        last: SentParts,
-        is_known: bool,
-        weights: Iterable[tuple[str, Tensor]] | None = None,
+        self, parts: OwnParts, transport: PieceTransport, *, last: SentParts, is_known: bool
     ) -> None:
         """Args:
-        module: plain, or sharded over these ranks.
-        metadata: of its weights, in the dtypes in which they leave.
-        bucket_bytes: limit of a bucket; a larger tensor is a number of buckets.
+        parts: that this rank gives.
         transport: of this rank to the receivers.
-        ranks: all that hold the model.
         last: this rank's parts as they were sent last.
         is_known: every receiver holds the weights of the last sync.
-        weights: as of `stream.parameter_stream`; shards, or tensors that are whole on every rank.
         """
-        self._metadata, self._parts = metadata, OwnParts(module, ranks)
-        self._source = _tensors(module, metadata, weights)
-        self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
-        self._transport, self._ranks, self._last, self._is_known = transport, ranks, last, is_known
-        last.num_ranks = ranks.size
-        self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
-        self._groups = list(groups(metadata, self._bucket_bytes))
+        self._parts, self._ranks = parts, parts.ranks
+        self._transport, self._last, self._is_known = transport, last, is_known
+        last.num_ranks = parts.ranks.size
         self._num_next = self._num_told_for(0)
         """Numbers that the other ranks tell next, should this one give up."""
         self._failure: Exception | None = None
@@ -141,7 +122,7 @@ class PieceStream:
 
     def _send_all(self) -> Iterator[Announcement]:
         self._do(self._transport.begin)
-        for index, group in enumerate(self._groups):
+        for index, group in enumerate(self._parts.groups):
             if self._is_over or (self._transport.needs_room and not self._goes_on()):
                 return
             own = self._own_parts(group)
@@ -154,15 +135,11 @@ class PieceStream:
             yield from self._send_group(group, own, offers, num_after=self._num_told_for(index + 1))
             del own  # before those of the next weights are cast
         self._do(self._transport.finish)
-        self._do(self._check_end)
+        self._do(self._parts.check_end)
         if self._is_over or self._heard([]) is None:
             return
         self._is_over = True
-        totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
-        self.digests = {
-            weight.name: finish(total, weight.num_bytes)
-            for weight, total in zip(self._metadata, totals, strict=True)
-        }
+        self.digests = self._parts.digests()
 
     def _send_group(
         self,
@@ -175,13 +152,13 @@ class PieceStream:
         """Send this rank's pieces of some weights, in one bucket, none, or several of one large weight. A rank that
         has failed sends nothing, and hears with the others when the next bucket comes."""
         layout = self._laid_out(group, offers)
-        is_cut = layout.num_bytes > self._bucket_bytes
+        is_cut = layout.num_bytes > self._parts.bucket_bytes
         self._num_next = 0 if is_cut else num_after
         contents = self._do(_contents, group, own, layout)
-        for start in layout.starts(self._bucket_bytes):
+        for start in layout.starts(self._parts.bucket_bytes):
             if self._is_over or (start and not self._goes_on()):
                 return
-            stop = min(layout.num_bytes, start + self._bucket_bytes)
+            stop = min(layout.num_bytes, start + self._parts.bucket_bytes)
             self._num_next = num_after if stop == layout.num_bytes else 0
             pieces = layout.pieces(start, stop)
             window = (start, stop) if is_cut else None
@@ -195,9 +172,9 @@ class PieceStream:
     def _num_told_for(self, index: int) -> int:
         """Numbers that the ranks tell each other when they come to this group of weights: of their parts, or, where
         they have to wait for room first, none."""
-        if self._transport.needs_room or index >= len(self._groups):
+        if self._transport.needs_room or index >= len(self._parts.groups):
             return 0
-        return len(NOTHING) * len(self._groups[index])
+        return len(NOTHING) * len(self._parts.groups[index])
 
     def _goes_on(self) -> bool:
         """All ranks have done their parts so far, and there is room for the next one."""
@@ -232,20 +209,16 @@ class PieceStream:
         self._transport.send(contents)
         self.sent_bytes += sum(map(len, contents))
 
-    def _check_end(self) -> None:
-        if extra := next(self._source, None):
-            raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
-
     def _own_parts(self, group: Sequence[TensorMetadata]) -> list[_Own]:
         """This rank's parts of some weights; nothing of any where one cannot be given, which `_heard` tells of."""
         try:
             own = []
             for weight in group:
-                part = self._parts.of(weight, next_weight(self._source, weight))
+                part = self._parts.next(weight)
                 if part is None:
                     own.append(_Own())
                     continue
-                if part.is_cast and part.places.num_bytes <= self._bucket_bytes:
+                if part.is_cast and part.places.num_bytes <= self._parts.bucket_bytes:
                     part = part.cast()  # once; of a larger one what is summed up, compared or sent
                 total = part.word_sum(weight.num_bytes)
                 changes = self._last.changes(weight, part, total, is_known=self._is_known)
@@ -283,16 +256,16 @@ class PieceStream:
         for index, weight in enumerate(group):
             parts = [row[index] for row in offers]
             if all(offer is None or offer.places.is_between_words(weight.num_bytes) for offer in parts):
-                self._sums[weight.name] += own[index].word_sum
+                self._parts.word_sums[weight.name] += own[index].word_sum
                 continue
-            for start in range(0, weight.num_bytes, self._bucket_bytes):
-                size = min(self._bucket_bytes, weight.num_bytes - start)
+            for start in range(0, weight.num_bytes, self._parts.bucket_bytes):
+                size = min(self._parts.bucket_bytes, weight.num_bytes - start)
                 window = self._do(_filled, own[index].part, start, size)
                 if self._heard([]) is None:
                     return
                 assert window is not None, "no rank has failed"
                 self._ranks.summed(window)
-                self._sums[weight.name] += host.word_sum_of_share(
+                self._parts.word_sums[weight.name] += host.word_sum_of_share(
                     window, first_byte=start, rank=self._ranks.rank, num_ranks=self._ranks.size
                 )
 
@@ -305,7 +278,7 @@ class PieceStream:
             changed_bytes = sum(
                 changes_num_bytes(weight.dtype.itemsize, n) + ALIGNMENT for n in counts if n > 0
             )
-            limit = min(weight.num_bytes, self._bucket_bytes)
+            limit = min(weight.num_bytes, self._parts.bucket_bytes)
             if self._is_known and not any(counts):
                 self.unchanged.append(weight.name)
             elif min(counts, default=-1) >= 0 and changed_bytes - ALIGNMENT < limit:
@@ -313,13 +286,6 @@ class PieceStream:
             else:
                 layout.add_whole(weight, parts)
         return layout
-
-
-def _tensors(
-    module: nn.Module, metadata: WeightsMetadata, weights: Iterable[tuple[str, Tensor]] | None
-) -> Iterator[tuple[str, Tensor]]:
-    """Weights that are sent; an error in them is raised with the first one, where the ranks tell each other of it."""
-    yield from own_weights(module, metadata) if weights is None else weights
 
 
 def _contents(group: Sequence[TensorMetadata], own: Sequence[_Own], layout: Layout) -> list[Part | Tensor]:

@@ -10,24 +10,16 @@ Concurrency: `ShardStream` is iterated by all ranks at the same time, in the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from strop.engines.checksum import host
-from strop.engines.checksum.tensors import finish
-from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.engines.weight_parts import Part
+from strop.engines.weights import TensorMetadata
 from strop.rollout.weight_sync.own_parts import OwnParts
-from strop.rollout.weight_sync.sender_ranks import SenderRanks
-from strop.rollout.weight_sync.stream import (
-    ALIGNMENT,
-    Bucket,
-    groups,
-    next_weight,
-    own_weights,
-    placed,
-)
+from strop.rollout.weight_sync.stream import Bucket, placed
 
 
 class Slots(Protocol):
@@ -45,28 +37,9 @@ class Slots(Protocol):
 class ShardStream:
     """All weights of a model, in buckets that its ranks fill together; rank 0 gets them, the others nothing."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        metadata: WeightsMetadata,
-        *,
-        bucket_bytes: int,
-        slots: Slots,
-        ranks: SenderRanks,
-        weights: Iterable[tuple[str, Tensor]] | None = None,
-    ) -> None:
-        """Args:
-        module: plain, or sharded over these ranks.
-        metadata: of its weights, in the dtypes in which they leave.
-        bucket_bytes: limit of a bucket; a larger tensor is a number of buckets.
-        slots: where they go.
-        ranks: all that hold the model.
-        weights: as of `stream.parameter_stream`; shards, or tensors that are whole on every rank.
-        """
-        self._module, self._metadata, self._parts = module, metadata, OwnParts(module, ranks)
-        self._bucket_bytes = max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT)
-        self._slots, self._ranks, self._weights = slots, ranks, weights
-        self._sums: dict[str, int] = dict.fromkeys((weight.name for weight in metadata), 0)
+    def __init__(self, parts: OwnParts, slots: Slots) -> None:
+        """Put the parts of this rank there."""
+        self._parts, self._slots, self._ranks = parts, slots, parts.ranks
         self._buckets = self._fill_all()
         self._is_over = False
         self.digests: dict[str, int] = {}
@@ -84,13 +57,13 @@ class ShardStream:
 
     def _fill_all(self) -> Iterator[Bucket]:
         failure: Exception | None = None
-        source = iter(own_weights(self._module, self._metadata) if self._weights is None else self._weights)
-        for group in groups(self._metadata, self._bucket_bytes):
+        bucket_bytes = self._parts.bucket_bytes
+        for group in self._parts.groups:
             entries, size = placed(group)
-            tensors: list[Tensor] = []
+            parts: list[Part | None] = []
             window: Tensor | None
-            for start in range(0, size, self._bucket_bytes):
-                window, num_bytes = None, min(size - start, self._bucket_bytes)
+            for start in range(0, size, bucket_bytes):
+                window, num_bytes = None, min(size - start, bucket_bytes)
                 if self._ranks.rank == 0:
                     window = self._slots.room(num_bytes)
                 if not self._ranks.go_on(True):
@@ -98,8 +71,8 @@ class ShardStream:
                 added: list[int | None] = [0] * len(entries)
                 try:
                     window = self._slots.room(num_bytes) if window is None else window
-                    tensors = tensors or [next_weight(source, weight) for weight in group]
-                    added = self._fill(entries, tensors, window, start)
+                    parts = parts or [self._parts.next(weight) for weight in group]
+                    added = self._fill(entries, parts, window, start)
                     self._slots.settle()
                 except Exception as error:  # noqa: BLE001  (raised once the others know of it)
                     failure = error
@@ -111,20 +84,18 @@ class ShardStream:
                         entries=entries,
                         data=window,
                         num_bytes=num_bytes,
-                        start=start if size > self._bucket_bytes else None,
+                        start=start if size > bucket_bytes else None,
                     )
-            del tensors
+            del parts  # before those of the next weights are made
         if not self._ranks.go_on(True):
             return
         self._is_over = True
-        if extra := next(source, None):
-            failure = ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
+        try:
+            self._parts.check_end()
+        except Exception as error:  # noqa: BLE001  (raised once the others know of it)
+            failure = error
         self._raise_together(failure)
-        totals = self._ranks.added([self._sums[weight.name] for weight in self._metadata])
-        self.digests = {
-            weight.name: finish(total, weight.num_bytes)
-            for weight, total in zip(self._metadata, totals, strict=True)
-        }
+        self.digests = self._parts.digests()
 
     def _raise_together(self, failure: Exception | None, lacks: Sequence[bool] = ()) -> list[bool]:
         """Every rank raises where one has failed: its own error, or that another has one.
@@ -143,14 +114,13 @@ class ShardStream:
     def _fill(
         self,
         entries: Sequence[tuple[TensorMetadata, int]],
-        tensors: Sequence[Tensor],
+        parts: Sequence[Part | None],
         window: Tensor,
         start: int,
     ) -> list[int | None]:
         """Put this rank's parts into the bucket; the word sum of each, None where it was not taken on the way."""
         added: list[int | None] = []
-        for (weight, offset), tensor in zip(entries, tensors, strict=True):
-            part = self._parts.of(weight, tensor)
+        for (weight, offset), part in zip(entries, parts, strict=True):
             place, first = _place(weight, offset, window, start)
             added.append(0 if part is None else part.fill(place, first))
         return added
@@ -167,10 +137,10 @@ class ShardStream:
         rank a share of the bytes."""
         for (weight, offset), own, is_lacking in zip(entries, added, lacking, strict=True):
             if own is not None and not is_lacking:
-                self._sums[weight.name] += own
+                self._parts.word_sums[weight.name] += own
                 continue
             place, first = _place(weight, offset, window, start)
-            self._sums[weight.name] += host.word_sum_of_share(
+            self._parts.word_sums[weight.name] += host.word_sum_of_share(
                 place, first_byte=first, rank=self._ranks.rank, num_ranks=self._ranks.size
             )
 
