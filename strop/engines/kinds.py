@@ -82,9 +82,6 @@ class TrainableEngine(ModelEngine, Protocol):
     def make_optimizer_state(self) -> None:
         """Take the memory of the optimizer's state."""
 
-    def rehearsing(self) -> contextlib.AbstractContextManager[None]:
-        """Context of passes that leave nothing behind."""
-
     def full_parameters(self) -> contextlib.AbstractContextManager[None]:
         """The weights in `model` that generation on this rank computes with."""
 

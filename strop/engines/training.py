@@ -324,16 +324,6 @@ class TrainEngine(Engine):
             offload_optimizer(self._optimizer, self._state_copies)
 
     @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Passes inside leave nothing behind: neither gradients nor counts."""
-        counts = self.operations, self.token_counts
-        try:
-            yield
-        finally:
-            self.drop_gradients()
-            self.operations, self.token_counts = counts
-
-    @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every parameter gathered over the data-parallel ranks; forward passes inside, without gradients, talk to the
         ranks alone that hold the other parts of this copy of the model (stages, matrices, experts)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,12 +74,23 @@ def rehearsed(
             total_bytes=device_bytes(device) if is_accelerator else None,
         )
 
-    with engine.rehearsing():
+    with _leaving_nothing(engine):
         found = within_memory(engine, attempt)
     if is_accelerator:  # metrics are of the run, and generation takes what was held
         torch.accelerator.empty_cache()
         torch.accelerator.reset_peak_memory_stats(device)
     return found
+
+
+@contextlib.contextmanager
+def _leaving_nothing(engine: TrainableEngine) -> Iterator[None]:
+    """Passes inside leave neither gradients nor counts."""
+    counts = engine.operations, engine.token_counts
+    try:
+        yield
+    finally:
+        engine.drop_gradients()
+        engine.operations, engine.token_counts = counts
 
 
 def random_rows(groups: Sequence[Group], model: CausalLM) -> DataProto:

@@ -303,16 +303,6 @@ class MegatronTrainEngine(MegatronEngine):
         """Nothing: megatron-core's optimizer has its state from the beginning."""
 
     @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """As `strop.engines.training.TrainEngine.rehearsing`."""
-        counts = self.operations, self.token_counts
-        try:
-            yield
-        finally:
-            self.drop_gradients()
-            self.operations, self.token_counts = counts
-
-    @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every weight in `model` on every rank; forward passes of it inside, without gradients, talk to nobody."""
         tensors = dict(self.model.module.named_parameters())
