@@ -35,22 +35,25 @@ _SENTENCES = (
     "NPU out of memory",
 )
 """In the text of errors of torch that have no class of their own."""
-_PRIMITIVE = "could not create a primitive"
-"""Text of oneDNN, on a CPU, where it has no memory for one, and where it has none of this kind."""
-SMALLER = "smaller"
-"""Name of the bound among the facts of an error."""
+_WHOLE_TEXTS = ("std::bad_alloc", "could not create a primitive")
+"""The second is oneDNN's, which knows the computation that is asked for and has no memory for its code or its scratch
+space; of one that it does not know, the text goes on: could not create a primitive descriptor for."""
+SMALLER, TOKENS = "smaller", "tokens"
+"""Names of facts of an error: the bound to begin again with, and the tokens of the micro-batch that failed."""
 
 
 class OutOfMemory(RuntimeError):
     """Memory ran out, and this process cannot go on with smaller micro-batches; the sentence names the settings."""
 
-    def __init__(self, sentence: str, *, smaller: int | None = None) -> None:
+    def __init__(self, sentence: str, *, smaller: int | None = None, tokens: int | None = None) -> None:
         """Args:
         sentence: text of the error.
         smaller: bound with which all ranks may begin again; None: no bound helps.
+        tokens: as of `Halving`.
         """
         super().__init__(sentence)
-        self.facts: dict[str, int] = {} if smaller is None else {SMALLER: smaller}
+        facts = {SMALLER: smaller, TOKENS: tokens}
+        self.facts: dict[str, int] = {name: value for name, value in facts.items() if value is not None}
         """Numbers that reach the controller from a process of its own (`strop.controller.WorkerFailed`)."""
 
 
@@ -77,21 +80,22 @@ class TokenBudget:
         """engine.max_tokens_per_device."""
         self.value = setting
         """Bound of now; a row above it is a micro-batch by itself."""
-        self._tokens: int | None = None
+        self.tokens: int | None = None
+        """Of the micro-batch of now, as of `Halving`."""
         self._num_rows: int | None = None
         self._halvings: list[Halving] = []
 
     def begin(self) -> None:
         """Note that passes begin, with no micro-batch yet."""
-        self._num_rows = self._tokens = None
+        self._num_rows = self.tokens = None
 
     def begin_packing(self, num_rows: int) -> None:
         """Note that a micro-batch of so many rows is packed from now on; of several that are there together, most."""
-        self._num_rows, self._tokens = num_rows, None
+        self._num_rows, self.tokens = num_rows, None
 
     def begin_pass(self, num_tokens: int, parallel: Parallel) -> None:
         """Note that it is packed, with so many tokens on the ranks that share them."""
-        self._tokens = -(-num_tokens // (parallel.sp_size * parallel.cp_size))
+        self.tokens = -(-num_tokens // (parallel.sp_size * parallel.cp_size))
 
     @property
     def place(self) -> str:
@@ -99,17 +103,17 @@ class TokenBudget:
         if self._num_rows is None:
             return "before a micro-batch was packed"
         rows = "one row" if self._num_rows == 1 else f"{self._num_rows} rows"
-        if self._tokens is None:
+        if self.tokens is None:
             return f"while a micro-batch of {rows} was packed"
-        return f"in a micro-batch of {self._tokens} tokens"
+        return f"in a micro-batch of {self.tokens} tokens"
 
     def smaller(self) -> int | None:
         """Half of the bound, or the half of that, with which the micro-batch of now is cut; None: it is not cut, since
         it is a row alone, or rows of which each begins with the one before."""
         is_alone = self._num_rows is not None and self._num_rows <= 1
-        if is_alone or (self._tokens or 0) > self.value or self.value == 1:
+        if is_alone or (self.tokens or 0) > self.value or self.value == 1:
             return None
-        return half_below(self.value, self.value if self._tokens is None else self._tokens)
+        return half_below(self.value, self.value if self.tokens is None else self.tokens)
 
     def halve(self, error: BaseException) -> None:
         """Lower the bound below the micro-batch that failed with this error.
@@ -123,7 +127,7 @@ class TokenBudget:
         self.value = smaller
         self._halvings.append(
             Halving(
-                tokens=self._tokens, place=self.place, before=before, after=smaller, reason=reason_of(error)
+                tokens=self.tokens, place=self.place, before=before, after=smaller, reason=reason_of(error)
             )
         )
 
@@ -133,7 +137,8 @@ class TokenBudget:
         what = ", which is one row and is not cut" if self._num_rows else ""
         return OutOfMemory(
             f"memory ran out {self.place}{what}, so no smaller engine.max_tokens_per_device of this role helps"
-            f"{tried}: {_ADVICE}; {reason_of(error)}"
+            f"{tried}: {_ADVICE}; {reason_of(error)}",
+            tokens=self.tokens,
         )
 
     def take_halvings(self) -> tuple[Halving, ...]:
@@ -179,19 +184,16 @@ def within_memory(engine: _Engine, attempt: Callable[[], T]) -> T:
         OutOfMemory: a row alone is too much, or several ranks hold the model.
     """
     engine.load_to_device()  # what memory is too short for here, micro-batches do not change
-    is_first_doubt = True
     while True:
         engine.budget.begin()
         try:
             return attempt()
         except (RuntimeError, MemoryError) as error:
-            is_doubtful = is_first_doubt and _may_be_out_of_memory(engine, error)
-            if not (is_doubtful or is_out_of_memory(error)):
+            if not is_out_of_memory(error):
                 raise
             if engine.parallel.world_size > 1:
                 raise on_one_rank(engine.budget, error) from error
             engine.budget.halve(error)
-            is_first_doubt = is_first_doubt and not is_doubtful
         # The error is gone, and with its traceback the tensors of the passes.
         engine.drop_gradients()
         gc.collect()
@@ -209,14 +211,8 @@ def on_one_rank(budget: TokenBudget, error: BaseException) -> OutOfMemory:
         f"engine.max_tokens_per_device of this role to {smaller} or, as a row is not cut, to as much as the longest "
         f"needs; or {_ADVICE}; {reason_of(error)}",
         smaller=smaller,
+        tokens=budget.tokens,
     )
-
-
-def _may_be_out_of_memory(engine: _Engine, error: BaseException) -> bool:
-    """True of an error that says as little where memory is short as where the size does not matter: passes that can be
-    cut are tried once more."""
-    is_alone = engine.parallel.world_size == 1 and engine.model.device.type == "cpu"
-    return is_alone and _PRIMITIVE in str(error) and engine.budget.smaller() is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -225,7 +221,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (
-        text == "std::bad_alloc" or any(sentence in text for sentence in _SENTENCES)
+        text in _WHOLE_TEXTS or any(sentence in text for sentence in _SENTENCES)
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from strop.controller import WorkerFailed, WorkerGroup, as_list
 from strop.engines.config import EngineConfig
-from strop.engines.token_budget import SMALLER, OutOfMemory
+from strop.engines.token_budget import SMALLER, TOKENS, OutOfMemory
 from strop.run import RunFolder
 from strop.run.folder import OUT_OF_MEMORY as EVENT
 from strop.trainer.callbacks import Reporter
@@ -87,10 +87,10 @@ def hold_budgets(
             group.call.hold_budget(recorded[role])
 
 
-def smaller_budget(config: Config, error: WorkerFailed) -> tuple[str, int] | None:
-    """The role of several processes that has run out of memory, and the budget that cuts what failed; None where the
-    error is another one, or a row alone is too much."""
+def smaller_budget(config: Config, error: WorkerFailed) -> tuple[str, int, int | None] | None:
+    """The role of several processes that has run out of memory, the budget that cuts what failed, and its tokens on the
+    rank that was heard first, if it was packed; None where the error is another one, or a row alone is too much."""
     name = f"{OutOfMemory.__module__}.{OutOfMemory.__qualname__}"
     if error.exception_type != name or error.role not in config.used_engines or SMALLER not in error.facts:
         return None
-    return error.role, error.facts[SMALLER]
+    return error.role, error.facts[SMALLER], error.facts.get(TOKENS)

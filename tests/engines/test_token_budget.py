@@ -42,6 +42,13 @@ def test_errors_of_real_allocations_are_told_apart_from_others() -> None:
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator: can't allocate memory"))
 
 
+def test_onednn_says_want_of_memory_and_of_an_implementation_differently() -> None:
+    """Both texts are those of oneDNN in torch 2.13: under RLIMIT_AS, and of kinds that it does not compute."""
+    no_kind = "could not create a primitive descriptor for the matmul primitive. Run workload with environment variable"
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
+    assert not is_out_of_memory(RuntimeError(no_kind))
+
+
 def test_the_first_sentences_of_a_devices_error_say_what_there_is() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is "
@@ -102,21 +109,30 @@ def test_halving_what_is_never_packed_comes_to_an_end() -> None:
 
 
 def test_one_of_several_ranks_names_the_bound_that_cuts_what_failed() -> None:
-    """The sentence and the number for the controller are one; ranks that share a sequence share its tokens."""
+    """The sentence and the numbers for the controller are one; ranks that share a sequence share its tokens."""
     shared = dataclasses.replace(ALONE, sp_size=2, cp_size=2)
-    for tokens, num_rows, parallel, smaller in [
-        (3000, 5, ALONE, 2048),
-        (30_000, 5, shared, 4096),
-        (60_000, 5, shared, 8192),
-        (3000, 1, ALONE, None),
-        (1, 0, ALONE, None),
+    for tokens, num_rows, parallel, facts in [
+        (3000, 5, ALONE, {"smaller": 2048, "tokens": 3000}),
+        (30_000, 5, shared, {"smaller": 4096, "tokens": 7500}),
+        (60_000, 5, shared, {"smaller": 8192, "tokens": 15_000}),
+        (3000, 1, ALONE, {"tokens": 3000}),
+        (1, 0, ALONE, {"tokens": 1}),
     ]:
         budget = TokenBudget(16384)
         begin(budget, tokens, num_rows, parallel)
         error = on_one_rank(budget, MemoryError())
-        assert error.facts == ({} if smaller is None else {"smaller": smaller})
-        assert (f"max_tokens_per_device of this role to {smaller} or" in str(error)) == (smaller is not None)
+        assert error.facts == facts
+        assert f"in a micro-batch of {facts['tokens']} tokens" in str(error)
+        assert (f"max_tokens_per_device of this role to {facts.get('smaller')} or" in str(error)) == (
+            "smaller" in facts
+        )
         assert pickle.loads(pickle.dumps(error)).facts == error.facts
+
+
+def test_one_of_several_ranks_that_has_not_packed_names_no_tokens() -> None:
+    budget = TokenBudget(16384)
+    budget.begin()
+    assert on_one_rank(budget, MemoryError()).facts == {"smaller": 8192}
 
 
 def test_halvings_are_told_once() -> None:

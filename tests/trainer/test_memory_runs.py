@@ -23,10 +23,10 @@ from strop.engines.model import load_tokenizer
 from strop.engines.tokens import Tokens
 from strop.protocol import columns
 from strop.run import RunFolder
-from strop.trainer.loop import train
 from strop.trainer.rehearsal import longest_batch
 from strop.trainer.sft.trainer import fine_tune, make_sft_batch
 from strop.trainer.start import start_run
+from strop.trainer.train import train
 from strop.workers.rehearsal import Group, Rehearsal, rehearsed
 
 WHOLE, HALF = 128, 64
@@ -226,12 +226,19 @@ def test_fine_tuning_goes_on_with_half(
 
 
 def out_of_memory(
-    smaller: int | None, *, role: str = "actor", name: str = "strop.engines.token_budget.OutOfMemory"
+    smaller: int | None,
+    *,
+    tokens: int = 100,
+    role: str = "actor",
+    name: str = "strop.engines.token_budget.OutOfMemory",
 ) -> WorkerFailed:
     failure = Failure(
-        role=role, rank=1, node="here", pid=7, method="update_policy", exception_type=name, message="no memory"
+        role=role, rank=1, node="here", pid=7, method="update_policy", exception_type=name, message="no memory",
+        facts={"tokens": tokens},
     )  # fmt: skip
-    return RankFailed(failure if smaller is None else replace(failure, facts={"smaller": smaller}))
+    return RankFailed(
+        failure if smaller is None else replace(failure, facts={**failure.facts, "smaller": smaller})
+    )
 
 
 def died() -> WorkerFailed:
@@ -245,10 +252,11 @@ def test_ranks_begin_again_with_the_bound_of_the_error_until_a_row_alone_is_too_
     recovery, run, said = recovery_of(project, tmp_path / "run", *settings)
     with run:
         assert recovery.roll_back(out_of_memory(40)) is None, "from the beginning: nothing was saved"
-        assert recovery.roll_back(out_of_memory(20)) is None
+        assert recovery.roll_back(out_of_memory(20, tokens=35)) is None
         with pytest.raises(WorkerFailed, match="raised strop.engines.token_budget.OutOfMemory"):
             recovery.roll_back(out_of_memory(None))
-        assert [event["held"] for event in run.events.read("out_of_memory")] == [40, 20]
+        lowered = [(event["held"], event["tokens"]) for event in run.events.read("out_of_memory")]
+        assert lowered == [(40, 100), (20, 35)]
         assert [event["number"] for event in run.events.read("restarted")] == [1, 2]
     assert (
         "no memory during update_policy; the workers are made again, with actor.engine.max_tokens_per_device=40"
@@ -353,5 +361,7 @@ def test_a_run_on_two_ranks_whose_memory_is_too_short_on_one_begins_again_with_h
     (tmp_path / "failed").unlink()
     found, said = trained("whole", 160)
     assert sum("are made again, with actor.engine.max_tokens_per_device=40" in line for line in said) == 1
-    assert [event["held"] for event in events(tmp_path / "whole", "out_of_memory")] == [40]
+    (event,) = events(tmp_path / "whole", "out_of_memory")
+    assert event["held"] == 40
+    assert 40 < event["tokens"] <= 160
     assert found == expected

@@ -235,31 +235,6 @@ def test_memory_that_runs_out_while_packing_is_not_charged_to_the_micro_batch_be
     assert torch.equal(found, columns.flat(half.compute_log_prob(batch).tensors()["old_log_probs"]))
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_an_error_that_may_be_another_one_is_tried_once_more_and_stays_what_it_is(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, always: bool
-) -> None:
-    """The text of oneDNN, for want of memory or of a primitive of this kind."""
-    actor = make_actor(tiny_model, FULL, max_tokens=WHOLE, dtype="float32")
-    whole, calls = actor.engine.model.backbone, list[int]()
-
-    def broken(*args: Any, **kwargs: Any) -> torch.Tensor:
-        hidden: torch.Tensor = whole(*args, **kwargs)
-        calls.append(len(hidden))
-        if always or len(calls) == 1:
-            raise RuntimeError("could not create a primitive")
-        return hidden
-
-    monkeypatch.setattr(actor.engine.model, "backbone", broken)
-    if always:
-        with pytest.raises(RuntimeError, match="^could not create a primitive$"):
-            actor.compute_log_prob(random_batch(torch.float32))
-        assert len(calls) == 2
-    else:
-        actor.compute_log_prob(random_batch(torch.float32))
-        assert [halving.after for halving in actor.take_halvings()] == [HALF]
-
-
 def test_other_errors_stay_what_they_are(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = make_actor(tiny_model, FULL, dtype="float32")
 

@@ -63,7 +63,7 @@ class Recovery:
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         return self._begin_again(cause, f"the workers are made again ({count})")
 
-    def _lower(self, role: str, held: int, error: WorkerFailed) -> Checkpoint | None:
+    def _lower(self, role: str, held: int, tokens: int | None, error: WorkerFailed) -> Checkpoint | None:
         """The run at its last checkpoint, with this token budget of a role."""
         self._num_lowered += 1
         cause = str(error).partition("\n")[0]
@@ -73,7 +73,7 @@ class Recovery:
         )
         checkpoint = self._begin_again(cause, how)
         step = 0 if checkpoint is None else checkpoint.step
-        record_budget(self._run, step, role, self._config.engines[role], held, reason=cause)
+        record_budget(self._run, step, role, self._config.engines[role], held, tokens=tokens, reason=cause)
         return checkpoint
 
     def place_again(self, error: PlacesNotFree) -> Checkpoint | None:
