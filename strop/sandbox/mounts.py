@@ -76,12 +76,14 @@ def host_view(python: str, read_only_paths: Sequence[str]) -> HostView:
 
 
 def _installation(python: str) -> tuple[str, list[Path]]:
-    """An interpreter's path and the folders it needs: its own and, for a virtual environment, the one it is made of."""
+    """An interpreter's path and the folders it needs: its own and, for a virtual environment, the one it is made of.
+    Its folder is named without links, which would lead nowhere inside."""
     path = Path(python)
     if not path.is_absolute() or not os.access(path, os.X_OK):
         raise SandboxUnavailable(
             f"reward.sandbox.python is {python!r}; give the full path of a Python interpreter"
         )
+    path = path.parent.resolve() / path.name
     folders = [path.parent.parent]
     settings = path.parent.parent / "pyvenv.cfg"
     if settings.is_file():
@@ -90,7 +92,7 @@ def _installation(python: str) -> tuple[str, list[Path]]:
             if key.strip() == "home":
                 folders.append(Path(value.strip()).parent)
     folders.append(path.resolve().parent.parent)
-    return python, list(dict.fromkeys(folders))
+    return str(path), list(dict.fromkeys(folders))
 
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:

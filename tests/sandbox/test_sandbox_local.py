@@ -109,7 +109,9 @@ def test_interpreter_and_paths_of_the_users_choice_are_visible(tmp_path: Path) -
     folder = tmp_path / "shown"
     folder.mkdir()
     (folder / "fact.txt").write_text("seen")
-    config = SandboxConfig(python=sys.executable, read_only_paths=(str(folder),), num_warm=0)
+    (tmp_path / "environments").symlink_to(Path(sys.prefix).parent)  # as a user may have them on another disk
+    python = tmp_path / "environments" / Path(sys.executable).relative_to(Path(sys.prefix).parent)
+    config = SandboxConfig(python=str(python), read_only_paths=(str(folder),), num_warm=0)
     sandbox = LocalSandbox(config)
     sandbox.start()
     try:
@@ -118,7 +120,7 @@ def test_interpreter_and_paths_of_the_users_choice_are_visible(tmp_path: Path) -
         result = sandbox.run_blocking(Program(code=code, limits=Limits(memory_mib=256)))
     finally:
         sandbox.close()
-    assert result.text.splitlines() == [sys.prefix, "seen"]
+    assert result.text.splitlines() == [os.path.realpath(sys.prefix), "seen"]
     assert "Read-only file system" in result.stderr.decode()
 
 
