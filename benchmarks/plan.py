@@ -30,12 +30,12 @@ from strop.cli.main import main as strop_main
 from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.trainer.loading import load
-from strop.trainer.loop import train  # noqa: F401  (imported before the forks)
 from strop.trainer.plan.baseline import baseline_bytes
 from strop.trainer.plan.parameters import Axes, model_sizes, share_of
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import make_plan
 from strop.trainer.plan.state_memory import optimizer_bytes
+from strop.trainer.train import train  # noqa: F401  (imported before the forks)
 
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192}
 MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536, "vocab_size": 8192}

@@ -182,7 +182,7 @@ def train(
         def work() -> Result:
             with _carrying_out(start.run) as run, _with_picture(folder, callbacks) as all_callbacks:
                 if not start.is_finished:
-                    from strop.trainer.loop import train as train_run  # torch and transformers: seconds
+                    from strop.trainer.train import train as train_run  # torch and transformers: seconds
 
                     train_run(
                         start.config,

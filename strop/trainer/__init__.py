@@ -51,6 +51,7 @@ threads.py             Number of CPU threads for tensor operations of this proce
 supervised.py          Steps, records and checkpoints of training on given answers
 timing.py              The stages of a step, from outside
 token_budgets.py       Token budgets of roles that were lowered because memory ran out
+train.py               A training to its end
 undecided.py           Data sources whose answers have no verdict
 validation.py          Validation
 validation_metrics.py  Validation numbers by data source and variable

@@ -1,4 +1,4 @@
-"""The training loop, in one controller process.
+"""The training loop, in one controller process: from a start of the run to its end, or to what ends its processes.
 
 `Trainer.step` is the algorithm: samples are collected, learned from, and the new weights brought to generation.
 `learning.py` has the part from scored samples to new weights; everything around it (records, checkpoints, validation,
@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strop.controller import CallTimeout, PlacesNotFree, WorkerFailed
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
 from strop.observability.health import HealthMonitor
@@ -33,10 +32,8 @@ from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
 from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, train_result
-from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
-from strop.trainer.fault_tolerance.elastic import MoreMachines, check_for_more, start_elastic_runtime
-from strop.trainer.fault_tolerance.healing import Recovery
+from strop.trainer.fault_tolerance.elastic import check_for_more, start_elastic_runtime
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
 from strop.trainer.preflight.of_run import preflight_before_training
@@ -68,7 +65,8 @@ from strop.workers.tracing.observer import check_observers
 
 
 class Trainer:
-    """Controller of one run. `train` makes it and calls `fit`."""
+    """Controller of one run, or of one start of it where processes died: `strop.trainer.train.train` makes it and calls
+    `fit`."""
 
     def __init__(
         self,
@@ -391,48 +389,3 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         """State of the algorithm and of the curriculum for a checkpoint."""
         return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
-
-
-def train(
-    config: Config,
-    run: RunFolder,
-    *,
-    checkpoint: Checkpoint | None = None,
-    say: Reporter,
-    force: bool = False,
-    stop: StopRequest | None = None,
-    callbacks: Callbacks | None = None,
-) -> TrainResult:
-    """Run a training to its end, with this process as its controller.
-
-    Args:
-        config: the resolved configuration.
-        run: a fresh run folder, or one rolled back to `checkpoint`.
-        checkpoint: where to continue.
-        say: prints lines for the person who watches.
-        force: start also where the preflight says that nothing would be learned.
-        stop: request of the caller or of a signal to end the run.
-        callbacks: called after steps and checkpoints.
-
-    Raises:
-        ValueError: the preflight says that nothing would be learned, without `force`.
-        Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
-        WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
-    """
-    stop = stop or SignalRequest()
-    recovery = Recovery(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
-    with environment_of(config.resources), stop.listening():
-        while True:
-            trainer = Trainer(
-                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, callbacks=callbacks
-            )
-            try:
-                return trainer.fit()
-            except MoreMachines as reason:
-                checkpoint = recovery.take_more(reason)
-            except PlacesNotFree as error:
-                checkpoint = recovery.place_again(error)
-            except (WorkerFailed, CallTimeout) as error:
-                if stop.number or not (trainer.is_started or recovery.is_recovering):
-                    raise
-                checkpoint = recovery.roll_back(error)

@@ -18,10 +18,10 @@ from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.vllm.process import ServerProcess
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of, variables_of
-from strop.trainer.loop import train
 from strop.trainer.ray_runtime import make_runtime
 from strop.trainer.sections import ResourcesConfig
 from strop.trainer.start import start_run
+from strop.trainer.train import train
 from strop.trainer.untrusted_runs.named import code_references
 
 REWARD = """\

@@ -22,8 +22,8 @@ from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.elastic import MoreMachines
 from strop.trainer.fault_tolerance.healing import Recovery
-from strop.trainer.loop import train
 from strop.trainer.start import start_run
+from strop.trainer.train import train
 
 SAVED = ["run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
 

@@ -20,9 +20,9 @@ from strop.observability.trackers.setup import read_metrics
 from strop.run import RunFolder
 from strop.trainer.callbacks import Callbacks
 from strop.trainer.config import Config
-from strop.trainer.loop import train
 from strop.trainer.remote_weight_sync import RemoteWeightSync
 from strop.trainer.start import start_run
+from strop.trainer.train import train
 
 DEADLINE_S = 240.0
 """Longest wait for what a run is to come to."""

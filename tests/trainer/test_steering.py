@@ -21,10 +21,10 @@ from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
 from strop.trainer.fault_tolerance.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.fault_tolerance.signals import Terminated
 from strop.trainer.loading import read
-from strop.trainer.loop import train
 from strop.trainer.reward_certificate import save_certificate
 from strop.trainer.sections import TrainerConfig
 from strop.trainer.start import resume_run, start_run
+from strop.trainer.train import train
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import EpisodeReport
 

@@ -21,11 +21,12 @@ from strop.cli.launching import carrying_out
 from strop.config import save_config
 from strop.run import RunFolder
 from strop.trainer.fault_tolerance.signals import SignalRequest, Terminated
-from strop.trainer.loop import Trainer, train
+from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
 from strop.trainer.sft.trainer import SftTrainer, fine_tune
 from strop.trainer.start import resume_run, start_run
 from strop.trainer.timing import Stages
+from strop.trainer.train import train
 from strop.utils.terminal import Interrupted
 
 DEADLINE_S = 120.0

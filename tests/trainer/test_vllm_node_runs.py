@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 
 from strop.config import load_config
 from strop.trainer.config import Config
-from strop.trainer.loop import train
+from strop.trainer.train import train
 from strop.trainer.start import start_run
 
 run, target = Path(sys.argv[2]), sys.argv[3]

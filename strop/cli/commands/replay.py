@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     start, recorded = _begin(args)
     with carrying_out(start, kind="train"):
         quiet_models()
-        from strop.trainer.loop import train
+        from strop.trainer.train import train
 
         train(start.config, start.run, say=say, force=True)
     with (

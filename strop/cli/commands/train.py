@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             result = train_result(start.run)
         else:
             quiet_models()
-            from strop.trainer.loop import train
+            from strop.trainer.train import train
 
             result = train(start.config, start.run, checkpoint=start.checkpoint, say=say, force=args.force)
     if args.json:

@@ -30,9 +30,9 @@ from strop.run.paths import with_absolute_paths
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
-from strop.trainer.loop import train
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import Start, resume_run, start_run
+from strop.trainer.train import train
 from strop.utils import trust
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import plain, print_json, say

@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 
 _PROGRAM = """
-import strop.cli.commands.train, strop.cli.launching, strop.trainer.loop, strop.trainer.start
+import strop.cli.commands.train, strop.cli.launching, strop.trainer.start, strop.trainer.train
 import strop.engines.model, strop.data.loading, pyarrow.parquet, tokenizers, datasets
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3 import modeling_qwen3

@@ -177,7 +177,7 @@ def train_on_preferences(
     say: Reporter,
     stop: StopRequest | None = None,
 ) -> SftResult:
-    """Run a training on preferences to its end; arguments as those of `strop.trainer.loop.train`."""
+    """Run a training on preferences to its end; arguments as those of `strop.trainer.train.train`."""
     stop = stop or SignalRequest()
     with environment_of(config.resources), stop.listening():
         return PreferenceTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

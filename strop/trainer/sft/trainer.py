@@ -196,7 +196,7 @@ def fine_tune(
     say: Reporter,
     stop: StopRequest | None = None,
 ) -> SftResult:
-    """Run a fine-tuning to its end; arguments as those of `strop.trainer.loop.train`."""
+    """Run a fine-tuning to its end; arguments as those of `strop.trainer.train.train`."""
     stop = stop or SignalRequest()
     with environment_of(config.resources), stop.listening():
         return SftTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()
