@@ -110,7 +110,8 @@ quickstart: $(STAMPS)/run
 	$(BIN)/strop quickstart $(ARGS)
 
 # Processes with a thread each, one more than the cores it is meant for, since tests wait. Those of a file share what is
-# costly, so they stay together. The types are checked beside them, and what mypy says comes last.
+# costly, so they stay together, as do files that share a start (tests/shared_starts.py). The types are checked beside
+# them, and what mypy says comes last.
 test: $(STAMPS)/test
 	$(BIN)/ruff check .
 	@$(BIN)/mypy > $(STAMPS)/types.txt 2>&1 & types=$$!; tests=0; \

@@ -1,4 +1,8 @@
-"""A model and a task small enough for tests, made once."""
+"""A model and a task small enough for tests, made once.
+
+What is heavy is imported where it is used: the process that hands out tests to others reads this file first, and they
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from strop.cli.quickstart.task import TaskFiles, write_task
-from strop.data.tiny_model import make_tiny_model
+if TYPE_CHECKING:
+    import torch
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    from strop.cli.quickstart.task import TaskFiles
 
 gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,10 +32,28 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file has imported stays too: a look at all of it would cost a file of short tests more than they do."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Files that share a cluster or processes run in one worker, one after the other, and others by themselves."""
+    from shared_starts import ByWhatIsShared
+
+    return ByWhatIsShared(config, log)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked gpu are skipped where there is none, so that `make test-gpu` runs everywhere."""
-    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
-        pytest.skip("torch finds no CUDA device on this machine")
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device on this machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +68,8 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a Qwen3 model of 14 thousand weights. Do not write into it."""
+    from strop.data.tiny_model import make_tiny_model
+
     folder = tmp_path_factory.mktemp("tiny") / "model"
     make_tiny_model(
         folder,
@@ -62,6 +88,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
     """Words of three letters to write backwards: 24 rows for RL, 16 held out, 24 solved."""
+    from strop.cli.quickstart.task import write_task
+
     folder = tmp_path_factory.mktemp("task")
     return write_task(folder, seed=0, num_train=24, num_val=16, num_sft=24, min_letters=3, max_letters=3)
 
@@ -73,6 +101,8 @@ def float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between
     two layouts of the same tokens up to one of 1e-8.
     """
+    import torch
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     def forward(self: Qwen3RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
         variance = hidden.square().mean(-1, keepdim=True)

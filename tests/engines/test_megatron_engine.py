@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from references.engine_steps import PAIRS, Result, Setting, one_process, value_m
 from references.language_models import config, save_model
 from references.rank_processes import Ranks, end_ranks, run_ranks
 from strop.engines.megatron import checks
+from strop.engines.megatron.core_fields import transformer_fields
 from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 
@@ -316,6 +318,17 @@ def poisoned(ranks: Ranks, folder: str, mesh: Mesh) -> tuple[str, bool, float]:
     unchanged = engine.checksum() == before
     engine.accumulate(rows, of_log_probs(lambda log_probs, *_: log_probs.sum(), temperature=1.0))
     return skipped, unchanged, engine.step().grad_norm
+
+
+def fields_of_the_class(ranks: Ranks) -> set[str]:
+    """In a process that has megatron-core anyway."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return {field.name for field in dataclasses.fields(TransformerConfig)}
+
+
+def test_the_fields_that_settings_may_name_are_those_of_the_class() -> None:
+    assert run_ranks(fields_of_the_class, 1) == [transformer_fields()]
 
 
 @pytest.mark.dist

@@ -12,8 +12,9 @@ import pytest
 import torch
 from rollout.shared_host_device import HostDevice
 from rollout.sync_cases import BUCKET_BYTES, Net, Pair, bits, connected, net, side_by_side
+from rollout.sync_ranks import Peak, joined
 from rollout.test_weight_sync_processes import full_bits, read_endpoint, write_endpoint
-from rollout.test_weight_sync_shards import Peak, gathered, joined
+from rollout.test_weight_sync_shards import gathered
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

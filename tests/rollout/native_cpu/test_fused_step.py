@@ -86,13 +86,22 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("head_dim", [10, 32], ids="heads of {}".format)
-@pytest.mark.parametrize("lanes", [8, 16], ids="{} numbers in a register".format)
-@pytest.mark.parametrize("how", ["float32", "bfloat16", "bfloat16 without instructions for it"])
+@pytest.mark.parametrize(
+    ("how", "lanes", "head_dim"),
+    [
+        ("float32", 8, 10),
+        ("float32", 16, 32),
+        ("bfloat16", 8, 32),
+        ("bfloat16", 16, 10),
+        ("bfloat16 without instructions for it", 8, 10),
+        ("bfloat16 without instructions for it", 16, 32),
+    ],
+)
 def test_every_count_of_sequences_and_sizes_that_fill_no_panel(
-    lanes: int, head_dim: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, lanes: int, head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two threads, and the tiles of processors of either width, which a compiler can make for any."""
+    """With two threads, and the tiles of processors of either width, which a compiler can make for any: each width in a
+    register with each size of heads, and each precision with each of both."""
     dtype, *without = how.split(maxsplit=1)
     flags = [f"-DLANES={lanes}", "-Wno-psabi", "-O1", *(["-mno-avx512bf16"] if without else [])]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -19,6 +19,7 @@ from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.trainer.config import Config
 from strop.trainer.loading import load
+from strop.trainer.plan.baseline import baseline_bytes
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.memory import phases_of
@@ -218,11 +219,17 @@ def test_a_reserve_is_left_of_given_memory_as_well(tmp_path: Path) -> None:
     assert plan.memory_bytes == pytest.approx(47 * GIB)
 
 
-def test_processes_of_a_machine_share_its_memory(tmp_path: Path) -> None:
+def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_bytes", lambda **_: GIB)
     ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.max_staleness=1")
     config = small(tmp_path, *ray, "resources.apart={rollout:2}", "resources.nodes=2")
     plan = make_plan(config, device="cpu", memory_gib=30, advises=False)
     assert plan.memory_bytes == pytest.approx(10 * GIB)
+
+
+@pytest.mark.slow
+def test_a_process_of_ray_takes_more_than_one_without_and_less_than_a_model() -> None:
+    assert GIB // 4 < baseline_bytes() < baseline_bytes(uses_ray=True) < 2 * GIB
 
 
 def test_a_model_is_whole_on_a_cpu_while_it_is_loaded(tmp_path: Path) -> None:
