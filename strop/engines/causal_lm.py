@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
+from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME
+from strop.engines.attention_form import AttentionContext
 from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of

@@ -12,17 +12,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.engines.attention_form import AttentionForm
+from strop.engines.segments import Places, Segment
 from strop.utils.device import sent
-
-if TYPE_CHECKING:
-    from strop.engines.attention import AttentionForm, Places, Segment
 
 HALF = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
