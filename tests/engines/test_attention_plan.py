@@ -105,7 +105,7 @@ def test_output_and_gradient_are_those_of_a_loop(
     options = {"scaling": 0.3, "window": window, "softcap": softcap, "sinks": sinks if has_sinks else None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            attention, "SMALL_BUCKET", small
+            attention_buckets, "SMALL_BUCKET", small
         )  # 0: nothing unlike shares a call; large: everything does
         patch.setattr(attention_buckets, "FORMULA_SCORES", scores)
         out = PackedAttention(segments, device=CPU).attend(0, query, key, value, AttentionForm(**options))
