@@ -29,6 +29,7 @@ model_overrides.py    What a user changes about a model folder without writing i
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
 pipelined.py          Passes of micro-batches through the stages of a pipeline
+precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names

@@ -60,7 +60,7 @@ class CausalLM:
         of it."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
-        self._head = _head(module)
+        self._head = head_of(module)
         self._logit_form = logit_form(module)
         self.unused_tokens: tuple[int, ...] = ()
         """Ids of rows of the head that no text has (unused_tokens.py); before the first pass."""
@@ -417,7 +417,7 @@ def _backbone(module: Any) -> nn.Module:
     return backbone
 
 
-def _head(module: Any) -> nn.Linear:
+def head_of(module: Any) -> nn.Linear:
     """The language-model head, or the head of a sequence-classification model."""
     head = module.get_output_embeddings()
     linear: nn.Linear = module.score if head is None else head

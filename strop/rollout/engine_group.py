@@ -108,7 +108,9 @@ def native_generation(context: EngineContext) -> Generation:
         policy = context.trained.model
         return Generation(engine=native_engine(context, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
-    policy = load_model(dataclasses.replace(context.model, lora=LoraConfig()), device=context.device)
+    policy = load_model(
+        dataclasses.replace(context.model, lora=LoraConfig()), device=context.device, holds_half=True
+    )
     hold_half(policy, device=policy.device)
     target = weight_transfer().target(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)

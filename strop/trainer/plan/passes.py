@@ -257,7 +257,7 @@ def _prepared(
         module.to(form.compute_dtype)
         model.root = module
     elif form.holds_half:
-        for weight in weights_of_products(model, torch.device("cuda" if form.is_accelerator else "cpu")):
+        for weight in weights_of_products(module, torch.device("cuda" if form.is_accelerator else "cpu")):
             if not (form.lora.enabled and weight.requires_grad):
                 weight.data = weight.data.to(form.compute_dtype)
     with recording(recorder):
