@@ -6,6 +6,7 @@ attention_form.py     Form of a layer's attention, and the context of a pass tha
 causal_lm.py          CausalLM
 checkpoint.py         Sharded checkpoints
 checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
+compiled_layers.py    Layers that torch.compile has made a function of (engine.compile), and their attention
 config.py             Configuration of a model and of the engine that trains it
 cpu_products.py       Products of layers in float32, by oneDNN where it is faster than torch's first choice, which is
                       measured once for a machine

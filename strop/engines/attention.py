@@ -69,6 +69,12 @@ class PackedAttention:
             _ = self._buckets
 
     @property
+    def one_call(self) -> VarlenPlan | None:
+        """Plan of the one call of FlashAttention that computes all segments of a layer in half precision; None where
+        there is none."""
+        return self._varlen if runs_on(self.device) else None
+
+    @property
     def buckets(self) -> list[Bucket]:
         """The calls of a layer."""
         return self._buckets[0]
@@ -105,6 +111,7 @@ class PackedAttention:
         output = None if self._cpu is None else self._cpu.attend(query, key, value, form)
         return self._attend_in_buckets(query, key, value, form) if output is None else output
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # each plan has other buckets
     def _attend_in_buckets(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         heads, (kv_heads, dim), value_dim = query.shape[1], key.shape[1:], value.shape[2]
         query_rows = query.reshape(-1, heads * dim)
@@ -206,9 +213,10 @@ AttentionInterface.register(FORMULA_NAME, partial(_attention, by_formula=True))
 def _chunk(module: Any, layer: int) -> int | None:
     """Tokens of a chunk, which transformers gives to the mask of a layer and not to its attention."""
     config: Any = getattr(module, "config", None)
-    kinds = getattr(config, "layer_types", None)
-    chunked = kinds is not None and kinds[layer] == "chunked_attention"
-    return config.attention_chunk_size if chunked else None
+    kinds, size = getattr(config, "layer_types", None), getattr(config, "attention_chunk_size", None)
+    if kinds is None or size is None:  # a compiler that sees the number of a layer makes a function for each
+        return None
+    return int(size) if kinds[layer] == "chunked_attention" else None
 
 
 def _tempered(module: Any, query: Tensor, positions: Tensor) -> Tensor:

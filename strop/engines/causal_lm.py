@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME
 from strop.engines.attention_form import AttentionContext
+from strop.engines.compiled_layers import in_compiled_layers, uncompiled
 from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
@@ -220,8 +221,10 @@ class CausalLM:
         if self.recurrence is not None:
             context = self.recurrence.packed(context)
         if self._is_compiled:
-            context = _Uncompiled(context)
-        with self.precision(), self._routed(routing):
+            context = in_compiled_layers(context)
+        # Of one token a compiler would make another function: sizes of 1 are not sizes to it.
+        is_eager = self._is_compiled and input_ids.shape[1] == 1
+        with self.precision(), self._routed(routing), uncompiled() if is_eager else contextlib.nullcontext():
             start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
                 **start,
@@ -258,7 +261,7 @@ class CausalLM:
                 self._join_stages(routing, input_ids.shape[1])
             return hidden
         # Shapes change with every decode step here; compiled layers are for training.
-        with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
+        with uncompiled() if self._is_compiled else contextlib.nullcontext():
             hidden = self._of_all_stages(input_ids, position_ids, context, media, routing=routing)
         if isinstance(routing, RoutingRecord):
             self._join_stages(routing, input_ids.shape[1])
@@ -301,7 +304,7 @@ class CausalLM:
         return self.routers.routed(routing)
 
     def compile_layers(self) -> None:
-        """Compile each decoder layer; attention itself stays as it is."""
+        """Compile the decoder layers (compiled_layers.py)."""
         for layer in self.layers:
             layer.compile(dynamic=True)
         self._is_compiled = True
@@ -360,15 +363,6 @@ class CausalLM:
         """Write how media are read beside saved weights; nothing for a model that takes text alone."""
         if self.media is not None:
             self.media.save_settings(folder)
-
-
-class _Uncompiled:
-    """An attention context that compiled layers call as plain Python: its plan differs from batch to batch."""
-
-    def __init__(self, context: AttentionContext) -> None:
-        self.attend: Any = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
-        if hasattr(context, "recur"):  # of a model with layers that carry a state
-            self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
 def use_packed_attention(module: Any, media: Vision | None, *, by_formula: bool) -> None:

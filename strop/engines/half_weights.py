@@ -92,14 +92,14 @@ def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
     is not, which may be tied to an embedding."""
 
     def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        is_new = (
-            parameter is not None and name not in layer._parameters
-        )  # later ones come from a file, or are tied
-        if not is_new or type(layer) not in _LINEAR or parameter.shape[0] == vocab_size:
+        if parameter is None or name in layer._parameters:  # later ones come from a file, or are tied
+            return None
+        if type(layer) not in _LINEAR or parameter.shape[0] == vocab_size:
             return None
         return nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(registered)
+    # torch declares that it takes nothing back, and says that it does.
+    handle = register_module_parameter_registration_hook(registered)  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -119,8 +119,7 @@ class WideProducts(TorchFunctionMode):
     """Inside, linear layers compute in float32 with weights that are held in half precision, one layer at a time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.linear, torch.addmm) and any(
-            isinstance(p, nn.Parameter) and p.dtype in HALF for p in args
-        ):
+        is_product = func in (F.linear, torch.addmm)
+        if is_product and any(isinstance(part, nn.Parameter) and part.dtype in HALF for part in args):
             args = tuple(part.float() if isinstance(part, Tensor) else part for part in args)
         return func(*args, **(kwargs or {}))
