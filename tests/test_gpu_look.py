@@ -17,7 +17,8 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import kernels, steps
 from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.memory import check_lowered, check_sentence
-from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 
 ROOT = Path(__file__).resolve().parents[1]
 

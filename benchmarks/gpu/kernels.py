@@ -15,7 +15,9 @@ from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.timing import micros, seconds
 from benchmarks.gpu.workload import shape
 from strop.engines import head as head_module
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
+from strop.engines.segments import Segment
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 

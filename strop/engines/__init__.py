@@ -1,9 +1,12 @@
 """Training engines: a causal language model, its packed forward pass and its optimizer, on one process or many.
 
 attention.py          Attention over packed sequences, behind the attention interface of Hugging Face models
+attention_buckets.py  Buckets of segments of similar shape, by a fused kernel or by the formula
+attention_form.py     Form of a layer's attention, and the context of a pass that computes it
 causal_lm.py          CausalLM
 checkpoint.py         Sharded checkpoints
 checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
+compiled_layers.py    Layers that torch.compile has made a function of (engine.compile), and their attention
 config.py             Configuration of a model and of the engine that trains it
 cpu_products.py       Products of layers in float32, by oneDNN where it is faster than torch's first choice, which is
                       measured once for a machine
@@ -27,10 +30,12 @@ model_overrides.py    What a user changes about a model folder without writing i
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
 pipelined.py          Passes of micro-batches through the stages of a pipeline
+precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names
 rotary_kernels.py     Rotary positions in one kernel
+segments.py           Runs of tokens in a packed row, and the runs that they continue
 token_budget.py       The bound on the tokens of a micro-batch, halved where memory runs out
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer

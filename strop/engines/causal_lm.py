@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
+from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME
+from strop.engines.attention_form import AttentionContext
+from strop.engines.compiled_layers import in_compiled_layers, uncompiled
 from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
@@ -59,7 +61,7 @@ class CausalLM:
         of it."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
-        self._head = _head(module)
+        self._head = head_of(module)
         self._logit_form = logit_form(module)
         self.unused_tokens: tuple[int, ...] = ()
         """Ids of rows of the head that no text has (unused_tokens.py); before the first pass."""
@@ -219,8 +221,10 @@ class CausalLM:
         if self.recurrence is not None:
             context = self.recurrence.packed(context)
         if self._is_compiled:
-            context = _Uncompiled(context)
-        with self.precision(), self._routed(routing):
+            context = in_compiled_layers(context)
+        # Of one token a compiler would make another function: sizes of 1 are not sizes to it.
+        is_eager = self._is_compiled and input_ids.shape[1] == 1
+        with self.precision(), self._routed(routing), uncompiled() if is_eager else contextlib.nullcontext():
             start = {"input_ids": input_ids} if received is None else {"inputs_embeds": received[None]}
             output = self._forward(
                 **start,
@@ -257,7 +261,7 @@ class CausalLM:
                 self._join_stages(routing, input_ids.shape[1])
             return hidden
         # Shapes change with every decode step here; compiled layers are for training.
-        with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
+        with uncompiled() if self._is_compiled else contextlib.nullcontext():
             hidden = self._of_all_stages(input_ids, position_ids, context, media, routing=routing)
         if isinstance(routing, RoutingRecord):
             self._join_stages(routing, input_ids.shape[1])
@@ -300,7 +304,7 @@ class CausalLM:
         return self.routers.routed(routing)
 
     def compile_layers(self) -> None:
-        """Compile each decoder layer; attention itself stays as it is."""
+        """Compile the decoder layers (compiled_layers.py)."""
         for layer in self.layers:
             layer.compile(dynamic=True)
         self._is_compiled = True
@@ -361,15 +365,6 @@ class CausalLM:
             self.media.save_settings(folder)
 
 
-class _Uncompiled:
-    """An attention context that compiled layers call as plain Python: its plan differs from batch to batch."""
-
-    def __init__(self, context: AttentionContext) -> None:
-        self.attend: Any = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
-        if hasattr(context, "recur"):  # of a model with layers that carry a state
-            self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
-
-
 def use_packed_attention(module: Any, media: Vision | None, *, by_formula: bool) -> None:
     """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
     name = FORMULA_NAME if by_formula else ATTENTION_NAME
@@ -416,7 +411,7 @@ def _backbone(module: Any) -> nn.Module:
     return backbone
 
 
-def _head(module: Any) -> nn.Linear:
+def head_of(module: Any) -> nn.Linear:
     """The language-model head, or the head of a sequence-classification model."""
     head = module.get_output_embeddings()
     linear: nn.Linear = module.score if head is None else head

@@ -242,6 +242,7 @@ class EngineConfig:
     offload_activations: bool = False
     """Keep activations in host memory between the forward and the backward pass."""
     compile: bool = False
-    """Compile the decoder layers with torch.compile; attention excepted. The first steps take longer."""
+    """Compile the decoder layers with torch.compile, once for micro-batches of any packing; in half precision on CUDA
+    with FlashAttention inside. The first steps take longer."""
     megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Settings of kind=megatron."""

@@ -4,17 +4,28 @@ Parameters are float32, so that small steps of the optimizer are not lost, and a
 products in each product anew. Where nothing is trained they can be rounded once: the same numbers, of half the memory,
 without a cast. Norms, embeddings, a head that is tied to them, and experts are not rounded by a pass of one process,
 and stay wide; FSDP rounds every parameter that it gathers.
+
+A folder that has all its weights in that precision is read so, linear layer by linear layer (`linear_layers_in`), and
+the model is never there in float32. A folder in float32 is read whole and then rounded, on the host.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
-from strop.engines.causal_lm import HALF, CausalLM
+from strop.engines.causal_lm import HALF, CausalLM, head_of
+from strop.engines.multimodal.families import takes_media
+
+_LINEAR = (nn.Linear, Conv1D)
 
 
 def hold_half(model: CausalLM, *, device: torch.device, is_sharded: bool = False) -> None:
@@ -27,9 +38,15 @@ def hold_half(model: CausalLM, *, device: torch.device, is_sharded: bool = False
     """
     if model.compute_dtype not in HALF:
         return
-    rounded = _all_of(model) if is_sharded else weights_of_products(model, device)
-    for parameter in rounded:
-        parameter.data = parameter.data.to(model.compute_dtype)
+    round_weights(
+        _all_of(model) if is_sharded else weights_of_products(model.module, device), model.compute_dtype
+    )
+
+
+def round_weights(weights: Iterator[nn.Parameter], dtype: torch.dtype) -> None:
+    """Hold weights in this dtype, one after another."""
+    for parameter in weights:
+        parameter.data = parameter.data.to(dtype)
 
 
 def hold_base_half(model: CausalLM, *, device: torch.device) -> None:
@@ -37,7 +54,7 @@ def hold_base_half(model: CausalLM, *, device: torch.device) -> None:
     folder in bfloat16 do not: merged and saved weights are then those that were loaded."""
     if model.compute_dtype not in HALF:
         return
-    for parameter in weights_of_products(model, device):
+    for parameter in weights_of_products(model.module, device):
         if not parameter.requires_grad:
             half = parameter.data.to(model.compute_dtype)
             if torch.equal(half.to(parameter.dtype), parameter.data):
@@ -48,22 +65,61 @@ def _all_of(model: CausalLM) -> Iterator[nn.Parameter]:
     return (parameter for parameter in model.module.parameters() if parameter.is_floating_point())
 
 
-def weights_of_products(model: CausalLM, device: torch.device) -> Iterator[nn.Parameter]:
-    """Parameters that a pass of one process rounds wherever it reads them."""
-    head = model.head_weight
+def weights_of_products(module: Any, device: torch.device) -> Iterator[nn.Parameter]:
+    """Parameters of a model that a pass of one process rounds wherever it reads them."""
+    head = head_of(module).weight
     kept = {
         id(weight)
-        for part in model.module.modules()
+        for part in module.modules()
         if isinstance(part, nn.Embedding)
         for weight in part.parameters(recurse=False)
     }
     # What reads media asks its weights for their dtype.
-    language: nn.Module = model.module if model.media is None else model.module.get_decoder()  # type: ignore[operator]
+    language: nn.Module = module.get_decoder() if takes_media(module.config) else module
     for part in language.modules():
-        if type(part) is not nn.Linear and type(part) is not Conv1D:
+        if type(part) not in _LINEAR:
             continue
         own = list(part.parameters(recurse=False))
         if part.weight is not head:
             yield from own
         elif device.type != "cpu" and id(head) not in kept:
             yield from (weight for weight in own if weight is head)  # a bias is added to wide logits
+
+
+@contextlib.contextmanager
+def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
+    """Inside, linear layers are made with parameters of this dtype, in which transformers then reads them; the head
+    is not, which may be tied to an embedding."""
+
+    def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or name in layer._parameters:  # later ones come from a file, or are tied
+            return None
+        if type(layer) not in _LINEAR or parameter.shape[0] == vocab_size:
+            return None
+        return nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+
+    # torch declares that it takes nothing back, and says that it does.
+    handle = register_module_parameter_registration_hook(registered)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def widen_others(module: Any, dtype: torch.dtype) -> None:
+    """Hold in float32 what `linear_layers_in` has read in this dtype and no product reads so: heads of one output, and
+    what reads media."""
+    of_products = {id(weight) for weight in weights_of_products(module, torch.device("cpu"))}
+    for parameter in module.parameters():
+        if parameter.dtype == dtype and id(parameter) not in of_products:
+            parameter.data = parameter.data.float()
+
+
+class WideProducts(TorchFunctionMode):
+    """Inside, linear layers compute in float32 with weights that are held in half precision, one layer at a time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_product = func in (F.linear, torch.addmm)
+        if is_product and any(isinstance(part, nn.Parameter) and part.dtype in HALF for part in args):
+            args = tuple(part.float() if isinstance(part, Tensor) else part for part in args)
+        return func(*args, **(kwargs or {}))

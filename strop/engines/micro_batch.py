@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment, Span
+from strop.engines.attention import PackedAttention
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.moe.routing import Routing
 from strop.engines.multimodal.vl_model import Vision
@@ -22,6 +22,7 @@ from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import tensor_shard
 from strop.engines.parallel.ulysses import shard_micro_batch, token_share
 from strop.engines.prefix_tree import Node, Row, prefix_tree
+from strop.engines.segments import Segment, Span
 from strop.engines.tokens import PackedModel, Part, Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,26 @@ from transformers import (
 )
 
 from strop.engines import model_overrides, model_support
-from strop.engines.causal_lm import CausalLM, use_packed_attention
+from strop.engines.causal_lm import HALF, CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.cpu.layers import use_cpu_layers
-from strop.engines.flops import precision_hint
 from strop.engines.fused_norms import use_fused_norms
+from strop.engines.half_weights import (
+    WideProducts,
+    linear_layers_in,
+    round_weights,
+    weights_of_products,
+    widen_others,
+)
 from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
 from strop.engines.model_facts import settle_config
-from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code
+from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code, stored_dtypes
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.precision import compute_dtype, half_to_read, weights_dtype
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.untrusted_model import check_settings
 from strop.engines.unused_tokens import unused_token_ids
@@ -114,6 +122,7 @@ def load_model(
     device: str = "auto",
     parallel: Parallel | None = None,
     policy: ModelConfig | None = None,
+    holds_half: bool = False,
 ) -> CausalLM:
     """Load a model folder for packed computation, and compare it with its own attention.
 
@@ -123,6 +132,8 @@ def load_model(
         parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
             memory until it is sharded (TrainEngine, engines.sharding.fsdp.shard): no device holds all of it.
         policy: the model that sampled what this one reads, whose tokenizer says which tokens there are; None: itself.
+        holds_half: the model is never trained: weights of products are rounded to the precision of computation
+            (half_weights.py). The frozen base of an adapter is, where that loses nothing.
 
     Raises:
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
@@ -130,8 +141,8 @@ def load_model(
     """
     auto_class = check_language_model(config)
     computes_on = device_of(config, device, parallel)
-    module = read_module(config, auto_class)
-    model = prepare_model(module, config, computes_on, parallel)
+    module = read_module(config, auto_class, half=half_to_read(config, computes_on, holds_half))
+    model = prepare_model(module, config, computes_on, parallel, holds_half=holds_half)
     model.unused_tokens = unused_tokens(policy or config, model.vocab_size)
     return model
 
@@ -155,7 +166,7 @@ def _without_weights(config: ModelConfig, shape: object) -> Any:
     auto_class = language_model_class(shape)  # outside: whatever is imported for it has tensors of its own
     with torch.device("meta"):
         return auto_class.from_config(
-            shape, dtype=_weights_dtype(config), trust_remote_code=runs_own_code(config)
+            shape, dtype=weights_dtype(config), trust_remote_code=runs_own_code(config)
         )
 
 
@@ -184,10 +195,17 @@ def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> to
 
 
 def prepare_model(
-    module: Any, config: ModelConfig, computes_on: torch.device, parallel: Parallel | None
+    module: Any,
+    config: ModelConfig,
+    computes_on: torch.device,
+    parallel: Parallel | None,
+    *,
+    holds_half: bool = False,
 ) -> CausalLM:
-    """A module that was read, on its device, checked, with packed attention."""
+    """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
+    if holds_half and dtype in HALF:
+        round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:
         model_overrides.use_exact(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
@@ -195,7 +213,8 @@ def prepare_model(
     module.to(loads_on)
     module.eval()
     by_formula = config.attn_implementation == "eager"
-    model_support.check_packed(module, loads_on, by_formula=by_formula)
+    with WideProducts():
+        model_support.check_packed(module, loads_on, by_formula=by_formula)
     media = media_inputs(module, config.path)
     use_packed_attention(module, media, by_formula=by_formula)
     if config.gradient_checkpointing:
@@ -241,6 +260,7 @@ def read_module(
     *,
     kind: str = "causal language model",
     may_miss: str | None = None,
+    half: torch.dtype | None = None,
     **options: Any,
 ) -> Any:
     """The model of a folder, with every weight of its architecture found there.
@@ -250,12 +270,14 @@ def read_module(
         auto_class: of transformers, which makes the model.
         kind: what is wanted, for the sentence where it is not there.
         may_miss: beginning of the names of weights that may be missing; they are 0.
+        half: precision of linear layers, where the folder has all its weights in it; None: they are wide.
         options: of the class.
 
     Raises:
         ValueError: the folder holds no such model, or not all of its weights.
     """
     source, trust = config.path, runs_own_code(config)
+    num_tokens = load_model_config(config).get_text_config().vocab_size
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
     if config.override_config:  # else transformers reads the file itself
         shape = load_model_config(config)
@@ -264,14 +286,17 @@ def read_module(
         options = {"config": shape}
     with reading(source, f"model folder {source!r} holds no loadable {kind}"):
         check_weights(source)
-        loaded: Any = auto_class.from_pretrained(
-            source,
-            dtype=_weights_dtype(config),
-            trust_remote_code=trust,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
+        if half is not None and stored_dtypes(source) != {half}:
+            half = None
+        with contextlib.nullcontext() if half is None else linear_layers_in(half, vocab_size=num_tokens):
+            loaded: Any = auto_class.from_pretrained(
+                source,
+                dtype=weights_dtype(config),
+                trust_remote_code=trust,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
     module, loading = loaded
     missing = sorted(loading["missing_keys"])
     new = [name for name in missing if may_miss is not None and name.startswith(may_miss)]
@@ -286,6 +311,8 @@ def read_module(
             f"start at random; give a folder with all weights of a causal language model"
         )
     settle_config(module, source)
+    if half is not None:
+        widen_others(module, half)
     return module
 
 
@@ -357,36 +384,3 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
     with reading(folder, "model.override_config does not fit this model"):
         changed: PreTrainedConfig = type(shape).from_dict(merged)
         return changed
-
-
-def _weights_dtype(config: ModelConfig) -> torch.dtype:
-    """Precision in which weights are held; the optimizer adds small steps to them."""
-    return torch.float64 if config.dtype == "float64" else torch.float32
-
-
-def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Precision of products on a device.
-
-    Raises:
-        ValueError: float16 on a CPU.
-    """
-    if config.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if config.dtype == "float16" and device.type == "cpu":
-        raise ValueError(
-            "model.dtype is float16, which needs an accelerator, and the device is a CPU: use float32, or bfloat16"
-        )
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    return dtype
-
-
-def describe_precision(config: ModelConfig, device: str = "auto") -> str:
-    """The precision in force, and on a CPU, where a short measurement says that the other one is faster, that one.
-
-    `compute: float32 on cpu; products of bfloat16 run 2.6 times as fast here (model.dtype=bfloat16 uses them, at lower
-    precision)`.
-    """
-    computes_on = torch.device(device_name(device))
-    dtype = compute_dtype(config, computes_on)
-    hint = precision_hint(dtype) if computes_on.type == "cpu" else ""
-    return f"compute: {str(dtype).removeprefix('torch.')} on {computes_on.type}{hint}"

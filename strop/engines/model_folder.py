@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import safe_open
+
+from strop.engines.checkpoint_reader import DTYPES
 from strop.engines.config import ModelConfig
 from strop.engines.untrusted_model import PICKLES, SAFE, check_entries
 from strop.utils.safe_read import read_json
@@ -60,6 +64,15 @@ def check_weights(folder: str | Path) -> None:
             f"model folder {str(folder)!r} has its weights as pickles only ({pickles[0]}), which can run code when "
             f"they are read: save the model as safetensors (model.save_pretrained(FOLDER) does)"
         )
+
+
+def stored_dtypes(folder: str | Path) -> set[torch.dtype]:
+    """Floating-point types of the weights in a model folder, from the headers of its files."""
+    names: set[str] = set()
+    for path in Path(folder).glob(f"*{SAFE}"):
+        with safe_open(path, framework="pt") as file:
+            names |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  (not a dictionary)
+    return {DTYPES[name] for name in names if name in DTYPES and DTYPES[name].is_floating_point}
 
 
 def runs_own_code(config: ModelConfig) -> bool:

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext, PackedAttention
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionContext
 from strop.engines.head import ChosenTokens, Head
 from strop.engines.moe.routing import RoutedLayers, RouterPass, Routing
 from strop.engines.multimodal.vl_model import Vision

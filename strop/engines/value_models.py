@@ -19,6 +19,7 @@ from strop.engines.model_folder import model_json
 from strop.engines.model_support import check_family
 from strop.engines.multimodal.families import takes_media
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.precision import half_to_read
 
 
 def check_value_model(config: ModelConfig) -> None:
@@ -39,7 +40,11 @@ def check_value_model(config: ModelConfig) -> None:
 
 
 def load_value_model(
-    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    parallel: Parallel | None = None,
+    holds_half: bool = False,
 ) -> CausalLM:
     """Load a model with a value head, a linear map from D to 1: its output is a number per token.
 
@@ -47,7 +52,7 @@ def load_value_model(
     so that every value is 0 at first. Saved, it is an ordinary sequence-classification folder.
 
     Args:
-        config, device, parallel: as in `load_model`.
+        config, device, parallel, holds_half: as in `load_model`.
 
     Raises:
         ValueError: as `load_model`; or several labels, or an architecture without a classification form.
@@ -62,9 +67,10 @@ def load_value_model(
             AutoModelForSequenceClassification,
             kind="model that can have a value head",
             may_miss="score.",
+            half=half_to_read(config, computes_on, holds_half),
             num_labels=1,
         )
-    return prepare_model(module, config, computes_on, parallel)
+    return prepare_model(module, config, computes_on, parallel, holds_half=holds_half)
 
 
 @contextlib.contextmanager

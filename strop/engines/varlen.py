@@ -12,17 +12,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.engines.attention_form import AttentionForm
+from strop.engines.segments import Places, Segment
 from strop.utils.device import sent
-
-if TYPE_CHECKING:
-    from strop.engines.attention import AttentionForm, Places, Segment
 
 HALF = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -46,6 +45,12 @@ class VarlenPlan:
     max_keys: int
     key_index: Tensor | None
     """[sum of keys] int64, into keys and values; None: the keys are the queries' own tokens."""
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """Tensors whose sizes differ from row to row."""
+        tables = [self.query_ends, self.key_ends]
+        return tables if self.key_index is None else [*tables, self.key_index]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm, kernel: Kernel | None = None
@@ -95,10 +100,13 @@ def varlen_plan(
     if places is not None or any(segment.num_keys > segment.length for segment in present):
         keys = torch.from_numpy(np.concatenate([segment.keys() for segment in present]))
         index = sent(keys if places is None else places.keys[keys], device)
-    both = sent(torch.tensor([ends, key_ends], dtype=torch.int32), device)
+    # Not two rows of one tensor: a compiler would take the place of the second in it for a size of the row.
+    query_table, key_table = (
+        sent(torch.tensor(table, dtype=torch.int32), device) for table in (ends, key_ends)
+    )
     return VarlenPlan(
-        query_ends=both[0],
-        key_ends=both[1],
+        query_ends=query_table,
+        key_ends=key_table,
         max_queries=max((segment.length for segment in present), default=0),
         max_keys=max((segment.num_keys for segment in present), default=0),
         key_index=index,
@@ -120,6 +128,14 @@ def half_of(query: Tensor, value: Tensor, form: AttentionForm) -> torch.dtype | 
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_told_of_shared_heads() -> bool:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs_on(device: torch.device) -> bool:
     """True where the device has the kernel."""
     if device.type != "cuda" or torch.version.cuda is None:
@@ -131,7 +147,7 @@ def flash_attention() -> Kernel:
     """torch's kernel; later versions want to be told that query heads share key heads."""
     from torch.nn.attention.varlen import varlen_attn
 
-    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+    if not _is_told_of_shared_heads():
         return varlen_attn
 
     def call(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:

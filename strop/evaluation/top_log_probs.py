@@ -40,7 +40,7 @@ class TopLogProbs(ModelWorker):
         """
         super().__init__()
         parallel = self.join(engine, device=device)
-        language_model = load_model(model, parallel=parallel)
+        language_model = load_model(model, parallel=parallel, holds_half=engine.kind == "torch")
         if k > min(num_ids, language_model.vocab_size):
             raise ValueError(
                 f"{k} likely tokens are wanted in each place, but the model has "

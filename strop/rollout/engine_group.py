@@ -16,7 +16,6 @@ from typing import Any
 from strop.controller.worker import FollowerAddress
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
-from strop.engines.half_weights import hold_half
 from strop.engines.kinds import TrainableEngine
 from strop.engines.model import load_model, load_model_config
 from strop.engines.moe.layers import num_experts
@@ -108,8 +107,9 @@ def native_generation(context: EngineContext) -> Generation:
         policy = context.trained.model
         return Generation(engine=native_engine(context, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
-    policy = load_model(dataclasses.replace(context.model, lora=LoraConfig()), device=context.device)
-    hold_half(policy, device=policy.device)
+    policy = load_model(
+        dataclasses.replace(context.model, lora=LoraConfig()), device=context.device, holds_half=True
+    )
     target = weight_transfer().target(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.engines.memory import describe_memory
-from strop.engines.model import describe_precision
+from strop.engines.precision import describe_precision
 from strop.observability.health import HealthMonitor
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics

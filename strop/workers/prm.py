@@ -53,7 +53,9 @@ class PrmWorker(TrainedWorker):
         load = partial(load_model, policy=model)
         parallel = self._learn(load, start, prm.engine, prm.optim, learning, role="prm")
         frozen = dataclasses.replace(start, gradient_checkpointing=False, freeze_vision_tower=False)
-        self._frozen = frozen_engine(load(frozen, parallel=parallel), prm.engine, parallel)
+        self._frozen = frozen_engine(
+            load(frozen, parallel=parallel, holds_half=prm.engine.kind == "torch"), prm.engine, parallel
+        )
         self._frozen.budget = self.engine.budget
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

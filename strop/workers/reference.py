@@ -27,7 +27,9 @@ class ReferenceWorker(ModelWorker):
             freeze_vision_tower=False,
         )
         parallel = self.join(reference.engine, device=device)
-        loaded = load_model(frozen, parallel=parallel, policy=model)
+        loaded = load_model(
+            frozen, parallel=parallel, policy=model, holds_half=reference.engine.kind == "torch"
+        )
         self.engine = frozen_engine(loaded, reference.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

@@ -49,7 +49,7 @@ class RewardModelWorker(ModelWorker):
         self._use_template()
         self._control = ControlText(self._tokenizer)
         parallel = self.join(reward_model.engine, device=device)
-        loaded = load_reward_model(model, parallel=parallel)
+        loaded = load_reward_model(model, parallel=parallel, holds_half=reward_model.engine.kind == "torch")
         self.engine = frozen_engine(loaded, reward_model.engine, parallel)
         limits = (reward_model.max_tokens, reward_model.engine.max_tokens_per_device, loaded.max_positions)
         self._max_tokens = min(limit for limit in limits if limit is not None)
@@ -122,7 +122,11 @@ class RewardModelWorker(ModelWorker):
 
 
 def load_reward_model(
-    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    parallel: Parallel | None = None,
+    holds_half: bool = False,
 ) -> CausalLM:
     """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
 
@@ -133,7 +137,7 @@ def load_reward_model(
         ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
     """
     check_reward_model(config)
-    return load_value_model(config, device=device, parallel=parallel)
+    return load_value_model(config, device=device, parallel=parallel, holds_half=holds_half)
 
 
 def check_reward_model(config: ModelConfig) -> None:

@@ -42,7 +42,11 @@ class TeacherWorker(ModelWorker):
         """
         super().__init__()
         parallel = self.join(teacher.engine, device=device)
-        model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
+        model = load_model(
+            ModelConfig(path=teacher.path, dtype=teacher.dtype),
+            parallel=parallel,
+            holds_half=teacher.engine.kind == "torch",
+        )
         self._top_k, self._is_reverse = distillation.top_k, distillation.kind == "reverse_kl"
         self._vocab_size = model.vocab_size
         never = _never_sampled(policy, model.vocab_size)

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import packed_attention
-from strop.engines import attention
-from strop.engines.attention import ATTENTION_NAME, AttentionForm, PackedAttention, Segment
+from strop.engines import attention, attention_buckets
+from strop.engines.attention import ATTENTION_NAME, PackedAttention
+from strop.engines.attention_buckets import BUCKET_PADDING, SMALL_BUCKET
+from strop.engines.attention_form import AttentionForm
+from strop.engines.segments import Segment
 
 CPU = torch.device("cpu")
 
@@ -102,9 +105,9 @@ def test_output_and_gradient_are_those_of_a_loop(
     options = {"scaling": 0.3, "window": window, "softcap": softcap, "sinks": sinks if has_sinks else None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            attention, "SMALL_BUCKET", small
+            attention_buckets, "SMALL_BUCKET", small
         )  # 0: nothing unlike shares a call; large: everything does
-        patch.setattr(attention, "FORMULA_SCORES", scores)
+        patch.setattr(attention_buckets, "FORMULA_SCORES", scores)
         out = PackedAttention(segments, device=CPU).attend(0, query, key, value, AttentionForm(**options))
         grads = torch.autograd.grad((out * weight).sum(), (query, key, value, sinks), allow_unused=True)
     tuples = [(s.start, s.length, s.prefix) for s in segments]
@@ -124,7 +127,7 @@ def test_padding_is_bounded_for_any_lengths(blocks: list[tuple[int, list[int]]])
     segments = plan(blocks)
     shapes = shapes_of(segments)
     padded, used = padded_and_used(segments)
-    assert padded <= attention.BUCKET_PADDING * used + attention.SMALL_BUCKET * len(shapes)
+    assert padded <= BUCKET_PADDING * used + SMALL_BUCKET * len(shapes)
 
 
 def test_one_long_response_to_a_short_prompt_pads_no_other() -> None:

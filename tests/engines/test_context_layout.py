@@ -11,9 +11,11 @@ from test_varlen_attention import kernel_of_docs
 from torch import Tensor
 
 from references import packed_attention
-from strop.engines import attention
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines import attention_buckets
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.parallel.context import ContextLayout, context_layout
+from strop.engines.segments import Segment
 from strop.engines.varlen import varlen_plan
 
 CPU = torch.device("cpu")
@@ -70,7 +72,7 @@ def test_outputs_and_gradients_of_all_ranks_are_those_of_a_loop(
     keys, values = placed(key, layout), placed(value, layout)
     queries = placed(query, layout).chunk(num_ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SMALL_BUCKET", small)
+        patch.setattr(attention_buckets, "SMALL_BUCKET", small)
         out = torch.cat(
             [
                 PackedAttention(layout.segments[rank], device=CPU, places=layout.places(rank)).attend(

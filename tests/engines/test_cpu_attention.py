@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.cpu.attention import _Attend, cpu_plan
 from strop.engines.cpu.library import update_library
+from strop.engines.segments import Segment
 
 pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
 CPU = torch.device("cpu")

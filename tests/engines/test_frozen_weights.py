@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers.pytorch_utils import Conv1D
 
 from references.language_models import load_plain
 from references.rank_processes import Ranks, run_ranks
@@ -40,6 +43,13 @@ PROMPT, RESPONSES = [5, 9, 2, 40], [[7, 3, 3, 11], [60], [8, 21, 30, 4, 17], [2,
 def rows(which: slice = slice(None)) -> DataProto:
     responses = RESPONSES[which]
     return make_rows([torch.tensor(PROMPT)] * len(responses), [torch.tensor(r) for r in responses])
+
+
+def widened(model: CausalLM) -> CausalLM:
+    """The model with all of its weights in float32."""
+    for parameter in model.module.parameters():
+        parameter.data = parameter.data.float()
+    return model
 
 
 def num_bytes(model: CausalLM) -> int:
@@ -140,7 +150,7 @@ def test_the_base_of_an_adapter_learns_the_same_bits(
     bfloat16_folder: Folders, tmp_path: Path, kind: str
 ) -> None:
     folder = bfloat16_folder(kind)
-    wide, half = adapted(folder), adapted(folder)
+    wide, half = widened(adapted(folder)), adapted(folder)
     reports = take_steps(TrainEngine(wide, EngineConfig(), OPTIM, total_steps=None))
     engine = train_engine(half, EngineConfig(), OPTIM, total_steps=None, parallel=alone(CPU))
     assert take_steps(engine) == reports
@@ -155,6 +165,83 @@ def test_the_base_of_an_adapter_learns_the_same_bits(
     for name, tensor in expected.items():
         assert merged[name].dtype == tensor.dtype == torch.float32
         assert torch.equal(merged[name], tensor), name
+
+
+@contextlib.contextmanager
+def read_parameters() -> Iterator[list[torch.dtype]]:
+    """Types of the matrices of layers that a file brings, as they are handed to their linear layers."""
+    dtypes: list[torch.dtype] = []
+
+    def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is None or parameter.is_meta or parameter.dim() != 2:
+            return
+        if isinstance(layer, nn.Linear | Conv1D) and 61 not in parameter.shape:  # tokens: the head
+            dtypes.append(parameter.dtype)
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield dtypes
+    finally:
+        handle.remove()
+
+
+def same(model: CausalLM, other: CausalLM) -> None:
+    """Both hold the same bits in the same types, parameters and buffers."""
+    held_by = [
+        dict(m.module.named_parameters(remove_duplicate=False)) | dict(m.module.named_buffers())
+        for m in (model, other)
+    ]
+    assert held_by[0].keys() == held_by[1].keys()
+    for name, tensor in held_by[0].items():
+        assert tensor.dtype == held_by[1][name].dtype, name
+        assert torch.equal(tensor, held_by[1][name]), name
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_biased", "gpt2", "gemma3", "phi", "mixtral"])
+def test_a_folder_in_half_is_read_in_it(bfloat16_folder: Folders, kind: str) -> None:
+    config = ModelConfig(path=str(bfloat16_folder(kind)), dtype="bfloat16")
+    rounded = load_model(config, device="cpu")
+    assert not held(rounded)
+    hold_half(rounded, device=CPU)
+    with read_parameters() as dtypes:
+        read = load_model(config, device="cpu", holds_half=True)
+    assert dtypes
+    assert set(dtypes) == {torch.bfloat16}, "never there in float32"
+    same(read, rounded)
+    hold_half(read, device=CPU)
+    same(read, rounded)
+
+
+def test_a_folder_in_float32_is_rounded(tiny_folder: Folders) -> None:
+    config = ModelConfig(path=str(tiny_folder("llama")), dtype="bfloat16")
+    rounded = load_model(config, device="cpu")
+    hold_half(rounded, device=CPU)
+    same(load_model(config, device="cpu", holds_half=True), rounded)
+
+
+def test_a_value_model_is_read_in_half(bfloat16_folder: Folders) -> None:
+    config = ModelConfig(path=str(bfloat16_folder("qwen3")), dtype="bfloat16")
+    rounded = load_value_model(config, device="cpu")
+    hold_half(rounded, device=CPU)
+    read = load_value_model(config, device="cpu", holds_half=True)
+    assert read.head_weight.dtype == torch.float32
+    same(read, rounded)
+
+
+def test_the_base_of_an_adapter_is_read_in_half_and_the_adapter_is_wide(bfloat16_folder: Folders) -> None:
+    folder = bfloat16_folder("qwen3")
+    with read_parameters() as dtypes:
+        model = adapted(folder)
+    assert dtypes.count(torch.bfloat16) >= 14
+    assert held(model)
+    assert not any(
+        parameter.requires_grad for name, parameter in model.named_parameters() if name in held(model)
+    )
+    config = ModelConfig(path=str(folder), dtype="bfloat16", lora=LoraConfig(rank=3, alpha=6.0))
+    critic = load_value_model(config, device="cpu")
+    assert critic.head_weight.requires_grad
+    assert critic.head_weight.dtype == torch.float32
+    assert held(critic)
 
 
 def test_a_base_that_rounding_would_change_stays_wide(tiny_folder: Folders) -> None:
@@ -178,13 +265,15 @@ def on_ranks(ranks: Ranks, folder: str) -> dict[str, Any]:
     config = ModelConfig(path=folder, dtype="bfloat16")
     engines: list[ModelEngine] = [
         Engine(load_model(config, parallel=parallel), EngineConfig(), parallel, is_frozen=True),
-        frozen_engine(load_model(config, parallel=parallel), EngineConfig(), parallel),
+        frozen_engine(load_model(config, parallel=parallel, holds_half=True), EngineConfig(), parallel),
     ]
     outputs = [log_probs_of(engine, rows(which), temperature=0.7)[0] for engine in engines]
     sizes = [num_bytes(engine.model) for engine in engines]
 
     learners: list[TrainableEngine] = [
-        TrainEngine(adapted(folder, parallel), EngineConfig(), OPTIM, total_steps=None, parallel=parallel),
+        TrainEngine(
+            widened(adapted(folder, parallel)), EngineConfig(), OPTIM, total_steps=None, parallel=parallel
+        ),
         train_engine(adapted(folder, parallel), EngineConfig(), OPTIM, total_steps=None, parallel=parallel),
     ]
     checksum = learners[1].checksum()

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from strop.engines import head_kernels
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.head import Head, _gradient, _statistics
 from strop.engines.parallel.context import context_layout
 from strop.engines.rotary_kernels import rotate
+from strop.engines.segments import Segment
 
 pytestmark = pytest.mark.gpu
 

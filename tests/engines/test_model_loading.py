@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import describe_precision, load_model, load_tokenizer
+from strop.engines.model import load_model, load_tokenizer
 from strop.engines.model_support import parity as probe
+from strop.engines.precision import describe_precision
+from strop.engines.segments import Segment
 
 Folder = Callable[[str], Path]
 

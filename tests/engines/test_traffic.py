@@ -14,11 +14,12 @@ from torch import Tensor
 from references.engine_steps import Setting, engine_of, ids
 from references.rank_processes import RankFailed, Ranks, run_ranks
 from references.token_passes import of_log_probs
-from strop.engines.attention import AttentionForm, Segment
+from strop.engines.attention_form import AttentionForm
 from strop.engines.packing import make_rows
 from strop.engines.parallel.context import ContextAttention, context_layout
 from strop.engines.parallel.sent_bytes import sent_bytes
 from strop.engines.parallel.traffic import MicroBatchSize, Traffic, TrafficModel, TrafficPlan, step_traffic
+from strop.engines.segments import Segment
 
 Folder = Callable[[str], Path]
 

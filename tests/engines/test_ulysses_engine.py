@@ -32,7 +32,8 @@ from references.engine_steps import (
 from references.language_models import config
 from references.rank_processes import RankFailed, Ranks, run_ranks
 from references.token_passes import log_probs_of
-from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.ulysses import check_sequence_parallel

@@ -19,10 +19,11 @@ from torch import Tensor
 from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import TEXT_MODEL
-from strop.engines.attention import AttentionForm, Segment
+from strop.engines.attention_form import AttentionForm
 from strop.engines.micro_batch import pack
 from strop.engines.packing import make_rows, token_rows
 from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch, tokens_per_rank
+from strop.engines.segments import Segment
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 

@@ -12,7 +12,9 @@ from test_attention_plan import any_plan, plan
 from torch import Tensor
 
 from references import packed_attention
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
+from strop.engines.segments import Segment
 from strop.engines.varlen import half_of, varlen_plan
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.cpu import kernel
 from strop.utils import c_library

@@ -12,7 +12,7 @@ from rollout_cases import Ask, answers, generate_all, run, tokens
 
 from references.language_models import load_plain, plain_greedy
 from references.token_passes import log_probs_of
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
 from strop.rollout.native import decode_kernel

@@ -9,9 +9,10 @@ import pytest
 import torch
 from rollout_cases import tokens
 
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.half_weights import hold_half
+from strop.engines.segments import Segment
 from strop.rollout.native.half_copy import HalfCopy, half_copy
 
 Tiny = Callable[..., CausalLM]

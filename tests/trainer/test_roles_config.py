@@ -181,6 +181,16 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
         (
             [
                 "resources.runtime=ray",
+                "resources.ranks=2",
+                "actor.engine.pipeline_parallel=2",
+                "actor.engine.pipeline_schedule=zero_bubble",
+                "actor.engine.compile=true",
+            ],
+            "actor.engine.pipeline_schedule is zero_bubble, which does not go with actor.engine.compile=true",
+        ),
+        (
+            [
+                "resources.runtime=ray",
                 "rollout.engine=vllm",
                 "rollout.vllm={tensor_parallel: 2, pipeline_parallel: 2}",
             ],

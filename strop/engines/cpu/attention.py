@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from strop.engines.attention_form import AttentionForm
 from strop.engines.cpu.library import library_for, update_library
-
-if TYPE_CHECKING:
-    from strop.engines.attention import AttentionForm, Segment, Span
+from strop.engines.segments import Segment, Span
 
 TASK_QUERIES = 256
 """Of a segment that a thread takes at a time, forward."""

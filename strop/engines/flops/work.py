@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import nn
 
-from strop.engines.attention import Segment
 from strop.engines.causal_lm import CausalLM
+from strop.engines.segments import Segment
 from strop.engines.tokens import Tokens
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -7,7 +7,8 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext, Segment
+from strop.engines.attention_form import AttentionContext
+from strop.engines.segments import Segment
 
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Names in transformers of layers that attend."""

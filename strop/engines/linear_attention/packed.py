@@ -19,8 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Segment, gather
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_buckets import gather
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.linear_attention.layers import States
+from strop.engines.segments import Segment
 from strop.utils.device import sent
 
 CARRIED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})

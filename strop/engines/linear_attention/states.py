@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext, Segment
+from strop.engines.attention_form import AttentionContext
 from strop.engines.linear_attention.layers import States
 from strop.engines.linear_attention.packed import (
     LINEAR,
@@ -22,6 +22,7 @@ from strop.engines.linear_attention.packed import (
     Run,
     attend_apart,
 )
+from strop.engines.segments import Segment
 
 GROW_SHARE = 1.5
 """Tables grow at least by this factor, so that copies stay rare."""

@@ -80,6 +80,8 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
         except ValueError as error:
             raise ValueError(f"model.lora: {str(error).strip()}") from error
     _check_layers(model)
+    for _, parameter in _trained(model):  # PEFT gives adapters the precision of their layer
+        parameter.data = _widened(parameter.data)
     if _has_value_head(model):
         model.head_weight.requires_grad_(True)  # a new head of zeros learns nothing through adapters alone
     if config.path:

@@ -30,7 +30,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 
-from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.megatron.routers import Router
 from strop.engines.moe.routing import Routing
 

@@ -24,7 +24,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from strop.engines.attention import FORMULA_NAME, AttentionContext
+from strop.engines.attention import FORMULA_NAME
+from strop.engines.attention_form import AttentionContext
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.head import Head

@@ -9,19 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import (
-    AttentionContext,
-    AttentionForm,
-    NoContext,
-    PackedAttention,
-    Segment,
-)
+from strop.engines.attention import NoContext, PackedAttention
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_packed_attention
 from strop.engines.head import Head
 from strop.engines.linear_attention.packed import LINEAR, Context, Run
 from strop.engines.linear_attention.states import Recurrence
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.multimodal.probe import MediaProbe
+from strop.engines.segments import Segment
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies

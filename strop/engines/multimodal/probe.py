@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions
+from strop.engines.segments import Segment
 
 
 class MediaProbe:

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from strop.engines.attention import Span
 from strop.engines.model_folder import reading
 from strop.engines.multimodal.image_reader import upright_pictures
 from strop.engines.multimodal.pixels import MediaProcessor, changed, load_image_processor
 from strop.engines.multimodal.vl_model import Trial, Vision
+from strop.engines.segments import Span
 from strop.protocol.trajectory import Media
 
 Reader = Callable[[Any, Sequence[Any]], Any]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strop.engines.attention import Span
 from strop.engines.multimodal.pixels import MediaProcessor
 from strop.engines.multimodal.placeholders import ToolImages
+from strop.engines.segments import Span
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
 

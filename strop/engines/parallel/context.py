@@ -45,7 +45,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Places, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.tensor import TensorShard, tensor_shard
 from strop.engines.parallel.token_exchange import gather_tokens
@@ -58,6 +59,7 @@ from strop.engines.parallel.ulysses import (
     sequence_shard,
     tokens_per_rank,
 )
+from strop.engines.segments import Places, Segment
 from strop.utils.device import sent
 
 

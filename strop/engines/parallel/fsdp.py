@@ -1,8 +1,10 @@
 """A model's parameters sharded over ranks with FSDP2, and gathered for generation.
 
 Each decoder layer is a unit that is gathered before its forward pass and freed after it; embeddings, final norm
-and head form the root's unit. Gradients are added up over ranks, never averaged: a loss is a sum of weighted
-terms of tokens (algorithms/aggregation.py), so the sum over ranks is the gradient of the whole batch.
+and head form the root's unit. While a layer computes the next one is gathered, in forward passes as soon as its own
+parameters are there: a host that is only just ahead of the device does not keep the network idle. So two layers are
+gathered at a time, as strop plan counts. Gradients are added up over ranks, never averaged: a loss is a sum of
+weighted terms of tokens (algorithms/aggregation.py), so the sum over ranks is the gradient of the whole batch.
 
 The experts of a layer are a unit inside of the layer's where they have ranks of their own (expert or tensor
 parallelism, experts.py).
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -102,6 +105,7 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
     for unit in sharded_units(model):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    _gather_ahead(model)
     model.device = parallel.device
     model.run(lambda: None)  # the first pass through the root tells the units which one it is
     reshard(model)
@@ -109,10 +113,27 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
 
 def _own_layers(model: CausalLM) -> list[nn.Module]:
     """Layers that this rank has, in order."""
+    return [layer for stage in _own_stages(model) for layer in stage]
+
+
+def _own_stages(model: CausalLM) -> list[list[nn.Module]]:
+    """Runs of layers that this rank passes one after the other."""
     pipeline = model.pipeline
     if pipeline is None:
-        return model.layers
-    return [layer for chunk in range(pipeline.num_chunks) for layer in pipeline.own_layers(chunk)]
+        return [model.layers]
+    return [pipeline.own_layers(chunk) for chunk in range(pipeline.num_chunks)]
+
+
+def _gather_ahead(model: CausalLM) -> None:
+    """Let the forward pass of each unit of a run of layers gather the next one; backward, FSDP2 does so by itself.
+
+    The root gathers none ahead: it also has passes in which no layer runs, and a layer that is gathered then would be
+    there with its weights of now in a later step.
+    """
+    for layers in _own_stages(model):
+        units = [part for layer in layers for part in layer.modules() if isinstance(part, FSDPModule)]
+        for unit, following in itertools.pairwise(units):
+            unit.set_modules_to_forward_prefetch([following])
 
 
 def _shard_experts(

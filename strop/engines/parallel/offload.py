@@ -57,7 +57,13 @@ class HostCopies:
                 storage.resize_(0)
 
     def restore(self) -> None:
-        """Put everything back where it was."""
+        """Put everything back on its device, at addresses of its own choice.
+
+        A block that waited for the tensors would keep the memory that others are to have, and torch's allocator gives
+        none at an address that is asked for. So what reads by address (rollout/native/cuda_graph.py) is captured
+        again: with resources.offload_idle, which alone moves parameters between steps, captures and their memory
+        leave with them. What stays on the device while an optimizer's state is away keeps its address.
+        """
         if self._stream is not None and self._held:
             torch.accelerator.current_stream(self._held[0][0].device).wait_stream(self._stream)
         for (storage, size), parts in zip(self._held, self._places(), strict=True):

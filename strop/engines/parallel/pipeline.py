@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import full, local
 from strop.engines.parallel.ranks import Parallel, gather_json

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.parallel.token_exchange import gather_tokens, scatter_tokens
 from strop.engines.parallel.ulysses import TokenShare, gather_shares, tokens_per_rank, whole_share

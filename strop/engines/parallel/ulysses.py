@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.attention_form import AttentionContext, AttentionForm
 from strop.engines.parallel.ranks import exchanged
 from strop.utils.device import sent
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 from strop.rollout.native import decode_kernel
 from strop.rollout.native.cpu import kernel
 from strop.utils.machine_limits import free_bytes

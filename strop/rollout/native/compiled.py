@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 
 
 class CompiledDecoding(Protocol):

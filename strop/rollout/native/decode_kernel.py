@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 from strop.utils.triton import has_kernels, jit, tl
 
 KEYS = 64

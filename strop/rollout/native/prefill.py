@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.linear_attention.layers import States
 from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
+from strop.engines.segments import Segment, Span
 from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request

@@ -55,15 +55,20 @@ def check_parallel_settings(
         return
     is_8bit = optim is not None and optim.name == "adamw_8bit"
     others = {
-        f"{role}.engine.compile": (engine.compile, False),
         f"{role}.engine.offload_activations": (engine.offload_activations, False),
         f"{role}.optim.name": ("adamw_8bit" if is_8bit else "adamw", "adamw"),
     }
     _check_expert_parallel_settings(role, engine, optim)
     _check_adapted_experts(role, engine, lora=lora)
     fused = {"model.use_liger": (model.use_liger, False)}
+    compiled = {f"{role}.engine.compile": (engine.compile, False)}
+    if engine.compile and engine.pipeline_schedule == "zero_bubble":
+        raise ValueError(
+            f"{role}.engine.pipeline_schedule is zero_bubble, which does not go with {role}.engine.compile=true: use "
+            f"1f1b, or {role}.engine.compile=false"
+        )
     for key, size, refused in (
-        ("tensor_parallel", engine.tensor_parallel, others | fused),
+        ("tensor_parallel", engine.tensor_parallel, others | fused | compiled),
         ("pipeline_parallel", engine.pipeline_parallel, others),
     ):
         for other, (value, needed) in refused.items():

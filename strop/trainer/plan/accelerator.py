@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.fused_norms import is_plain_norm
 from strop.engines.head import DEVICE_CHUNK_ELEMENTS
 from strop.engines.varlen import MAX_HEAD_DIM

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.engines.attention import Segment
 from strop.engines.packing import cut_tree
 from strop.engines.prefix_tree import Node, PrefixTree
+from strop.engines.segments import Segment
 from strop.trainer.plan.passes import PackedShape
 
 

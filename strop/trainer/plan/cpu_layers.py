@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
 from strop.trainer.plan.accelerator import use_traced_norms

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.engines.attention import Segment
+from strop.engines.segments import Segment
 from strop.rollout.native.cache import GROW_TOKENS
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
 from strop.engines.half_weights import weights_of_products
@@ -26,6 +26,7 @@ from strop.engines.head import chunk_rows
 from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
 from strop.engines.multimodal.inputs import language_model_class
+from strop.engines.segments import Segment
 from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, use_traced_norms
 from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
@@ -256,7 +257,7 @@ def _prepared(
         module.to(form.compute_dtype)
         model.root = module
     elif form.holds_half:
-        for weight in weights_of_products(model, torch.device("cuda" if form.is_accelerator else "cpu")):
+        for weight in weights_of_products(module, torch.device("cuda" if form.is_accelerator else "cpu")):
             if not (form.lora.enabled and weight.requires_grad):
                 weight.data = weight.data.to(form.compute_dtype)
     with recording(recorder):

@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 
 from strop.engines.causal_lm import HALF
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import compute_dtype, load_model_config
+from strop.engines.model import load_model_config
+from strop.engines.precision import compute_dtype
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.plan.batches import (
     Group,

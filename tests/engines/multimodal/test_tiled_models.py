@@ -32,7 +32,8 @@ from references.tiny_vision import BLUE, GREEN, RED, picture, png
 from references.token_passes import log_probs_of, of_log_probs
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
-from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.attention import PackedAttention
+from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
@@ -41,6 +42,7 @@ from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.llama4_canvas import CanvasProcessor
 from strop.engines.multimodal.placeholders import ToolImages
 from strop.engines.packing import make_rows, token_rows
+from strop.engines.segments import Segment
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Media, MediaTokens, Prompt

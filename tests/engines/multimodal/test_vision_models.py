@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from references.tiny_vision import BLUE, GREEN, IMAGE, KINDS, RED, VIDEO, pictur
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.half_weights import hold_half
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
@@ -254,6 +256,23 @@ def test_a_frozen_vision_tower_gets_no_gradient_and_the_rest_does(folder: Callab
     assert moved
     assert not [name for name in moved if "visual" in name]
     assert [name for name in before if "visual" in name]
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_5"])
+def test_a_folder_in_half_is_read_so_but_for_the_tower(
+    kind: str, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folder(kind), tmp_path, dirs_exist_ok=True)
+    AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    settings = ModelConfig(path=str(tmp_path), dtype="bfloat16")
+    rounded = load_model(settings, device="cpu")
+    hold_half(rounded, device=torch.device("cpu"))
+    read = dict(load_model(settings, device="cpu", holds_half=True).named_parameters())
+    for name, parameter in rounded.named_parameters():
+        assert read[name].dtype == parameter.dtype, name
+        assert torch.equal(read[name], parameter), name
+    kinds = {"visual" in name for name, parameter in read.items() if parameter.dtype == torch.bfloat16}
+    assert kinds == {False}
 
 
 def test_a_model_without_a_vision_tower_cannot_freeze_one(tiny_folder: Callable[[str], Path]) -> None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from strop.data.tiny_model import make_tiny_model
 from strop.engines import causal_lm, cpu_products
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.cpu_products import LayerProducts, has_large, linear
 from strop.engines.model import load_model
+from strop.engines.segments import Segment
 
 
 @pytest.fixture

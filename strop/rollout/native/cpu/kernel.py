@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm
+from strop.engines.attention_form import AttentionForm
 from strop.utils.c_library import WIDE_VECTORS, c_library
 from strop.utils.rng import uniforms
 
