@@ -125,6 +125,62 @@ class _Linear(torch.autograd.Function):
         )
 
 
+class HalfProducts(TorchFunctionMode):
+    """While it is entered, beside autocast to bfloat16, layers multiply numbers rounded to it, as autocast lets them:
+    what several layers read is rounded once, and a rounded weight is kept for the backward pass alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rounded: tuple[Tensor, Tensor] | None = None
+
+    def __exit__(self, *raised: Any) -> None:
+        self._rounded = None
+        super().__exit__(*raised)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Result of a function of torch."""
+        return (self._linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        is_plain = inputs.dtype in (torch.float32, torch.bfloat16) and torch.is_autocast_enabled("cpu")
+        if not is_plain or type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2:
+            return F.linear(inputs, weight, bias)
+        product: Tensor = _HalfLinear.apply(inputs, self._half(inputs), weight, bias)  # type: ignore[no-untyped-call]
+        return product
+
+    def _half(self, inputs: Tensor) -> Tensor:
+        """These inputs in bfloat16; those of the layer before are not rounded again."""
+        if self._rounded is None or self._rounded[0] is not inputs:
+            self._rounded = inputs, inputs.detach().to(torch.bfloat16)
+        return self._rounded[1]
+
+
+class _HalfLinear(torch.autograd.Function):
+    """Product in bfloat16 of inputs [..., K], which are also there rounded, and a weight [N, K]."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, half: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half_weight = weight.to(torch.bfloat16)
+        ctx.save_for_backward(half, half_weight)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
+        return F.linear(half, half_weight, None if bias is None else bias.to(torch.bfloat16))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        half, weight = ctx.saved_tensors
+        rows, half_2d = grads[0].flatten(0, -2), half.flatten(0, -2)
+        needs, dtypes = ctx.needs_input_grad, ctx.dtypes
+        return (
+            (rows @ weight).view(half.shape).to(dtypes[0]) if needs[0] else None,
+            None,
+            (rows.T @ half_2d).to(dtypes[1]) if needs[2] else None,
+            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[3] else None,
+        )
+
+
 def layer_products(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[object]:
     """While it is entered, layers multiply by `linear`; nothing changes where none of their parameters is taken."""
     return LayerProducts() if has_large(parameters) else contextlib.nullcontext()

@@ -1,5 +1,8 @@
-/* Layers of an update for a CPU, forward and backward, in float: attention of packed segments, root-mean-square norms,
- * rotary positions, the gate of a feed-forward part.
+/* Layers of an update for a CPU, forward and backward: attention of packed segments, root-mean-square norms, rotary
+ * positions, the gate of a feed-forward part.
+ *
+ * A `cell` is a number of hidden states, queries, keys, values and their gradients: of bfloat16 with BF16, else of float.
+ * All that is computed with it is float, and rounded where it is written down.
  *
  * attend, attend_back: queries of a segment over the keys of those that it continues and its own, read where they lie.
  * Scores are held transposed, [keys, rows]: a vector has one key's scores of LANES rows, a row being a query of one of
@@ -16,6 +19,23 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifdef BF16
+typedef uint16_t cell;
+static inline float wide(cell x) {
+  union { uint32_t bits; float value; } both = {.bits = (uint32_t)x << 16};
+  return both.value;
+}
+static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN */
+  union { float value; uint32_t bits; } both = {.value = x};
+  const uint32_t nearest = both.bits + 0x7fff + ((both.bits >> 16) & 1);
+  return (both.bits & 0x7fffffff) > 0x7f800000 ? (both.bits >> 16) | 0x40 : nearest >> 16;
+}
+#else
+typedef float cell;
+static inline float wide(cell x) { return x; }
+static inline cell narrow(float x) { return x; }
+#endif
 
 /* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
 #ifdef __AVX512F__
@@ -37,6 +57,18 @@ int64_t lanes(void) { return LANES; }
 
 static inline vec load(const float *from) { return *(const vec *)from; }
 static inline void store(float *to, vec x) { *(vec *)to = x; }
+#ifdef BF16
+typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef cell cells __attribute__((vector_size(2 * LANES), aligned(2)));
+static inline vec load_cells(const cell *from) { return (vec)(__builtin_convertvector(*(const cells *)from, words) << 16); }
+static inline void store_cells(cell *to, vec x) { /* as `narrow` */
+  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1), is_none = (words)((bits & 0x7fffffff) > 0x7f800000);
+  *(cells *)to = __builtin_convertvector((is_none & (bits | 0x400000)) >> 16 | (~is_none & nearest) >> 16, cells);
+}
+#else
+static inline vec load_cells(const cell *from) { return load(from); }
+static inline void store_cells(cell *to, vec x) { store(to, x); }
+#endif
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
 
@@ -111,8 +143,11 @@ static void product(int64_t rows, int64_t width, int64_t depth, const float *a, 
 
 /* The tensors of a layer; steps are of tokens and heads, in numbers. */
 struct layer {
-  const float *query, *key, *value, *out, *grad;
-  float *result, *normalizers, *grad_query, *grad_key, *grad_value;
+  const cell *query, *key, *value, *out, *grad;
+  cell *result;
+  float *normalizers;
+  cell *grad_query;
+  float *grad_key, *grad_value; /* are added to */
   int64_t query_steps[2], key_steps[2], value_steps[2], grad_steps[2];
   int64_t key_heads, group, dim, value_dim, window; /* window: keys that a query sees; 0: all */
   float scaling;
@@ -131,20 +166,33 @@ struct block {
 };
 
 /* Some numbers of each row of a block, as rows [rows, dim] and as columns [dim, width]; padding is 0. */
-static void pack(const struct block *block, const float *from, const int64_t *steps, int64_t dim, float factor, float *rows,
+static void pack(const struct block *block, const cell *from, const int64_t *steps, int64_t dim, float factor, float *rows,
                  float *columns) {
   const int64_t group = block->layer->group, width = block->width;
   for (int64_t r = 0; r < width; r++) {
     const int64_t token = block->segment->start + block->from + r / group, head = block->head * group + r % group;
-    const float *numbers = from + token * steps[0] + head * steps[1];
+    const cell *numbers = from + token * steps[0] + head * steps[1];
     float *row = rows + r * dim;
     if (r < block->rows)
-      for (int64_t x = 0; x < dim; x++) row[x] = numbers[x] * factor;
+      for (int64_t x = 0; x < dim; x++) row[x] = wide(numbers[x]) * factor;
     else
       memset(row, 0, sizeof(float) * dim);
   }
   for (int64_t r = 0; r < width; r++)
     for (int64_t x = 0; x < dim; x++) columns[x * width + r] = rows[r * dim + x];
+}
+
+/* Rows [count, dim] of cells, `step` apart, as numbers that are `row` apart: where they lie, or copied into space. */
+static inline const float *numbers_of(const cell *from, int64_t step, int64_t count, int64_t dim, float *space, int64_t *row) {
+#ifdef BF16
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t x = 0; x < dim; x++) space[t * dim + x] = wide(from[t * step + x]);
+  *row = dim;
+  return space;
+#else
+  *row = step;
+  return from;
+#endif
 }
 
 /* Place of the query of each row in its sequence, [width]. */
@@ -193,6 +241,16 @@ static int next_keys(struct keys *keys, const struct block *block, const int64_t
   return 1;
 }
 
+/* Keys or values of a head, [count, dim], `row` numbers apart; space is for KEYS of them. */
+static const float *keys_at(const struct layer *l, const struct keys *keys, int64_t head, float *space, int64_t *row) {
+  return numbers_of(l->key + keys->start * l->key_steps[0] + head * l->key_steps[1], l->key_steps[0], keys->count, l->dim, space,
+                    row);
+}
+static const float *values_at(const struct layer *l, const struct keys *keys, int64_t head, float *space, int64_t *row) {
+  return numbers_of(l->value + keys->start * l->value_steps[0] + head * l->value_steps[1], l->value_steps[0], keys->count,
+                    l->value_dim, space, row);
+}
+
 static int64_t round_up(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 static struct block block_of(const struct layer *layer, const struct segment *segment, int64_t head, int64_t from, int64_t end) {
@@ -200,8 +258,10 @@ static struct block block_of(const struct layer *layer, const struct segment *se
   return (struct block){layer, segment, head, from, count, count * layer->group, round_up(count * layer->group)};
 }
 
+static int64_t room_of_keys(const struct layer *layer) { return KEYS * (layer->dim + layer->value_dim); }
+
 /* Numbers that a thread of `attend` works in. */
-static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3); }
+static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3) + room_of_keys(layer); }
 
 /* Output and normalizers of a block; the largest score and the sum of each row are mended from block to block of keys. */
 static void attend_block(const struct block *block, const int64_t *spans, float *space) {
@@ -210,14 +270,17 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
   float *scores = space, *rows = scores + QUERIES * KEYS, *columns = rows + QUERIES * dim, *sums = columns + QUERIES * dim;
   float *largest = sums + QUERIES * value_dim, *total = largest + QUERIES;
   int32_t *places = (int32_t *)(total + QUERIES);
+  float *keys_space = total + 2 * QUERIES, *values_space = keys_space + KEYS * dim;
   find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   memset(sums, 0, sizeof(float) * width * value_dim);
   for (int64_t r = 0; r < width; r++) largest[r] = HIDDEN, total[r] = 0;
   for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
     const int64_t count = keys.count;
-    product(count, width, dim, l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1], l->key_steps[0], 1, columns,
-            width, scores, width, 0);
+    int64_t key_row, value_row;
+    const float *key = keys_at(l, &keys, block->head, keys_space, &key_row);
+    const float *value = values_at(l, &keys, block->head, values_space, &value_row);
+    product(count, width, dim, key, key_row, 1, columns, width, scores, width, 0);
     hide(block, places, scores, keys.place, count);
     for (int64_t r = 0; r < width; r += LANES) {
       vec most = load(largest + r), sum = {0};
@@ -237,15 +300,14 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
         if (less[x] != 1.0f)
           for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x];
     }
-    product(block->rows, value_dim, count, scores, 1, width,
-            l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1], l->value_steps[0], sums, value_dim, 1);
+    product(block->rows, value_dim, count, scores, 1, width, value, value_row, sums, value_dim, 1);
   }
   const int64_t heads = l->key_heads * l->group;
   for (int64_t r = 0; r < block->rows; r++) {
     const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
     const float factor = 1 / total[r];
     for (int64_t d = 0; d < value_dim; d++)
-      l->result[(token * heads + head) * value_dim + d] = sums[r * value_dim + d] * factor;
+      l->result[(token * heads + head) * value_dim + d] = narrow(sums[r * value_dim + d] * factor);
     l->normalizers[token * heads + head] = largest[r] + logf(total[r]);
   }
 }
@@ -275,7 +337,7 @@ int attend(const struct layer *layer, const struct segment *segments, const int6
 }
 
 static int64_t room_back(const struct layer *layer) {
-  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3);
+  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3) + room_of_keys(layer);
 }
 
 /* Gradients of a block: those of queries are written, those of keys and values added. */
@@ -286,6 +348,7 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
   float *sums = columns + QUERIES * dim, *grad_rows = sums + QUERIES * dim, *grad_columns = grad_rows + QUERIES * value_dim;
   float *normalizers = grad_columns + QUERIES * value_dim, *means = normalizers + QUERIES;
   int32_t *places = (int32_t *)(means + QUERIES);
+  float *keys_space = means + 2 * QUERIES, *values_space = keys_space + KEYS * dim;
   find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   pack(block, l->grad, l->grad_steps, value_dim, 1, grad_rows, grad_columns);
@@ -295,19 +358,20 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
     normalizers[r] = means[r] = 0;
     if (r >= block->rows) continue;
     normalizers[r] = l->normalizers[token * heads + head];
-    const float *out = l->out + (token * heads + head) * value_dim;
+    const cell *out = l->out + (token * heads + head) * value_dim;
     float mean = 0;
 #pragma omp simd reduction(+ : mean)
-    for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * out[d];
+    for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * wide(out[d]);
     means[r] = mean;
   }
   for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
     const int64_t count = keys.count;
-    const float *key = l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1];
-    const float *value = l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1];
-    product(count, width, dim, key, l->key_steps[0], 1, columns, width, weights, width, 0);
+    int64_t key_row, value_row;
+    const float *key = keys_at(l, &keys, block->head, keys_space, &key_row);
+    const float *value = values_at(l, &keys, block->head, values_space, &value_row);
+    product(count, width, dim, key, key_row, 1, columns, width, weights, width, 0);
     hide(block, places, weights, keys.place, count);
-    product(count, width, value_dim, value, l->value_steps[0], 1, grad_columns, width, grads, width, 0);
+    product(count, width, value_dim, value, value_row, 1, grad_columns, width, grads, width, 0);
     for (int64_t t = 0; t < count; t++)
       for (int64_t r = 0; r < width; r += LANES) {
         const vec weight = exponential(load(weights + t * width + r) - load(normalizers + r));
@@ -318,11 +382,11 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
             l->grad_value + (keys.start * l->key_heads + block->head) * value_dim, l->key_heads * value_dim, 1);
     product(count, dim, block->rows, grads, width, 1, rows, dim, l->grad_key + (keys.start * l->key_heads + block->head) * dim,
             l->key_heads * dim, 1);
-    product(block->rows, dim, count, grads, 1, width, key, l->key_steps[0], sums, dim, 1);
+    product(block->rows, dim, count, grads, 1, width, key, key_row, sums, dim, 1);
   }
   for (int64_t r = 0; r < block->rows; r++) {
     const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = sums[r * dim + d] * l->scaling;
+    for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = narrow(sums[r * dim + d] * l->scaling);
   }
 }
 
@@ -351,16 +415,17 @@ int attend_back(const struct layer *layer, const struct segment *segments, const
 }
 
 /* out, factors: x [rows, dim] / sqrt(mean(x^2) + eps) times the weight, and what each row was multiplied by. */
-void norm(const float *x, const float *weight, float *out, float *factors, int64_t rows, int64_t dim, float eps, int threads) {
+void norm(const cell *x, const float *weight, cell *out, float *factors, int64_t rows, int64_t dim, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t r = 0; r < rows; r++) {
-    const float *from = x + r * dim;
-    float *to = out + r * dim, squares = 0;
+    const cell *from = x + r * dim;
+    cell *to = out + r * dim;
+    float squares = 0;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t d = 0; d < dim; d++) squares += from[d] * from[d];
+    for (int64_t d = 0; d < dim; d++) squares += wide(from[d]) * wide(from[d]);
     const float factor = 1 / sqrtf(squares / dim + eps);
     factors[r] = factor;
-    for (int64_t d = 0; d < dim; d++) to[d] = from[d] * factor * weight[d];
+    for (int64_t d = 0; d < dim; d++) to[d] = narrow(wide(from[d]) * factor * weight[d]);
   }
 }
 
@@ -368,46 +433,46 @@ void norm(const float *x, const float *weight, float *out, float *factors, int64
 int64_t norm_parts(int64_t rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
 
 /* grad_x [rows, dim], and the gradient by the weight in parts [norm_parts(rows), dim], to be added up. */
-void norm_back(const float *grad, const float *x, const float *weight, const float *factors, float *grad_x, float *parts,
+void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *parts,
                int64_t rows, int64_t dim, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < norm_parts(rows); part++) {
     float *sums = parts + part * dim;
     memset(sums, 0, sizeof(float) * dim);
     for (int64_t r = part * NORM_ROWS; r < rows && r < (part + 1) * NORM_ROWS; r++) {
-      const float *of_row = grad + r * dim, *from = x + r * dim, factor = factors[r];
-      float *to = grad_x + r * dim, along = 0;
+      const cell *of_row = grad + r * dim, *from = x + r * dim;
+      cell *to = grad_x + r * dim;
+      float along = 0;
+      const float factor = factors[r];
 #pragma omp simd reduction(+ : along)
-      for (int64_t d = 0; d < dim; d++) along += of_row[d] * weight[d] * from[d];
+      for (int64_t d = 0; d < dim; d++) along += wide(of_row[d]) * weight[d] * wide(from[d]);
       along *= factor * factor / dim;
       for (int64_t d = 0; d < dim; d++) {
-        to[d] = factor * (of_row[d] * weight[d] - from[d] * along);
-        sums[d] += of_row[d] * (from[d] * factor);
+        const float g = wide(of_row[d]), number = wide(from[d]);
+        to[d] = narrow(factor * (g * weight[d] - number * along));
+        sums[d] += g * (number * factor);
       }
     }
   }
 }
 
 /* out [tokens, heads, dim]: the halves of each head turned by the angles of its token [tokens, dim]; back: turned back. */
-void turn(const float *states, int64_t head_step, int64_t token_step, const float *cosines, const float *sines, float *out,
+void turn(const cell *states, int64_t head_step, int64_t token_step, const float *cosines, const float *sines, cell *out,
           int64_t tokens, int64_t heads, int64_t dim, int back, int threads) {
   const int64_t half = dim / 2;
+  const float sign = back ? -1 : 1;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t token = 0; token < tokens; token++) {
     const float *cos = cosines + token * dim, *sin = sines + token * dim;
+    const float *of_left = sin + (back ? half : 0), *of_right = sin + (back ? 0 : half);
     for (int64_t head = 0; head < heads; head++) {
-      const float *from = states + head * head_step + token * token_step;
-      float *to = out + (token * heads + head) * dim;
-      if (back)
-        for (int64_t d = 0; d < half; d++) {
-          to[d] = from[d] * cos[d] + from[half + d] * sin[half + d];
-          to[half + d] = from[half + d] * cos[half + d] - from[d] * sin[d];
-        }
-      else
-        for (int64_t d = 0; d < half; d++) {
-          to[d] = from[d] * cos[d] - from[half + d] * sin[d];
-          to[half + d] = from[half + d] * cos[half + d] + from[d] * sin[half + d];
-        }
+      const cell *from = states + head * head_step + token * token_step;
+      cell *to = out + (token * heads + head) * dim;
+      for (int64_t d = 0; d < half; d++) {
+        const float left = wide(from[d]), right = wide(from[half + d]);
+        to[d] = narrow(left * cos[d] - sign * right * of_left[d]);
+        to[half + d] = narrow(right * cos[half + d] + sign * left * of_right[d]);
+      }
     }
   }
 }
@@ -420,18 +485,20 @@ static inline vec sigmoid(vec x) { /* the exponential is of a number that is not
 }
 
 /* The part of a vector that is there; `count` numbers, the others 0. */
-static inline vec some(const float *from, int64_t count) {
-  if (count >= LANES) return load(from);
-  float numbers[LANES] = {0};
-  memcpy(numbers, from, sizeof(float) * count);
-  return load(numbers);
+static inline vec some(const cell *from, int64_t count) {
+  if (count >= LANES) return load_cells(from);
+  cell numbers[LANES] = {0};
+  memcpy(numbers, from, sizeof(cell) * count);
+  return load_cells(numbers);
 }
-static inline void put(float *to, vec x, int64_t count) {
-  memcpy(to, &x, sizeof(float) * (count < LANES ? count : LANES));
+static inline void put(cell *to, vec x, int64_t count) {
+  cell numbers[LANES];
+  store_cells(numbers, x);
+  memcpy(to, numbers, sizeof(cell) * (count < LANES ? count : LANES));
 }
 
 /* out = gate sigmoid(gate) times up, of `size` numbers. */
-void gate(const float *gates, const float *ups, float *out, int64_t size, int threads) {
+void gate(const cell *gates, const cell *ups, cell *out, int64_t size, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < size; part += GATE_PART)
     for (int64_t i = part; i < size && i < part + GATE_PART; i += LANES) {
@@ -440,7 +507,7 @@ void gate(const float *gates, const float *ups, float *out, int64_t size, int th
     }
 }
 
-void gate_back(const float *grad, const float *gates, const float *ups, float *grad_gates, float *grad_ups, int64_t size,
+void gate_back(const cell *grad, const cell *gates, const cell *ups, cell *grad_gates, cell *grad_ups, int64_t size,
                int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < size; part += GATE_PART)
