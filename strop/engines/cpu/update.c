@@ -19,17 +19,23 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #ifdef BF16
 typedef uint16_t cell;
 static inline float wide(cell x) {
-  union { uint32_t bits; float value; } both = {.bits = (uint32_t)x << 16};
-  return both.value;
+  const uint32_t bits = (uint32_t)x << 16;
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
 }
 static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN */
-  union { float value; uint32_t bits; } both = {.value = x};
-  const uint32_t nearest = both.bits + 0x7fff + ((both.bits >> 16) & 1);
-  return (both.bits & 0x7fffffff) > 0x7f800000 ? (both.bits >> 16) | 0x40 : nearest >> 16;
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  const uint32_t nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  return x == x ? nearest >> 16 : bits >> 16 | 0x40;
 }
 #else
 typedef float cell;
@@ -61,9 +67,12 @@ static inline void store(float *to, vec x) { *(vec *)to = x; }
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef cell cells __attribute__((vector_size(2 * LANES), aligned(2)));
 static inline vec load_cells(const cell *from) { return (vec)(__builtin_convertvector(*(const cells *)from, words) << 16); }
-static inline void store_cells(cell *to, vec x) { /* as `narrow` */
-  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1), is_none = (words)((bits & 0x7fffffff) > 0x7f800000);
-  *(cells *)to = __builtin_convertvector((is_none & (bits | 0x400000)) >> 16 | (~is_none & nearest) >> 16, cells);
+static inline void store_cells(cell *to, vec x) { /* as `narrow`, but for numbers below 1e-38 */
+#if defined(__AVX512BF16__) && LANES == 16
+  _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+  for (int i = 0; i < LANES; i++) to[i] = narrow(x[i]);
+#endif
 }
 #else
 static inline vec load_cells(const cell *from) { return load(from); }
@@ -72,11 +81,25 @@ static inline void store_cells(cell *to, vec x) { store(to, x); }
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
 
-/* e^x for x up to 88, and 0 below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
+/* The larger of each two; the second where one is NaN. */
+static inline vec larger(vec x, vec other) {
+#ifdef __AVX512F__
+  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
+#else
+  return pick(x > other, x, other);
+#endif
+}
+
+/* e^x for x up to 88, and 0 far below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
 static inline vec exponential(vec x) {
+#ifdef __AVX512F__
+  const vec bounded = larger(all(-200), x);
+  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+#else
   const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
   const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
   const vec n = __builtin_convertvector(whole, vec);
+#endif
   const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
   vec p = all(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -85,7 +108,11 @@ static inline vec exponential(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
+#endif
 }
 
 /* c [rows, columns LANES] (+)= a times b [depth, columns LANES]; a at r, k is a[r * a_row + k * a_depth]. */
@@ -284,10 +311,7 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
     hide(block, places, scores, keys.place, count);
     for (int64_t r = 0; r < width; r += LANES) {
       vec most = load(largest + r), sum = {0};
-      for (int64_t t = 0; t < count; t++) {
-        const vec score = load(scores + t * width + r);
-        most = pick(score > most, score, most);
-      }
+      for (int64_t t = 0; t < count; t++) most = larger(load(scores + t * width + r), most);
       const vec less = exponential(load(largest + r) - most);
       for (int64_t t = 0; t < count; t++) {
         const vec weight = exponential(load(scores + t * width + r) - most);
@@ -425,6 +449,7 @@ void norm(const cell *x, const float *weight, cell *out, float *factors, int64_t
     for (int64_t d = 0; d < dim; d++) squares += wide(from[d]) * wide(from[d]);
     const float factor = 1 / sqrtf(squares / dim + eps);
     factors[r] = factor;
+#pragma omp simd
     for (int64_t d = 0; d < dim; d++) to[d] = narrow(wide(from[d]) * factor * weight[d]);
   }
 }
@@ -447,6 +472,7 @@ void norm_back(const cell *grad, const cell *x, const float *weight, const float
 #pragma omp simd reduction(+ : along)
       for (int64_t d = 0; d < dim; d++) along += wide(of_row[d]) * weight[d] * wide(from[d]);
       along *= factor * factor / dim;
+#pragma omp simd
       for (int64_t d = 0; d < dim; d++) {
         const float g = wide(of_row[d]), number = wide(from[d]);
         to[d] = narrow(factor * (g * weight[d] - number * along));
@@ -468,6 +494,7 @@ void turn(const cell *states, int64_t head_step, int64_t token_step, const float
     for (int64_t head = 0; head < heads; head++) {
       const cell *from = states + head * head_step + token * token_step;
       cell *to = out + (token * heads + head) * dim;
+#pragma omp simd
       for (int64_t d = 0; d < half; d++) {
         const float left = wide(from[d]), right = wide(from[half + d]);
         to[d] = narrow(left * cos[d] - sign * right * of_left[d]);
@@ -479,10 +506,7 @@ void turn(const cell *states, int64_t head_step, int64_t token_step, const float
 
 #define GATE_PART 4096 /* numbers that a thread takes at a time */
 
-static inline vec sigmoid(vec x) { /* the exponential is of a number that is not above 0 */
-  const vec small = exponential(pick(x < 0, x, -x));
-  return pick(x < 0, small, all(1)) / (1 + small);
-}
+static inline vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
 
 /* The part of a vector that is there; `count` numbers, the others 0. */
 static inline vec some(const cell *from, int64_t count) {
@@ -492,9 +516,13 @@ static inline vec some(const cell *from, int64_t count) {
   return load_cells(numbers);
 }
 static inline void put(cell *to, vec x, int64_t count) {
+  if (count >= LANES) {
+    store_cells(to, x);
+    return;
+  }
   cell numbers[LANES];
   store_cells(numbers, x);
-  memcpy(to, numbers, sizeof(cell) * (count < LANES ? count : LANES));
+  memcpy(to, numbers, sizeof(cell) * count);
 }
 
 /* out = gate sigmoid(gate) times up, of `size` numbers. */
