@@ -1,11 +1,13 @@
-"""Products of layers in float32, by oneDNN on machines where it is faster than torch's first choice.
+"""Products of layers on a CPU, by what is fastest there.
 
-torch multiplies by MKL; oneDNN, which torch brings for its compiler, is a little or up to twice as fast on AMD
-processors with AVX-512 (benchmarks/RESULTS.md). A measurement chooses, once for a machine: rollout and training, all
-ranks and a resumed run must multiply alike, since results differ in their last bits. Gradients by weights, which read
-both sides by their columns, are a choice of their own. Small weights stay with torch, where a call costs more than the
-product. What is taken depends on the weight alone: a token's numbers come from the same library, however many tokens
-are beside it.
+In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, is up to twice as fast on AMD processors
+with AVX-512, and so is a function of update.c at gradients by weights, which read both sides by their columns
+(benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training, all ranks and a resumed
+run must multiply alike, since results differ in their last bits. Small weights stay with torch, where a call costs more
+than the product. What is taken depends on the weight alone: a token's numbers come from the same library, however many
+tokens are beside it.
+
+In bfloat16 torch takes oneDNN itself; here numbers are rounded once for all products that read them.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from strop.engines.cpu.library import update_library
 from strop.utils.machine_choice import machine_choice
 
-MIN_NUMBERS = 1 << 16
+MIN_NUMBERS = 1 << 14
 """Of a weight."""
 WORTH_TAKING = 1.04
-"""By how much oneDNN must be faster."""
+"""By how much something else must be faster than torch's first choice."""
 _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 """Of the products that are timed, and how many of each: about 50 ms."""
 
@@ -39,9 +42,11 @@ def is_onednn_faster() -> bool:
 
 
 @cache
-def is_onednn_faster_at_gradients() -> bool:
-    """The same of gradients by weights."""
-    return machine_choice("onednn-gradients", onednn_speedup_at_gradients, at_least=WORTH_TAKING)
+def is_compiled_faster() -> bool:
+    """The same of gradients by weights, and of the function of update.c."""
+    return update_library() is not None and machine_choice(
+        "compiled-gradients", compiled_speedup, at_least=WORTH_TAKING
+    )
 
 
 def onednn_speedup() -> float:
@@ -50,10 +55,10 @@ def onednn_speedup() -> float:
     return _speedup(lambda: F.linear(inputs, weight), lambda: _product(inputs, weight))
 
 
-def onednn_speedup_at_gradients() -> float:
-    """The same of a gradient by a weight."""
+def compiled_speedup() -> float:
+    """The same of update.c, of a gradient by a weight."""
     rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
-    return _speedup(lambda: rows.T @ inputs, lambda: _product(rows.T, inputs.T))
+    return _speedup(lambda: rows.T @ inputs, lambda: _compiled_gradient(rows, inputs))
 
 
 def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
@@ -102,7 +107,20 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    return _product(rows.T, inputs.T) if is_onednn_faster_at_gradients() else rows.T @ inputs
+    library = update_library() if is_compiled_faster() else None
+    is_whole = library is not None and not inputs.shape[1] % library.lanes()
+    return _compiled_gradient(rows, inputs) if is_whole else rows.T @ inputs
+
+
+def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
+    library = update_library()
+    assert library is not None, "asked only where there is one"
+    rows, inputs = rows.contiguous(), inputs.contiguous()
+    (count, width), depth = rows.shape, inputs.shape[1]
+    gradient = torch.empty(width, depth)
+    addresses = [tensor.data_ptr() for tensor in (rows, inputs, gradient)]
+    library.weight_gradient(*addresses, count, width, depth, torch.get_num_threads())
+    return gradient
 
 
 class _Linear(torch.autograd.Function):

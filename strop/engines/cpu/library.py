@@ -31,6 +31,7 @@ _FUNCTIONS = {
     ),
     "gate": (None, [_POINTER] * 3 + [_NUMBER, _SMALL]),
     "gate_back": (None, [_POINTER] * 5 + [_NUMBER, _SMALL]),
+    "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
 }
 """Kind of the result, and of the arguments."""
 

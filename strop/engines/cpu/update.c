@@ -545,3 +545,18 @@ void gate_back(const cell *grad, const cell *gates, const cell *ups, cell *grad_
       put(grad_ups + i, of_out * x * share, size - i);
     }
 }
+
+#define TOGETHER 256 /* tokens whose products are added in registers: their inputs stay in the cache */
+
+/* out [n, k] = rows [m, n] transposed times inputs [m, k], of float; k is a multiple of LANES. */
+void weight_gradient(const float *rows, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int threads) {
+  const int64_t strips = (n + ROWS - 1) / ROWS;
+  if (!m) memset(out, 0, sizeof(float) * n * k);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t part = 0; part < threads; part++) {
+    const int64_t from = strips * part / threads * ROWS, end = strips * (part + 1) / threads * ROWS;
+    for (int64_t t = 0; t < m; t += TOGETHER)
+      product((end < n ? end : n) - from, k, m - t < TOGETHER ? m - t : TOGETHER, rows + t * n + from, 1, n, inputs + t * k, k,
+              out + from * k, k, t > 0);
+  }
+}
