@@ -192,28 +192,53 @@ struct block {
   int64_t head, from, count, rows, width; /* width: rows and padding */
 };
 
+#if LANES == 16
+#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#else
+#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7}
+#endif
+
+/* to [LANES, LANES]: from [LANES, LANES] transposed, by exchanging squares of half of it, then of a quarter, and so on. */
+static inline void transpose(const float *from, int64_t from_row, float *to, int64_t to_row) {
+  const ints lane = EACH_LANE;
+  vec v[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) v[i] = load(from + i * from_row);
+#pragma GCC unroll 4
+  for (int size = LANES / 2; size; size /= 2) {
+    const ints is_right = (lane & size) != 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+      if (!(i & size)) {
+        const vec above = v[i], below = v[i + size];
+        v[i] = __builtin_shuffle(above, below, lane + (is_right & (LANES - size)));
+        v[i + size] = __builtin_shuffle(above, below, lane + size + (is_right & (LANES - size)));
+      }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) store(to + i * to_row, v[i]);
+}
+
 /* Some numbers of each row of a block, as rows [rows, dim] and as columns [dim, width]; padding is 0. */
 static void pack(const struct block *block, const cell *from, const int64_t *steps, int64_t dim, float factor, float *rows,
                  float *columns) {
   const int64_t group = block->layer->group, width = block->width;
-  for (int64_t r = 0; r < width; r++) {
-    const int64_t token = block->segment->start + block->from + r / group, head = block->head * group + r % group;
-    const cell *numbers = from + token * steps[0] + head * steps[1];
-    float *row = rows + r * dim;
-    if (r < block->rows)
-      for (int64_t x = 0; x < dim; x++) row[x] = wide(numbers[x]) * factor;
-    else
-      memset(row, 0, sizeof(float) * dim);
+  float *row = rows;
+  for (int64_t q = 0; q < block->count; q++) {
+    const cell *token = from + (block->segment->start + block->from + q) * steps[0] + block->head * group * steps[1];
+    for (int64_t g = 0; g < group; g++, row += dim)
+      for (int64_t x = 0; x < dim; x += LANES) store(row + x, load_cells(token + g * steps[1] + x) * factor);
   }
-  for (int64_t r = 0; r < width; r++)
-    for (int64_t x = 0; x < dim; x++) columns[x * width + r] = rows[r * dim + x];
+  memset(row, 0, sizeof(float) * (width - block->rows) * dim);
+  for (int64_t r = 0; r < width; r += LANES)
+    for (int64_t x = 0; x < dim; x += LANES) transpose(rows + r * dim + x, dim, columns + x * width + r, width);
 }
 
 /* Rows [count, dim] of cells, `step` apart, as numbers that are `row` apart: where they lie, or copied into space. */
 static inline const float *numbers_of(const cell *from, int64_t step, int64_t count, int64_t dim, float *space, int64_t *row) {
 #ifdef BF16
   for (int64_t t = 0; t < count; t++)
-    for (int64_t x = 0; x < dim; x++) space[t * dim + x] = wide(from[t * step + x]);
+    for (int64_t x = 0; x < dim; x += LANES) store(space + t * dim + x, load_cells(from + t * step + x));
   *row = dim;
   return space;
 #else
@@ -227,6 +252,12 @@ static void find_places(const struct block *block, int32_t *places) {
   const int64_t first = block->segment->before + block->from, group = block->layer->group;
   for (int64_t q = 0; q * group < block->width; q++)
     for (int64_t g = 0; g < group && q * group + g < block->width; g++) places[q * group + g] = first + q;
+}
+
+/* Where the rows of a query of a block begin in a tensor [tokens, heads]; those of its heads follow one another. */
+static inline int64_t first_row(const struct block *block, int64_t query) {
+  const struct layer *l = block->layer;
+  return ((block->segment->start + block->from + query) * l->key_heads + block->head) * l->group;
 }
 
 /* Scores [count, width] of keys that are not seen are hidden; `from` is the place of the first key in its sequence. */
@@ -322,18 +353,20 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
       store(largest + r, most);
       for (int x = 0; x < LANES; x++)
         if (less[x] != 1.0f)
-          for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x];
+          for (int64_t d = 0; d < value_dim; d += LANES) {
+            float *at = sums + (r + x) * value_dim + d;
+            store(at, load(at) * less[x]);
+          }
     }
     product(block->rows, value_dim, count, scores, 1, width, value, value_row, sums, value_dim, 1);
   }
-  const int64_t heads = l->key_heads * l->group;
-  for (int64_t r = 0; r < block->rows; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    const float factor = 1 / total[r];
-    for (int64_t d = 0; d < value_dim; d++)
-      l->result[(token * heads + head) * value_dim + d] = narrow(sums[r * value_dim + d] * factor);
-    l->normalizers[token * heads + head] = largest[r] + logf(total[r]);
-  }
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++) {
+      const float factor = 1 / total[r];
+      for (int64_t d = 0; d < value_dim; d += LANES)
+        store_cells(l->result + at * value_dim + d, load(sums + r * value_dim + d) * factor);
+      l->normalizers[at] = largest[r] + logf(total[r]);
+    }
 }
 
 /* tasks [num_tasks, 3]: a segment, and the first and the end of some of its queries. 1: there is no memory. */
@@ -367,7 +400,7 @@ static int64_t room_back(const struct layer *layer) {
 /* Gradients of a block: those of queries are written, those of keys and values added. */
 static void attend_block_back(const struct block *block, const int64_t *spans, float *space) {
   const struct layer *l = block->layer;
-  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim, heads = l->key_heads * l->group;
+  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim;
   float *weights = space, *grads = weights + QUERIES * KEYS, *rows = grads + QUERIES * KEYS, *columns = rows + QUERIES * dim;
   float *sums = columns + QUERIES * dim, *grad_rows = sums + QUERIES * dim, *grad_columns = grad_rows + QUERIES * value_dim;
   float *normalizers = grad_columns + QUERIES * value_dim, *means = normalizers + QUERIES;
@@ -377,17 +410,15 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   pack(block, l->grad, l->grad_steps, value_dim, 1, grad_rows, grad_columns);
   memset(sums, 0, sizeof(float) * width * dim);
-  for (int64_t r = 0; r < width; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    normalizers[r] = means[r] = 0;
-    if (r >= block->rows) continue;
-    normalizers[r] = l->normalizers[token * heads + head];
-    const cell *out = l->out + (token * heads + head) * value_dim;
-    float mean = 0;
-#pragma omp simd reduction(+ : mean)
-    for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * wide(out[d]);
-    means[r] = mean;
-  }
+  memset(normalizers, 0, sizeof(float) * 2 * QUERIES); /* and means: of padding */
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++) {
+      vec mean = {0};
+      for (int64_t d = 0; d < value_dim; d += LANES)
+        mean += load(grad_rows + r * value_dim + d) * load_cells(l->out + at * value_dim + d);
+      for (int x = 0; x < LANES; x++) means[r] += mean[x];
+      normalizers[r] = l->normalizers[at];
+    }
   for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
     const int64_t count = keys.count;
     int64_t key_row, value_row;
@@ -408,10 +439,10 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
             l->key_heads * dim, 1);
     product(block->rows, dim, count, grads, 1, width, key, key_row, sums, dim, 1);
   }
-  for (int64_t r = 0; r < block->rows; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = narrow(sums[r * dim + d] * l->scaling);
-  }
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++)
+      for (int64_t d = 0; d < dim; d += LANES)
+        store_cells(l->grad_query + at * dim + d, load(sums + r * dim + d) * l->scaling);
 }
 
 /* trees [num_trees, 2]: first and end of segments that share keys with each other alone. 1: there is no memory. */
