@@ -7,7 +7,9 @@ run must multiply alike, since results differ in their last bits. Small weights 
 than the product. What is taken depends on the weight alone: a token's numbers come from the same library, however many
 tokens are beside it.
 
-In bfloat16 torch takes oneDNN itself; here numbers are rounded once for all products that read them.
+In bfloat16 torch takes oneDNN itself where the processor multiplies such numbers, and elsewhere a loop that is many times
+slower than a product in float32: there rounded numbers are multiplied in float32. What several products read is rounded
+once.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ def is_compiled_faster() -> bool:
     )
 
 
+@cache
+def is_half_faster() -> bool:
+    """True on a machine where products of bfloat16 are not slower than those of the same numbers in float32."""
+    return machine_choice("bfloat16", half_speedup, at_least=1.0)
+
+
 def onednn_speedup() -> float:
     """Speed of oneDNN's product of tokens and a weight over that of torch's first choice."""
     inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
@@ -59,6 +67,13 @@ def compiled_speedup() -> float:
     """The same of update.c, of a gradient by a weight."""
     rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
     return _speedup(lambda: rows.T @ inputs, lambda: _compiled_gradient(rows, inputs))
+
+
+def half_speedup() -> float:
+    """Speed of torch's product of bfloat16 over that of float32."""
+    inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
+    half_inputs, half_weight = inputs.bfloat16(), weight.bfloat16()
+    return _speedup(lambda: F.linear(inputs, weight), lambda: F.linear(half_inputs, half_weight))
 
 
 def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
@@ -107,7 +122,7 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    library = update_library() if is_compiled_faster() else None
+    library = update_library() if rows.dtype == torch.float32 and is_compiled_faster() else None
     is_whole = library is not None and not inputs.shape[1] % library.lanes()
     return _compiled_gradient(rows, inputs) if is_whole else rows.T @ inputs
 
@@ -169,10 +184,16 @@ class HalfProducts(TorchFunctionMode):
         return product
 
     def _half(self, inputs: Tensor) -> Tensor:
-        """These inputs in bfloat16; those of the layer before are not rounded again."""
+        """These inputs rounded; those of the layer before are not rounded again."""
         if self._rounded is None or self._rounded[0] is not inputs:
-            self._rounded = inputs, inputs.detach().to(torch.bfloat16)
+            self._rounded = inputs, _rounded(inputs.detach())
         return self._rounded[1]
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """These numbers rounded to bfloat16, in the precision in which they are multiplied."""
+    half = tensor.to(torch.bfloat16)
+    return half if is_half_faster() else half.float()
 
 
 class _HalfLinear(torch.autograd.Function):
@@ -180,21 +201,23 @@ class _HalfLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, half: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        half_weight = weight.to(torch.bfloat16)
+        half_weight = _rounded(weight)
         ctx.save_for_backward(half, half_weight)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
-        return F.linear(half, half_weight, None if bias is None else bias.to(torch.bfloat16))
+        with torch.autocast("cpu", enabled=False):
+            product = linear(half, half_weight, None if bias is None else _rounded(bias))
+        return product.to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         half, weight = ctx.saved_tensors
-        rows, half_2d = grads[0].flatten(0, -2), half.flatten(0, -2)
+        rows, half_2d = _rounded(grads[0]).flatten(0, -2), half.flatten(0, -2)
         needs, dtypes = ctx.needs_input_grad, ctx.dtypes
         return (
-            (rows @ weight).view(half.shape).to(dtypes[0]) if needs[0] else None,
+            linear(rows, weight.T).view(half.shape).to(dtypes[0]) if needs[0] else None,
             None,
-            (rows.T @ half_2d).to(dtypes[1]) if needs[2] else None,
+            _weight_gradient(rows, half_2d).to(dtypes[1]) if needs[2] else None,
             rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[3] else None,
         )
 

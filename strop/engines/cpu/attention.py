@@ -1,9 +1,9 @@
 """Attention of packed segments in C: keys are read where they lie, nothing is padded or moved, and no mask is made.
 
-In place of the buckets of attention.py, for float32 and bfloat16 on a CPU. Forward, parts of segments are shared out over threads;
-backward, trees of segments that share keys, since those add to the gradient of the same keys: one tree keeps as many
-threads busy as there are key heads. Whether it is taken never follows from the number of segments or threads: the last
-digits of a token would follow from them too.
+In place of the buckets of attention.py, for float32 and bfloat16 on a CPU; in bfloat16 scores, weights and sums are
+float32. Forward, parts of segments are shared out over threads; backward, trees of segments that share keys, since
+those add to the gradient of the same keys: one tree keeps as many threads busy as there are key heads. Whether it is
+taken never follows from the number of segments or threads: the last digits of a token would follow from them too.
 """
 
 from __future__ import annotations
