@@ -79,11 +79,12 @@ def half_speedup() -> float:
 def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
     """Of the other function; of each the fastest of a few calls counts, in turn, behind one that warms up."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_TRIES + 1):
-        for function, taken in zip((first, other), seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # whoever asks first
+        for _ in range(_TRIES + 1):
+            for function, taken in zip((first, other), seconds, strict=True):
+                start = time.perf_counter()
+                function()
+                taken.append(time.perf_counter() - start)
     before, after = (min(taken[1:]) for taken in seconds)
     return before / after
 

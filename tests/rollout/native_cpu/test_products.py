@@ -162,6 +162,14 @@ def test_a_speedup_is_of_the_fastest_calls() -> None:
     assert 1.5 < cpu_products._speedup(first, other) < 2.5
 
 
+def test_precisions_are_timed_as_they_are_within_autocast_too() -> None:
+    seen: list[torch.dtype] = []
+    inputs, weight = torch.ones(2, 3), torch.ones(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cpu_products._speedup(lambda: seen.append(F.linear(inputs, weight).dtype), lambda: None)
+    assert set(seen) == {torch.float32}
+
+
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_gradients_by_weights_are_a_choice_of_their_own(
     is_faster: bool, everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
