@@ -74,7 +74,9 @@ def test_float64_and_traced_tensors_go_the_models_own_way() -> None:
     assert library_for(torch.empty(3), torch.empty(3, dtype=torch.bfloat16)) is None
 
 
-@pytest.mark.parametrize("own", [LlamaRMSNorm(24, eps=1e-5), LlamaMLP(LlamaConfig(**SIZES))], ids=["norm", "gate"])
+@pytest.mark.parametrize(
+    "own", [LlamaRMSNorm(24, eps=1e-5), LlamaMLP(LlamaConfig(**SIZES))], ids=["norm", "gate"]
+)
 def test_in_bfloat16_only_what_goes_in_and_comes_out_is_rounded(own: nn.Module) -> None:
     ours = deepcopy(random_weights(own))
     assert sum(use_cpu_layers(nn.ModuleList([ours]))) == 1

@@ -65,7 +65,9 @@ def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> 
 
 
 @pytest.mark.skipif(update_library() is None, reason="needs gcc")
-@pytest.mark.parametrize(("count", "width", "depth"), [(1, 1, 16), (3, 7, 32), (300, 20, 80), (700, 13, 48), (0, 3, 16)])
+@pytest.mark.parametrize(
+    ("count", "width", "depth"), [(1, 1, 16), (3, 7, 32), (300, 20, 80), (700, 13, 48), (0, 3, 16)]
+)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: int, threads: int) -> None:
     generator = torch.Generator().manual_seed(0)
