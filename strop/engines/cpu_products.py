@@ -167,10 +167,6 @@ class HalfProducts(TorchFunctionMode):
         super().__init__()
         self._rounded: tuple[Tensor, Tensor] | None = None
 
-    def __exit__(self, *raised: Any) -> None:
-        self._rounded = None
-        super().__exit__(*raised)
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
