@@ -165,7 +165,8 @@ class HalfProducts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rounded: tuple[Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, int, Tensor] | None = None
+        """Inputs, their version, and the same rounded."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -181,10 +182,12 @@ class HalfProducts(TorchFunctionMode):
         return product
 
     def _half(self, inputs: Tensor) -> Tensor:
-        """These inputs rounded; those of the layer before are not rounded again."""
-        if self._rounded is None or self._rounded[0] is not inputs:
-            self._rounded = inputs, _rounded(inputs.detach())
-        return self._rounded[1]
+        """These inputs rounded; those of the layer before are not rounded again, unless somebody has written to them."""
+        if inputs.is_inference():  # has no version
+            return _rounded(inputs)
+        if self._last is None or self._last[0] is not inputs or self._last[1] != inputs._version:
+            self._last = inputs, inputs._version, _rounded(inputs.detach())
+        return self._last[2]
 
 
 def _rounded(tensor: Tensor) -> Tensor:

@@ -216,7 +216,10 @@ def test_products_in_half_precision_are_those_of_autocast_and_round_once(
     with torch.autocast("cpu", dtype=torch.bfloat16), mode:
         for layer in layers:
             layer(inputs)
+        inputs.add_(1.0)
+        layers[0](inputs)
     assert taken[0] is taken[1]
+    assert torch.equal(taken[2].bfloat16(), inputs.bfloat16())
 
 
 def test_on_a_device_no_parameter_is_looked_at(
