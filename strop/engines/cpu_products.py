@@ -182,7 +182,7 @@ class HalfProducts(TorchFunctionMode):
         return product
 
     def _half(self, inputs: Tensor) -> Tensor:
-        """These inputs rounded; those of the layer before are not rounded again, unless somebody has written to them."""
+        """These inputs rounded; those of the layer before are not rounded again, unless they were written to."""
         if inputs.is_inference():  # has no version
             return _rounded(inputs)
         if self._last is None or self._last[0] is not inputs or self._last[1] != inputs._version:
