@@ -2,11 +2,12 @@
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line, and that of each workload, when it is done, on stderr. `ratio_trl` is strop's samples per second
-over those of TRL at the fastest of its settings that are tried; both sides compute in float32 (TRL is also tried in
-bfloat16), both take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
-default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have
-`threads` threads, as many as torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
+prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and in
+bfloat16, TRL also with other cuts of its batch. `ratio_trl` is strop's samples per second over TRL's, either side at
+the fastest of its settings; `ratio_float32`, in each workload, is the same of the fastest in float32. Both sides take
+the median over the steps after a warm-up, and their runs alternate. Everything a step does by default counts: sampling,
+scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have `threads` threads, as many as
+torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
@@ -19,14 +20,15 @@ random weights, whose answers nearly all run into the limit, so that there is no
 context have them. Their prompts have random letters, of lengths that both sides read from one list, a half to one and
 a half of the mean; their model is the one of random weights, changed so that an answer cannot end before the limit.
 
-`phases_s` are medians of generation, of what is between, of the update, and of what else a step does (`other`).
+`phases_s` are medians of generation, of what is between, of the update, and of what else a step does (`other`), of
+either side at its fastest setting; `phases_s_strop` has those of each precision of strop.
 
-`ceiling_share_update` is the time that the necessary work of an update would take at the fastest product of matrices of
-this machine (ceiling.py, update.py) over the update's. The product is measured before and after each workload, and the
-faster one counts. The share is that of `2to1` and `8to1` alone, and at the top level the lesser one: there the reward
-gives nearly every answer an advantage, and random answers part too early to share what strop computes once. In `words`
-and `full` a row without an advantage gets a forward pass alone, and answers begin alike, so that the work that counts
-as necessary is not all done: their share is null, as is that of a run without the other two.
+`ceiling_share_update` is the time that the necessary work of an update in float32 would take at the fastest product of
+matrices in float32 of this machine (ceiling.py, update.py) over the update's. The product is measured before and after
+each workload, and the faster one counts. The share is that of `2to1` and `8to1` alone, and at the top level the lesser
+one: there the reward gives nearly every answer an advantage, and random answers part too early to share what strop
+computes once. In `words` and `full` a row without an advantage gets a forward pass alone, and answers begin alike, so
+that the work that counts as necessary is not all done: their share is null, as is that of a run without the other two.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ SAMPLES, MAX_TOKENS = 8, 32
 LR = 1e-8
 """So small that both sides sample from the model they began with: a policy that learns to write longer words has more
 to do, and the two would learn different things."""
+PRECISIONS = ("float32", "bfloat16")
+"""Settings of strop that are tried: model.dtype."""
 MAX_LENGTH_GAP = 0.1
 """Largest relative difference of the mean response lengths at which the work counts as equal."""
 TEMPLATE_TOKENS = 3
@@ -203,52 +207,92 @@ def make_endless(source: Path, target: Path) -> None:
 
 
 def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) -> dict[str, Any]:
-    """Alternating runs of both sides on one workload; the first round finds the fastest setting of TRL."""
+    """Alternating runs of both sides on one workload; the first round finds the fastest settings of each."""
     scale = SCALES[arguments.size]
     steps = (arguments.steps or scale.steps) + scale.warm_up
     counted = slice(scale.warm_up, None)
-    ours: list[dict[str, Any]] = []
-    theirs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in scale.trl_settings}
-    best = ""
+    ours, theirs = Side(PRECISIONS, counted), Side(scale.trl_settings, counted)
     before = product_ceiling(torch.float32)
     for number in range(arguments.rounds):
-        ours.append(_strop(folder, workload, f"{workload.name}-{number}", steps, scale))
-        for setting in [best] if best else scale.trl_settings:
-            theirs[setting].append(_trl(arguments.trl_python, workload, setting, steps))
-        trl_s = {setting: _median(runs, counted) for setting, runs in theirs.items()}
-        best = min(trl_s, key=lambda setting: trl_s[setting])
+        for setting in ours.worth_running():
+            run = _strop(folder, workload, f"{workload.name}-{setting}-{number}", steps, scale, setting)
+            ours.runs[setting].append(run)
+        for setting in theirs.worth_running():
+            theirs.runs[setting].append(_trl(arguments.trl_python, workload, setting, steps))
     ceiling = max(before, product_ceiling(torch.float32), key=lambda measured: measured.flops)
-    strop_s = _median(ours, counted)
     samples = scale.prompts * SAMPLES
-    own_length, length = (
-        statistics.mean(value for run in runs for value in run["lengths"][counted])
-        for runs in (ours, theirs[best])
-    )
-    phases = {
-        side: {phase: round(_phase(runs, phase, counted), 3) for phase in (*PHASES, OTHER)}
-        for side, runs in (("strop", ours), ("trl", theirs[best]))
-    }
     share = None
     if workload.has_whole_updates:
-        operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in ours]
+        runs = ours.runs[ours.fastest_in_float32]
+        operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in runs]
         at_ceiling = statistics.mean(operations) / ceiling.flops
-        share = round(at_ceiling / _phase(ours, "update_actor", counted), 3)
+        share = round(at_ceiling / ours.phases(ours.fastest_in_float32)["update_actor"], 3)
     return {
-        "ratio": round(trl_s[best] / strop_s, 2),
-        "samples_per_s": round(samples / strop_s, 1),
-        "samples_per_s_trl": round(samples / trl_s[best], 1),
-        "step_s": round(strop_s, 3),
-        "step_s_trl": {setting: round(value, 3) for setting, value in trl_s.items()},
-        "trl_setting": best,
-        "phases_s": phases["strop"],
-        "phases_s_trl": phases["trl"],
+        "ratio": round(theirs.step_s(theirs.fastest) / ours.step_s(ours.fastest), 2),
+        "ratio_float32": round(
+            theirs.step_s(theirs.fastest_in_float32) / ours.step_s(ours.fastest_in_float32), 2
+        ),
+        "samples_per_s": round(samples / ours.step_s(ours.fastest), 1),
+        "samples_per_s_trl": round(samples / theirs.step_s(theirs.fastest), 1),
+        "step_s": round(ours.step_s(ours.fastest), 3),
+        "step_s_strop": {setting: round(ours.step_s(setting), 3) for setting in ours.runs},
+        "step_s_trl": {setting: round(theirs.step_s(setting), 3) for setting in theirs.runs},
+        "setting": ours.fastest,
+        "trl_setting": theirs.fastest,
+        "phases_s": ours.phases(ours.fastest),
+        "phases_s_strop": {setting: ours.phases(setting) for setting in ours.runs},
+        "phases_s_trl": theirs.phases(theirs.fastest),
         "ceiling_share_update": share,
         "ceiling": ceiling.json(),
-        "mean_response_tokens": round(own_length, 2),
-        "mean_response_tokens_trl": round(length, 2),
-        "is_equal_work": is_equal_work(own_length, length),
-        "versions_trl": theirs[best][-1]["versions"],
+        "mean_response_tokens": round(ours.length, 2),
+        "mean_response_tokens_trl": round(theirs.length, 2),
+        "is_equal_work": is_equal_work(ours.length, theirs.length),
+        "versions_trl": theirs.runs[theirs.fastest][-1]["versions"],
     }
+
+
+class Side:
+    """Runs of one library in each of its settings."""
+
+    def __init__(self, settings: Sequence[str], counted: slice) -> None:
+        self.runs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
+        self._counted = counted
+
+    def worth_running(self) -> list[str]:
+        """All settings at first, then the fastest one and the fastest one in float32."""
+        if not all(self.runs.values()):
+            return list(self.runs)
+        return list(dict.fromkeys([self.fastest, self.fastest_in_float32]))
+
+    def step_s(self, setting: str) -> float:
+        """Median of its steps."""
+        return statistics.median(
+            second for run in self.runs[setting] for second in run["seconds"][self._counted]
+        )
+
+    @property
+    def fastest(self) -> str:
+        """The setting of the shortest steps."""
+        return min(self.runs, key=self.step_s)
+
+    @property
+    def fastest_in_float32(self) -> str:
+        """The same of those in float32."""
+        return min((setting for setting in self.runs if "bf" not in setting), key=self.step_s)
+
+    def phases(self, setting: str) -> dict[str, float]:
+        """Medians of the phases of its steps."""
+        each = [phases for run in self.runs[setting] for phases in run["phases"][self._counted]]
+        return {
+            name: round(statistics.median(phases[name] for phases in each), 3) for name in (*PHASES, OTHER)
+        }
+
+    @property
+    def length(self) -> float:
+        """Mean tokens of the answers at the fastest setting."""
+        return statistics.mean(
+            length for run in self.runs[self.fastest] for length in run["lengths"][self._counted]
+        )
 
 
 def is_equal_work(own_length: float, length: float) -> bool:
@@ -268,14 +312,6 @@ def _operations(workload: Workload, size: str, run: dict[str, Any], counted: sli
         groups = [Group(prompt, answers) for prompt in visited]
         work.append(3 * work_of(groups).forward(SIZES[size], len(make_tiny_tokenizer())))
     return statistics.mean(work)
-
-
-def _median(runs: list[dict[str, Any]], counted: slice) -> float:
-    return statistics.median(second for run in runs for second in run["seconds"][counted])
-
-
-def _phase(runs: list[dict[str, Any]], name: str, counted: slice) -> float:
-    return statistics.median(phases[name] for run in runs for phases in run["phases"][counted])
 
 
 def _write_prompts(folder: Path) -> None:
@@ -308,7 +344,9 @@ def _fine_tuned(folder: Path) -> Path:
     return run / "checkpoints" / "global_step_60" / "model"
 
 
-def _strop(folder: Path, workload: Workload, name: str, steps: int, scale: Scale) -> dict[str, Any]:
+def _strop(
+    folder: Path, workload: Workload, name: str, steps: int, scale: Scale, precision: str
+) -> dict[str, Any]:
     run = folder / f"run-{name}"
     shutil.rmtree(run, ignore_errors=True)
     _run(
@@ -318,6 +356,7 @@ def _strop(folder: Path, workload: Workload, name: str, steps: int, scale: Scale
             "--out",
             str(run),
             f"model.path={workload.model}",
+            f"model.dtype={precision}",
             f"data.train_files=[{workload.data}]",
             "data.ground_truth_key=answer",
             "data.sampler=in_order",

@@ -143,6 +143,40 @@ def test_the_share_of_an_update_is_that_of_workloads_whose_rows_all_have_a_gradi
     assert versus._measure(options, tmp_path, part)["ceiling_share_update"] is None
 
 
+def test_each_side_counts_at_its_fastest_setting_and_in_float32(
+    versus: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    step_s = {"float32": 2.0, "bfloat16": 1.0, "64x1": 6.0, "32x2": 5.0, "64x1-bf16": 4.0}
+    started: list[str] = []
+
+    def run(setting: str) -> dict[str, object]:
+        started.append(setting)
+        phases = dict.fromkeys([*versus.PHASES, versus.OTHER], step_s[setting] / 4)
+        return {
+            "seconds": [step_s[setting]] * 4,
+            "phases": [phases] * 4,
+            "lengths": [6.0] * 4,
+            "versions": {},
+        }
+
+    monkeypatch.setattr(versus, "_strop", lambda *given: run(given[-1]))
+    monkeypatch.setattr(versus, "_trl", lambda *given: run(given[-2]))
+    ceiling = importlib.import_module("ceiling").Ceiling(1e9, "torch", (1, 1, 1))
+    monkeypatch.setattr(versus, "product_ceiling", lambda _: ceiling)
+    options = argparse.Namespace(size="small", steps=2, rounds=2, trl_python=Path("-"))
+    workload = versus.Workload("words", tmp_path, tmp_path / "data.jsonl", "position", 64)
+    found = versus._measure(options, tmp_path, workload)
+    assert (found["ratio"], found["ratio_float32"]) == (4.0, 2.5)
+    assert (found["setting"], found["trl_setting"]) == ("bfloat16", "64x1-bf16")
+    assert (found["step_s"], found["phases_s"]["gen"], found["phases_s_trl"]["gen"]) == (1.0, 0.25, 1.0)
+    assert started[5:] == [
+        "bfloat16",
+        "float32",
+        "64x1-bf16",
+        "32x2",
+    ]  # the second round has the fastest alone
+
+
 def test_the_rest_of_a_step_is_what_its_phases_leave(versus: ModuleType) -> None:
     timing = {"timing_s/step": 4.0, "timing_s/gen": 1.0, "timing_s/adv": 0.5, "timing_s/update_actor": 2.0}
     assert versus._phases_of(timing)["other"] == 0.5

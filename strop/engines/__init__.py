@@ -8,8 +8,8 @@ checkpoint.py         Sharded checkpoints
 checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
 compiled_layers.py    Layers that torch.compile has made a function of (engine.compile), and their attention
 config.py             Configuration of a model and of the engine that trains it
-cpu_products.py       Products of layers in float32, by oneDNN where it is faster than torch's first choice, which is
-                      measured once for a machine
+cpu_products.py       Products of layers on a CPU, in float32 by what is fastest there, which is measured once for a
+                      machine
 float64.py            Norms, routers and experts in the precision of the model (model.dtype=float64)
 fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
 grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)
@@ -47,7 +47,7 @@ varlen.py             FlashAttention over segments of unequal lengths, for half 
 weight_parts.py       Which bytes of a whole weight a rank holds
 weights.py            The one weight map of a model
 checksum/             Digests of weights
-cpu/                  Layers of an update in C, for float32 on a CPU
+cpu/                  Layers of an update in C, for a CPU
 flops/                How much there is to compute, and how much a device can
 liger/                Fused kernels of liger-kernel for norms, gated activations and rotary embeddings
 linear_attention/     Layers with a recurrent state (linear attention, SSM) on packed tokens

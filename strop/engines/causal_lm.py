@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME
 from strop.engines.attention_form import AttentionContext
 from strop.engines.compiled_layers import in_compiled_layers, uncompiled
-from strop.engines.cpu_products import layer_products
+from strop.engines.cpu_products import HalfProducts, layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
@@ -311,14 +311,18 @@ class CausalLM:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are. In float32 by
-        the faster library (cpu_products.py)."""
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.compute_dtype in HALF and not self.is_sharded:
-            context = torch.autocast(self.device.type, dtype=self.compute_dtype)
-        elif self.device.type == "cpu" and self._is_computed_here:  # elsewhere no parameter is looked at
-            context = layer_products(self.module.parameters())
-        with context:
+        """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are. On a CPU
+        layers multiply by cpu_products.py."""
+        is_computed_here = (
+            self.device.type == "cpu" and self._is_computed_here
+        )  # elsewhere no parameter is looked at
+        with contextlib.ExitStack() as entered:
+            if self.compute_dtype in HALF and not self.is_sharded:
+                entered.enter_context(torch.autocast(self.device.type, dtype=self.compute_dtype))
+                if is_computed_here:
+                    entered.enter_context(HalfProducts())
+            elif is_computed_here:
+                entered.enter_context(layer_products(self.module.parameters()))
             yield
 
     @property

@@ -1,11 +1,15 @@
-"""Products of layers in float32, by oneDNN on machines where it is faster than torch's first choice.
+"""Products of layers on a CPU, by what is fastest there.
 
-torch multiplies by MKL; oneDNN, which torch brings for its compiler, is a little or up to twice as fast on AMD
-processors with AVX-512 (benchmarks/RESULTS.md). A measurement chooses, once for a machine: rollout and training, all
-ranks and a resumed run must multiply alike, since results differ in their last bits. Gradients by weights, which read
-both sides by their columns, are a choice of their own. Small weights stay with torch, where a call costs more than the
-product. What is taken depends on the weight alone: a token's numbers come from the same library, however many tokens
-are beside it.
+In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, is up to twice as fast on AMD
+processors with AVX-512, and so is a function of update.c at gradients by weights, which read both sides by their
+columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training, all ranks and a
+resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch, where a call
+costs more than the product. What is taken depends on the weight alone: a token's numbers come from the same library,
+however many tokens are beside it.
+
+In bfloat16 torch takes oneDNN itself where the processor multiplies such numbers, and elsewhere a loop that is many
+times slower than a product in float32: there rounded numbers are multiplied in float32. What several products read is
+rounded once.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from strop.engines.cpu.library import update_library
 from strop.utils.machine_choice import machine_choice
 
-MIN_NUMBERS = 1 << 16
+MIN_NUMBERS = 1 << 14
 """Of a weight."""
 WORTH_TAKING = 1.04
-"""By how much oneDNN must be faster."""
+"""By how much something else must be faster than torch's first choice."""
 _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 """Of the products that are timed, and how many of each: about 50 ms."""
 
@@ -39,9 +44,17 @@ def is_onednn_faster() -> bool:
 
 
 @cache
-def is_onednn_faster_at_gradients() -> bool:
-    """The same of gradients by weights."""
-    return machine_choice("onednn-gradients", onednn_speedup_at_gradients, at_least=WORTH_TAKING)
+def is_compiled_faster() -> bool:
+    """The same of gradients by weights, and of the function of update.c."""
+    return update_library() is not None and machine_choice(
+        "compiled-gradients", compiled_speedup, at_least=WORTH_TAKING
+    )
+
+
+@cache
+def is_half_faster() -> bool:
+    """True on a machine where products of bfloat16 are not slower than those of the same numbers in float32."""
+    return machine_choice("bfloat16", half_speedup, at_least=1.0)
 
 
 def onednn_speedup() -> float:
@@ -50,20 +63,28 @@ def onednn_speedup() -> float:
     return _speedup(lambda: F.linear(inputs, weight), lambda: _product(inputs, weight))
 
 
-def onednn_speedup_at_gradients() -> float:
-    """The same of a gradient by a weight."""
+def compiled_speedup() -> float:
+    """The same of update.c, of a gradient by a weight."""
     rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
-    return _speedup(lambda: rows.T @ inputs, lambda: _product(rows.T, inputs.T))
+    return _speedup(lambda: rows.T @ inputs, lambda: _compiled_gradient(rows, inputs))
+
+
+def half_speedup() -> float:
+    """Speed of torch's product of bfloat16 over that of float32."""
+    inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
+    half_inputs, half_weight = inputs.bfloat16(), weight.bfloat16()
+    return _speedup(lambda: F.linear(inputs, weight), lambda: F.linear(half_inputs, half_weight))
 
 
 def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
     """Of the other function; of each the fastest of a few calls counts, in turn, behind one that warms up."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_TRIES + 1):
-        for function, taken in zip((first, other), seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):  # whoever asks first
+        for _ in range(_TRIES + 1):
+            for function, taken in zip((first, other), seconds, strict=True):
+                start = time.perf_counter()
+                function()
+                taken.append(time.perf_counter() - start)
     before, after = (min(taken[1:]) for taken in seconds)
     return before / after
 
@@ -102,7 +123,20 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    return _product(rows.T, inputs.T) if is_onednn_faster_at_gradients() else rows.T @ inputs
+    library = update_library() if rows.dtype == torch.float32 and is_compiled_faster() else None
+    is_whole = library is not None and not inputs.shape[1] % library.lanes()
+    return _compiled_gradient(rows, inputs) if is_whole else rows.T @ inputs
+
+
+def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
+    library = update_library()
+    assert library is not None, "asked only where there is one"
+    rows, inputs = rows.contiguous(), inputs.contiguous()
+    (count, width), depth = rows.shape, inputs.shape[1]
+    gradient = torch.empty(width, depth)
+    addresses = [tensor.data_ptr() for tensor in (rows, inputs, gradient)]
+    library.weight_gradient(*addresses, count, width, depth, torch.get_num_threads())
+    return gradient
 
 
 class _Linear(torch.autograd.Function):
@@ -122,6 +156,69 @@ class _Linear(torch.autograd.Function):
             _product(rows, weight.T).view(inputs.shape) if needs[0] else None,
             _weight_gradient(rows, inputs_2d) if needs[1] else None,
             rows.sum(0) if needs[2] else None,
+        )
+
+
+class HalfProducts(TorchFunctionMode):
+    """While it is entered, beside autocast to bfloat16, layers multiply numbers rounded to it, as autocast lets them:
+    what several layers read is rounded once, and a rounded weight is kept for the backward pass alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[Tensor, int, Tensor] | None = None
+        """Inputs, their version, and the same rounded."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Result of a function of torch."""
+        return (self._linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        is_plain = inputs.dtype in (torch.float32, torch.bfloat16) and torch.is_autocast_enabled("cpu")
+        if not is_plain or type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2:
+            return F.linear(inputs, weight, bias)
+        product: Tensor = _HalfLinear.apply(inputs, self._half(inputs), weight, bias)  # type: ignore[no-untyped-call]
+        return product
+
+    def _half(self, inputs: Tensor) -> Tensor:
+        """These inputs rounded; those of the layer before are not rounded again, unless they were written to."""
+        if inputs.is_inference():  # has no version
+            return _rounded(inputs)
+        if self._last is None or self._last[0] is not inputs or self._last[1] != inputs._version:
+            self._last = inputs, inputs._version, _rounded(inputs.detach())
+        return self._last[2]
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """These numbers rounded to bfloat16, in the precision in which they are multiplied."""
+    half = tensor.to(torch.bfloat16)
+    return half if is_half_faster() else half.float()
+
+
+class _HalfLinear(torch.autograd.Function):
+    """Product in bfloat16 of inputs [..., K], which are also there rounded, and a weight [N, K]."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, half: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half_weight = _rounded(weight)
+        ctx.save_for_backward(half, half_weight)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
+        with torch.autocast("cpu", enabled=False):
+            product = linear(half, half_weight, None if bias is None else _rounded(bias))
+        return product.to(torch.bfloat16)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        half, weight = ctx.saved_tensors
+        rows, half_2d = _rounded(grads[0]).flatten(0, -2), half.flatten(0, -2)
+        needs, dtypes = ctx.needs_input_grad, ctx.dtypes
+        return (
+            linear(rows, weight.T).view(half.shape).to(dtypes[0]) if needs[0] else None,
+            None,
+            _weight_gradient(rows, half_2d).to(dtypes[1]) if needs[2] else None,
+            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[3] else None,
         )
 
 

@@ -78,7 +78,7 @@ def _is_for(query: Tensor, key: Tensor, cosines: Tensor) -> bool:
     is_one_row = query.dim() == 4 and query.shape[0] == key.shape[0] == 1
     has_angles = is_one_row and cosines.shape == (1, query.shape[2], dim)
     if query.device.type == "cpu":
-        return has_angles and dim % 2 == 0 and library_for(query, key, cosines) is not None
+        return has_angles and dim % 2 == 0 and library_for(query, key) is not None
     is_wide = torch.float64 in (query.dtype, cosines.dtype)
     return has_kernels(query.device) and has_angles and not is_wide and dim >= 16 and dim & (dim - 1) == 0
 

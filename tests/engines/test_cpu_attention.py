@@ -42,12 +42,12 @@ def states(segments: list[Segment], heads: int, kv_heads: int, dim: int) -> list
 def results(
     segments: list[Segment], tensors: list[Tensor], form: AttentionForm, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Output, and gradients by query, key and value of its sum with these weights; in float32 those of C."""
+    """Output, and gradients by query, key and value of its sum with these weights; but in float64 those of C."""
     *inputs, weights = (tensor.detach().to(dtype) for tensor in tensors)
     inputs = [tensor.requires_grad_() for tensor in inputs]
     output = PackedAttention(segments, device=CPU).attend(0, *inputs, form)
     is_compiled = isinstance(output.grad_fn, _Attend._backward_cls)  # type: ignore[attr-defined]
-    assert is_compiled is (dtype == torch.float32)
+    assert is_compiled is (dtype != torch.float64)
     return [output, *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
@@ -73,6 +73,28 @@ def test_numbers_and_gradients_are_those_of_float64(
     form = AttentionForm(scaling=dim**-0.5, window=window)
     tensors = states(segments, *heads, dim)
     check_against_float64(segments, tensors, form, atol=2e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(segments=any_plan(40), window=st.none() | st.integers(1, 50), dim=st.sampled_from([16, 48]))
+def test_in_bfloat16_only_what_goes_in_and_comes_out_is_rounded(
+    segments: list[Segment], window: int | None, dim: int
+) -> None:
+    form = AttentionForm(scaling=dim**-0.5, window=window)
+    tensors = [tensor.bfloat16() for tensor in states(segments, 6, 2, dim)]
+    found, wanted = (results(segments, tensors, form, dtype) for dtype in (torch.bfloat16, torch.float64))
+    for tensor, expected in zip(found, wanted, strict=True):
+        assert tensor.dtype == torch.bfloat16
+        assert (tensor.double() - expected).norm() <= 2**-7 * expected.norm() + 1e-3
+
+
+def test_under_autocast_it_attends_in_the_precision_of_products() -> None:
+    segments = plan([(20, [4])])
+    *inputs, _ = states(segments, 2, 1, 16)
+    packed, form = PackedAttention(segments, device=CPU), AttentionForm(scaling=0.2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = packed.attend(0, *inputs, form)
+    assert torch.equal(output, packed.attend(0, *(tensor.bfloat16() for tensor in inputs), form))
 
 
 def test_long_segments_are_cut_into_blocks_of_queries_and_keys() -> None:

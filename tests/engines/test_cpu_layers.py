@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
 from strop.engines.cpu.library import library_for, update_library
-from strop.engines.rotary_kernels import with_kernel
+from strop.engines.rotary_kernels import rotate, with_kernel
 
 pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
 SIZES: dict[str, Any] = {
@@ -71,8 +71,53 @@ def test_float64_and_traced_tensors_go_the_models_own_way() -> None:
     assert torch.equal(ours(hidden), own(hidden))
     with torch.device("meta"):
         assert library_for(torch.empty(3)) is None
+    assert library_for(torch.empty(3), torch.empty(3, dtype=torch.bfloat16)) is None
+
+
+@pytest.mark.parametrize(
+    "own", [LlamaRMSNorm(24, eps=1e-5), LlamaMLP(LlamaConfig(**SIZES))], ids=["norm", "gate"]
+)
+def test_in_bfloat16_only_what_goes_in_and_comes_out_is_rounded(own: nn.Module) -> None:
+    ours = deepcopy(random_weights(own))
+    assert sum(use_cpu_layers(nn.ModuleList([ours]))) == 1
+    ours.bfloat16()
+    exact = deepcopy(own).bfloat16().double()
+    hidden = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = results(ours, hidden)
+    assert {tensor.dtype for tensor in found} == {torch.bfloat16}
+    for tensor, expected in zip(found, results(exact, hidden.double()), strict=True):
+        error = (tensor.double() - expected).norm() / expected.norm()
+        assert error < 2**-7  # a number is rounded by 2^-9 of it at most, a few times
+
+
+def test_numbers_are_rounded_to_the_nearest_as_torch_rounds_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 1, 50, 64, generator=generator).bfloat16()
+    ones = torch.ones(1, 50, 64)
+    angles = torch.randn(1, 50, 64, generator=generator)
+    assert torch.equal(rotate(states, ones, torch.zeros_like(ones)), states)
+    rotated = rotate(states, angles, torch.zeros_like(ones))
+    assert torch.equal(rotated, (states.float() * angles).bfloat16())
+    states[0, 0, 3, 7] = float("nan")
+    assert rotate(states, ones, torch.zeros_like(ones)).isnan().sum() == 2  # and the other number of the pair
+    gates = torch.tensor([float("nan"), *range(40)], dtype=torch.bfloat16)
+    ours = gated(gates, torch.ones_like(gates))
+    assert torch.equal(ours.isnan(), gates.isnan())
+    torch.testing.assert_close(ours[1:], nn.functional.silu(gates[1:].float()).bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_under_autocast_rotations_and_gates_stay_in_the_precision_of_products() -> None:
+    part = random_weights(LlamaMLP(LlamaConfig(**SIZES)))
+    use_cpu_layers(nn.ModuleList([part]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert library_for(torch.empty(3)) is None
+        output = part(torch.randn(5, 24))
+    assert output.dtype == torch.bfloat16
+    names = []
+    node = output.grad_fn
+    while node is not None:
+        names.append(type(node).__name__)
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    assert any("Gate" in name for name in names)
 
 
 def test_another_activation_and_a_changed_layer_stay_as_they_are() -> None:

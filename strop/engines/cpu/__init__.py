@@ -1,4 +1,4 @@
-"""Layers of an update in C, for float32 on a CPU. Where gcc is missing, torch computes the same, but for rounding.
+"""Layers of an update in C, for a CPU. Where gcc is missing, torch computes the same, but for rounding.
 
 attention.py  Attention of packed segments
 layers.py     Norms, rotary positions and the gate of a feed-forward part

@@ -1,9 +1,9 @@
 """Attention of packed segments in C: keys are read where they lie, nothing is padded or moved, and no mask is made.
 
-In place of the buckets of attention.py, for float32 on a CPU. Forward, parts of segments are shared out over threads;
-backward, trees of segments that share keys, since those add to the gradient of the same keys: one tree keeps as many
-threads busy as there are key heads. Whether it is taken never follows from the number of segments or threads: the last
-digits of a token would follow from them too.
+In place of the buckets of attention.py, for float32 and bfloat16 on a CPU; in bfloat16 scores, weights and sums are
+float32. Forward, parts of segments are shared out over threads; backward, trees of segments that share keys, since
+those add to the gradient of the same keys: one tree keeps as many threads busy as there are key heads. Whether it is
+taken never follows from the number of segments or threads: the last digits of a token would follow from them too.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class CpuPlan:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor | None:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]; None where the
         compiled functions are not for them."""
+        if torch.is_autocast_enabled("cpu"):
+            half = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(half), key.to(half), value.to(half)
         library = library_for(query, key, value)
         if library is None or not form.is_fused or form.chunk is not None:
             return None
@@ -136,11 +139,11 @@ class _Attend(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: CpuPlan, scaling: float, window: int
     ) -> Tensor:
         query, key, value = (_in_rows(tensor) for tensor in (query, key, value))
-        out = torch.empty(*query.shape[:2], value.shape[2])
+        out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype)
         normalizers = torch.empty(query.shape[:2])
         layer = _layer(query, key, value, scaling, window)
         layer.result, layer.normalizers = out.data_ptr(), normalizers.data_ptr()
-        _run("attend", layer, plan, plan.tasks)
+        _run("attend", query.dtype, layer, plan, plan.tasks)
         ctx.save_for_backward(query, key, value, out, normalizers)
         ctx.plan, ctx.form = plan, (scaling, window)
         return out
@@ -150,19 +153,19 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, normalizers = ctx.saved_tensors
         grad = _in_rows(grads[0])
-        grad_query = torch.empty(query.shape)
+        grad_query = torch.empty(query.shape, dtype=query.dtype)
         grad_key, grad_value = torch.zeros(key.shape), torch.zeros(value.shape)
         layer = _layer(query, key, value, *ctx.form)
         layer.out, layer.normalizers, layer.grad = out.data_ptr(), normalizers.data_ptr(), grad.data_ptr()
         layer.grad_query, layer.grad_key = grad_query.data_ptr(), grad_key.data_ptr()
         layer.grad_value, layer.grad_steps = grad_value.data_ptr(), _steps(grad)
-        _run("attend_back", layer, ctx.plan, ctx.plan.trees)
-        return grad_query, grad_key, grad_value, None, None, None
+        _run("attend_back", query.dtype, layer, ctx.plan, ctx.plan.trees)
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
-def _run(name: str, layer: _Layer, plan: CpuPlan, work: NDArray[np.int64]) -> None:
+def _run(name: str, dtype: torch.dtype, layer: _Layer, plan: CpuPlan, work: NDArray[np.int64]) -> None:
     tables = (plan.segments, plan.spans, work)
-    function = getattr(update_library(), name)
+    function = getattr(update_library(dtype), name)
     addresses = [table.ctypes.data for table in tables]
     if function(ctypes.byref(layer), *addresses, len(work), torch.get_num_threads()):
         raise MemoryError("no memory for a block of attention scores")

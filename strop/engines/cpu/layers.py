@@ -90,7 +90,7 @@ class _Gate(torch.autograd.Function):
         gates, ups = gates.contiguous(), ups.contiguous()
         ctx.save_for_backward(gates, ups)
         out = torch.empty_like(gates)
-        _library().gate(*_at(gates, ups, out), gates.numel(), torch.get_num_threads())
+        _library(gates).gate(*_at(gates, ups, out), gates.numel(), torch.get_num_threads())
         return out
 
     @staticmethod
@@ -99,14 +99,14 @@ class _Gate(torch.autograd.Function):
         gates, ups = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_gates, grad_ups = torch.empty_like(gates), torch.empty_like(ups)
-        _library().gate_back(
+        _library(gates).gate_back(
             *_at(grad, gates, ups, grad_gates, grad_ups), grad.numel(), torch.get_num_threads()
         )
         return grad_gates, grad_ups
 
 
 def _norm_forward(part: Any, hidden: Tensor) -> Tensor:
-    if library_for(hidden, part.weight) is None:
+    if library_for(hidden) is None or library_for(part.weight) is None:
         output: Tensor = type(part).forward(part, hidden)
         return output
     normed: Tensor = _Norm.apply(hidden, part.weight, norm_eps(part))  # type: ignore[no-untyped-call]
@@ -118,11 +118,12 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        hidden, weight = hidden.contiguous(), weight.contiguous()
+        hidden, ctx.dtype = hidden.contiguous(), weight.dtype
+        weight = weight.float().contiguous()
         dim = len(weight)
         rows = hidden.numel() // dim
         out, factors = torch.empty_like(hidden), torch.empty(rows)
-        _library().norm(*_at(hidden, weight, out, factors), rows, dim, eps, torch.get_num_threads())
+        _library(hidden).norm(*_at(hidden, weight, out, factors), rows, dim, eps, torch.get_num_threads())
         ctx.save_for_backward(hidden, weight, factors)
         return out
 
@@ -133,11 +134,12 @@ class _Norm(torch.autograd.Function):
         grad = grads[0].contiguous()
         dim, rows = len(weight), len(factors)
         grad_hidden = torch.empty_like(hidden)
-        parts = torch.empty(_library().norm_parts(rows), dim)
-        _library().norm_back(
+        library = _library(hidden)
+        parts = torch.empty(library.norm_parts(rows), dim)
+        library.norm_back(
             *_at(grad, hidden, weight, factors, grad_hidden, parts), rows, dim, torch.get_num_threads()
         )
-        return grad_hidden, parts.sum(0, dtype=torch.float64).to(weight.dtype), None
+        return grad_hidden, parts.sum(0, dtype=torch.float64).to(ctx.dtype), None
 
 
 def turned(states: Tensor, cosines: Tensor, sines: Tensor, *, is_back: bool) -> Tensor:
@@ -145,17 +147,17 @@ def turned(states: Tensor, cosines: Tensor, sines: Tensor, *, is_back: bool) -> 
     lie together."""
     _, heads, count, dim = states.shape
     states = states if states.stride(3) == 1 else states.contiguous()
-    cosines, sines = cosines.contiguous(), sines.contiguous()
-    out = torch.empty(1, count, heads, dim)
-    _library().turn(
+    cosines, sines = cosines.float().contiguous(), sines.float().contiguous()
+    out = torch.empty(1, count, heads, dim, dtype=states.dtype)
+    _library(states).turn(
         states.data_ptr(), states.stride(1), states.stride(2), *_at(cosines, sines, out), count, heads, dim,
         is_back, torch.get_num_threads(),
     )  # fmt: skip
     return out.transpose(1, 2)
 
 
-def _library() -> ctypes.CDLL:
-    library = update_library()
+def _library(states: Tensor) -> ctypes.CDLL:
+    library = update_library(states.dtype)
     assert library is not None, "asked only where there is one"
     return library
 

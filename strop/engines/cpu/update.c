@@ -1,5 +1,8 @@
-/* Layers of an update for a CPU, forward and backward, in float: attention of packed segments, root-mean-square norms,
- * rotary positions, the gate of a feed-forward part.
+/* Layers of an update for a CPU, forward and backward: attention of packed segments, root-mean-square norms, rotary
+ * positions, the gate of a feed-forward part.
+ *
+ * A `cell` is a number of hidden states, queries, keys, values and their gradients: of bfloat16 with BF16, else of float.
+ * All that is computed with it is float, and rounded where it is written down.
  *
  * attend, attend_back: queries of a segment over the keys of those that it continues and its own, read where they lie.
  * Scores are held transposed, [keys, rows]: a vector has one key's scores of LANES rows, a row being a query of one of
@@ -16,6 +19,29 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#ifdef BF16
+typedef uint16_t cell;
+static inline float wide(cell x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN */
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  const uint32_t nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  return x == x ? nearest >> 16 : bits >> 16 | 0x40;
+}
+#else
+typedef float cell;
+static inline float wide(cell x) { return x; }
+static inline cell narrow(float x) { return x; }
+#endif
 
 /* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
 #ifdef __AVX512F__
@@ -37,14 +63,43 @@ int64_t lanes(void) { return LANES; }
 
 static inline vec load(const float *from) { return *(const vec *)from; }
 static inline void store(float *to, vec x) { *(vec *)to = x; }
+#ifdef BF16
+typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef cell cells __attribute__((vector_size(2 * LANES), aligned(2)));
+static inline vec load_cells(const cell *from) { return (vec)(__builtin_convertvector(*(const cells *)from, words) << 16); }
+static inline void store_cells(cell *to, vec x) { /* as `narrow`, but for numbers below 1e-38 */
+#if defined(__AVX512BF16__) && LANES == 16
+  _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+  for (int i = 0; i < LANES; i++) to[i] = narrow(x[i]);
+#endif
+}
+#else
+static inline vec load_cells(const cell *from) { return load(from); }
+static inline void store_cells(cell *to, vec x) { store(to, x); }
+#endif
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
 
-/* e^x for x up to 88, and 0 below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
+/* The larger of each two; the second where one is NaN. */
+static inline vec larger(vec x, vec other) {
+#ifdef __AVX512F__
+  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
+#else
+  return pick(x > other, x, other);
+#endif
+}
+
+/* e^x for x up to 88, and 0 far below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
 static inline vec exponential(vec x) {
+#ifdef __AVX512F__
+  const vec bounded = larger(all(-200), x);
+  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+#else
   const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
   const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
   const vec n = __builtin_convertvector(whole, vec);
+#endif
   const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
   vec p = all(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -53,7 +108,11 @@ static inline vec exponential(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
+#endif
 }
 
 /* c [rows, columns LANES] (+)= a times b [depth, columns LANES]; a at r, k is a[r * a_row + k * a_depth]. */
@@ -111,8 +170,11 @@ static void product(int64_t rows, int64_t width, int64_t depth, const float *a, 
 
 /* The tensors of a layer; steps are of tokens and heads, in numbers. */
 struct layer {
-  const float *query, *key, *value, *out, *grad;
-  float *result, *normalizers, *grad_query, *grad_key, *grad_value;
+  const cell *query, *key, *value, *out, *grad;
+  cell *result;
+  float *normalizers;
+  cell *grad_query;
+  float *grad_key, *grad_value; /* are added to */
   int64_t query_steps[2], key_steps[2], value_steps[2], grad_steps[2];
   int64_t key_heads, group, dim, value_dim, window; /* window: keys that a query sees; 0: all */
   float scaling;
@@ -130,21 +192,59 @@ struct block {
   int64_t head, from, count, rows, width; /* width: rows and padding */
 };
 
+#if LANES == 16
+#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#else
+#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7}
+#endif
+
+/* to [LANES, LANES]: from [LANES, LANES] transposed, by exchanging squares of half of it, then of a quarter, and so on. */
+static inline void transpose(const float *from, int64_t from_row, float *to, int64_t to_row) {
+  const ints lane = EACH_LANE;
+  vec v[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) v[i] = load(from + i * from_row);
+#pragma GCC unroll 4
+  for (int size = LANES / 2; size; size /= 2) {
+    const ints is_right = (lane & size) != 0;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+      if (!(i & size)) {
+        const vec above = v[i], below = v[i + size];
+        v[i] = __builtin_shuffle(above, below, lane + (is_right & (LANES - size)));
+        v[i + size] = __builtin_shuffle(above, below, lane + size + (is_right & (LANES - size)));
+      }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) store(to + i * to_row, v[i]);
+}
+
 /* Some numbers of each row of a block, as rows [rows, dim] and as columns [dim, width]; padding is 0. */
-static void pack(const struct block *block, const float *from, const int64_t *steps, int64_t dim, float factor, float *rows,
+static void pack(const struct block *block, const cell *from, const int64_t *steps, int64_t dim, float factor, float *rows,
                  float *columns) {
   const int64_t group = block->layer->group, width = block->width;
-  for (int64_t r = 0; r < width; r++) {
-    const int64_t token = block->segment->start + block->from + r / group, head = block->head * group + r % group;
-    const float *numbers = from + token * steps[0] + head * steps[1];
-    float *row = rows + r * dim;
-    if (r < block->rows)
-      for (int64_t x = 0; x < dim; x++) row[x] = numbers[x] * factor;
-    else
-      memset(row, 0, sizeof(float) * dim);
+  float *row = rows;
+  for (int64_t q = 0; q < block->count; q++) {
+    const cell *token = from + (block->segment->start + block->from + q) * steps[0] + block->head * group * steps[1];
+    for (int64_t g = 0; g < group; g++, row += dim)
+      for (int64_t x = 0; x < dim; x += LANES) store(row + x, load_cells(token + g * steps[1] + x) * factor);
   }
-  for (int64_t r = 0; r < width; r++)
-    for (int64_t x = 0; x < dim; x++) columns[x * width + r] = rows[r * dim + x];
+  memset(row, 0, sizeof(float) * (width - block->rows) * dim);
+  for (int64_t r = 0; r < width; r += LANES)
+    for (int64_t x = 0; x < dim; x += LANES) transpose(rows + r * dim + x, dim, columns + x * width + r, width);
+}
+
+/* Rows [count, dim] of cells, `step` apart, as numbers that are `row` apart: where they lie, or copied into space. */
+static inline const float *numbers_of(const cell *from, int64_t step, int64_t count, int64_t dim, float *space, int64_t *row) {
+#ifdef BF16
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t x = 0; x < dim; x += LANES) store(space + t * dim + x, load_cells(from + t * step + x));
+  *row = dim;
+  return space;
+#else
+  *row = step;
+  return from;
+#endif
 }
 
 /* Place of the query of each row in its sequence, [width]. */
@@ -152,6 +252,12 @@ static void find_places(const struct block *block, int32_t *places) {
   const int64_t first = block->segment->before + block->from, group = block->layer->group;
   for (int64_t q = 0; q * group < block->width; q++)
     for (int64_t g = 0; g < group && q * group + g < block->width; g++) places[q * group + g] = first + q;
+}
+
+/* Where the rows of a query of a block begin in a tensor [tokens, heads]; those of its heads follow one another. */
+static inline int64_t first_row(const struct block *block, int64_t query) {
+  const struct layer *l = block->layer;
+  return ((block->segment->start + block->from + query) * l->key_heads + block->head) * l->group;
 }
 
 /* Scores [count, width] of keys that are not seen are hidden; `from` is the place of the first key in its sequence. */
@@ -193,6 +299,16 @@ static int next_keys(struct keys *keys, const struct block *block, const int64_t
   return 1;
 }
 
+/* Keys or values of a head, [count, dim], `row` numbers apart; space is for KEYS of them. */
+static const float *keys_at(const struct layer *l, const struct keys *keys, int64_t head, float *space, int64_t *row) {
+  return numbers_of(l->key + keys->start * l->key_steps[0] + head * l->key_steps[1], l->key_steps[0], keys->count, l->dim, space,
+                    row);
+}
+static const float *values_at(const struct layer *l, const struct keys *keys, int64_t head, float *space, int64_t *row) {
+  return numbers_of(l->value + keys->start * l->value_steps[0] + head * l->value_steps[1], l->value_steps[0], keys->count,
+                    l->value_dim, space, row);
+}
+
 static int64_t round_up(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 static struct block block_of(const struct layer *layer, const struct segment *segment, int64_t head, int64_t from, int64_t end) {
@@ -200,8 +316,10 @@ static struct block block_of(const struct layer *layer, const struct segment *se
   return (struct block){layer, segment, head, from, count, count * layer->group, round_up(count * layer->group)};
 }
 
+static int64_t room_of_keys(const struct layer *layer) { return KEYS * (layer->dim + layer->value_dim); }
+
 /* Numbers that a thread of `attend` works in. */
-static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3); }
+static int64_t room(const struct layer *layer) { return QUERIES * (KEYS + 2 * layer->dim + layer->value_dim + 3) + room_of_keys(layer); }
 
 /* Output and normalizers of a block; the largest score and the sum of each row are mended from block to block of keys. */
 static void attend_block(const struct block *block, const int64_t *spans, float *space) {
@@ -210,21 +328,21 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
   float *scores = space, *rows = scores + QUERIES * KEYS, *columns = rows + QUERIES * dim, *sums = columns + QUERIES * dim;
   float *largest = sums + QUERIES * value_dim, *total = largest + QUERIES;
   int32_t *places = (int32_t *)(total + QUERIES);
+  float *keys_space = total + 2 * QUERIES, *values_space = keys_space + KEYS * dim;
   find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   memset(sums, 0, sizeof(float) * width * value_dim);
   for (int64_t r = 0; r < width; r++) largest[r] = HIDDEN, total[r] = 0;
   for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
     const int64_t count = keys.count;
-    product(count, width, dim, l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1], l->key_steps[0], 1, columns,
-            width, scores, width, 0);
+    int64_t key_row, value_row;
+    const float *key = keys_at(l, &keys, block->head, keys_space, &key_row);
+    const float *value = values_at(l, &keys, block->head, values_space, &value_row);
+    product(count, width, dim, key, key_row, 1, columns, width, scores, width, 0);
     hide(block, places, scores, keys.place, count);
     for (int64_t r = 0; r < width; r += LANES) {
       vec most = load(largest + r), sum = {0};
-      for (int64_t t = 0; t < count; t++) {
-        const vec score = load(scores + t * width + r);
-        most = pick(score > most, score, most);
-      }
+      for (int64_t t = 0; t < count; t++) most = larger(load(scores + t * width + r), most);
       const vec less = exponential(load(largest + r) - most);
       for (int64_t t = 0; t < count; t++) {
         const vec weight = exponential(load(scores + t * width + r) - most);
@@ -235,19 +353,20 @@ static void attend_block(const struct block *block, const int64_t *spans, float 
       store(largest + r, most);
       for (int x = 0; x < LANES; x++)
         if (less[x] != 1.0f)
-          for (int64_t d = 0; d < value_dim; d++) sums[(r + x) * value_dim + d] *= less[x];
+          for (int64_t d = 0; d < value_dim; d += LANES) {
+            float *at = sums + (r + x) * value_dim + d;
+            store(at, load(at) * less[x]);
+          }
     }
-    product(block->rows, value_dim, count, scores, 1, width,
-            l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1], l->value_steps[0], sums, value_dim, 1);
+    product(block->rows, value_dim, count, scores, 1, width, value, value_row, sums, value_dim, 1);
   }
-  const int64_t heads = l->key_heads * l->group;
-  for (int64_t r = 0; r < block->rows; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    const float factor = 1 / total[r];
-    for (int64_t d = 0; d < value_dim; d++)
-      l->result[(token * heads + head) * value_dim + d] = sums[r * value_dim + d] * factor;
-    l->normalizers[token * heads + head] = largest[r] + logf(total[r]);
-  }
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++) {
+      const float factor = 1 / total[r];
+      for (int64_t d = 0; d < value_dim; d += LANES)
+        store_cells(l->result + at * value_dim + d, load(sums + r * value_dim + d) * factor);
+      l->normalizers[at] = largest[r] + logf(total[r]);
+    }
 }
 
 /* tasks [num_tasks, 3]: a segment, and the first and the end of some of its queries. 1: there is no memory. */
@@ -275,39 +394,39 @@ int attend(const struct layer *layer, const struct segment *segments, const int6
 }
 
 static int64_t room_back(const struct layer *layer) {
-  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3);
+  return QUERIES * (2 * KEYS + 3 * layer->dim + 2 * layer->value_dim + 3) + room_of_keys(layer);
 }
 
 /* Gradients of a block: those of queries are written, those of keys and values added. */
 static void attend_block_back(const struct block *block, const int64_t *spans, float *space) {
   const struct layer *l = block->layer;
-  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim, heads = l->key_heads * l->group;
+  const int64_t width = block->width, dim = l->dim, value_dim = l->value_dim;
   float *weights = space, *grads = weights + QUERIES * KEYS, *rows = grads + QUERIES * KEYS, *columns = rows + QUERIES * dim;
   float *sums = columns + QUERIES * dim, *grad_rows = sums + QUERIES * dim, *grad_columns = grad_rows + QUERIES * value_dim;
   float *normalizers = grad_columns + QUERIES * value_dim, *means = normalizers + QUERIES;
   int32_t *places = (int32_t *)(means + QUERIES);
+  float *keys_space = means + 2 * QUERIES, *values_space = keys_space + KEYS * dim;
   find_places(block, places);
   pack(block, l->query, l->query_steps, dim, l->scaling, rows, columns);
   pack(block, l->grad, l->grad_steps, value_dim, 1, grad_rows, grad_columns);
   memset(sums, 0, sizeof(float) * width * dim);
-  for (int64_t r = 0; r < width; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    normalizers[r] = means[r] = 0;
-    if (r >= block->rows) continue;
-    normalizers[r] = l->normalizers[token * heads + head];
-    const float *out = l->out + (token * heads + head) * value_dim;
-    float mean = 0;
-#pragma omp simd reduction(+ : mean)
-    for (int64_t d = 0; d < value_dim; d++) mean += grad_rows[r * value_dim + d] * out[d];
-    means[r] = mean;
-  }
+  memset(normalizers, 0, sizeof(float) * 2 * QUERIES); /* and means: of padding */
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++) {
+      vec mean = {0};
+      for (int64_t d = 0; d < value_dim; d += LANES)
+        mean += load(grad_rows + r * value_dim + d) * load_cells(l->out + at * value_dim + d);
+      for (int x = 0; x < LANES; x++) means[r] += mean[x];
+      normalizers[r] = l->normalizers[at];
+    }
   for (struct keys keys = {.span = -1}; next_keys(&keys, block, spans);) {
     const int64_t count = keys.count;
-    const float *key = l->key + keys.start * l->key_steps[0] + block->head * l->key_steps[1];
-    const float *value = l->value + keys.start * l->value_steps[0] + block->head * l->value_steps[1];
-    product(count, width, dim, key, l->key_steps[0], 1, columns, width, weights, width, 0);
+    int64_t key_row, value_row;
+    const float *key = keys_at(l, &keys, block->head, keys_space, &key_row);
+    const float *value = values_at(l, &keys, block->head, values_space, &value_row);
+    product(count, width, dim, key, key_row, 1, columns, width, weights, width, 0);
     hide(block, places, weights, keys.place, count);
-    product(count, width, value_dim, value, l->value_steps[0], 1, grad_columns, width, grads, width, 0);
+    product(count, width, value_dim, value, value_row, 1, grad_columns, width, grads, width, 0);
     for (int64_t t = 0; t < count; t++)
       for (int64_t r = 0; r < width; r += LANES) {
         const vec weight = exponential(load(weights + t * width + r) - load(normalizers + r));
@@ -318,12 +437,12 @@ static void attend_block_back(const struct block *block, const int64_t *spans, f
             l->grad_value + (keys.start * l->key_heads + block->head) * value_dim, l->key_heads * value_dim, 1);
     product(count, dim, block->rows, grads, width, 1, rows, dim, l->grad_key + (keys.start * l->key_heads + block->head) * dim,
             l->key_heads * dim, 1);
-    product(block->rows, dim, count, grads, 1, width, key, l->key_steps[0], sums, dim, 1);
+    product(block->rows, dim, count, grads, 1, width, key, key_row, sums, dim, 1);
   }
-  for (int64_t r = 0; r < block->rows; r++) {
-    const int64_t token = block->segment->start + block->from + r / l->group, head = block->head * l->group + r % l->group;
-    for (int64_t d = 0; d < dim; d++) l->grad_query[(token * heads + head) * dim + d] = sums[r * dim + d] * l->scaling;
-  }
+  for (int64_t r = 0, q = 0; q < block->count; q++)
+    for (int64_t at = first_row(block, q), end = at + l->group; at < end; at++, r++)
+      for (int64_t d = 0; d < dim; d += LANES)
+        store_cells(l->grad_query + at * dim + d, load(sums + r * dim + d) * l->scaling);
 }
 
 /* trees [num_trees, 2]: first and end of segments that share keys with each other alone. 1: there is no memory. */
@@ -351,16 +470,18 @@ int attend_back(const struct layer *layer, const struct segment *segments, const
 }
 
 /* out, factors: x [rows, dim] / sqrt(mean(x^2) + eps) times the weight, and what each row was multiplied by. */
-void norm(const float *x, const float *weight, float *out, float *factors, int64_t rows, int64_t dim, float eps, int threads) {
+void norm(const cell *x, const float *weight, cell *out, float *factors, int64_t rows, int64_t dim, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t r = 0; r < rows; r++) {
-    const float *from = x + r * dim;
-    float *to = out + r * dim, squares = 0;
+    const cell *from = x + r * dim;
+    cell *to = out + r * dim;
+    float squares = 0;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t d = 0; d < dim; d++) squares += from[d] * from[d];
+    for (int64_t d = 0; d < dim; d++) squares += wide(from[d]) * wide(from[d]);
     const float factor = 1 / sqrtf(squares / dim + eps);
     factors[r] = factor;
-    for (int64_t d = 0; d < dim; d++) to[d] = from[d] * factor * weight[d];
+#pragma omp simd
+    for (int64_t d = 0; d < dim; d++) to[d] = narrow(wide(from[d]) * factor * weight[d]);
   }
 }
 
@@ -368,70 +489,75 @@ void norm(const float *x, const float *weight, float *out, float *factors, int64
 int64_t norm_parts(int64_t rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
 
 /* grad_x [rows, dim], and the gradient by the weight in parts [norm_parts(rows), dim], to be added up. */
-void norm_back(const float *grad, const float *x, const float *weight, const float *factors, float *grad_x, float *parts,
+void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *parts,
                int64_t rows, int64_t dim, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < norm_parts(rows); part++) {
     float *sums = parts + part * dim;
     memset(sums, 0, sizeof(float) * dim);
     for (int64_t r = part * NORM_ROWS; r < rows && r < (part + 1) * NORM_ROWS; r++) {
-      const float *of_row = grad + r * dim, *from = x + r * dim, factor = factors[r];
-      float *to = grad_x + r * dim, along = 0;
+      const cell *of_row = grad + r * dim, *from = x + r * dim;
+      cell *to = grad_x + r * dim;
+      float along = 0;
+      const float factor = factors[r];
 #pragma omp simd reduction(+ : along)
-      for (int64_t d = 0; d < dim; d++) along += of_row[d] * weight[d] * from[d];
+      for (int64_t d = 0; d < dim; d++) along += wide(of_row[d]) * weight[d] * wide(from[d]);
       along *= factor * factor / dim;
+#pragma omp simd
       for (int64_t d = 0; d < dim; d++) {
-        to[d] = factor * (of_row[d] * weight[d] - from[d] * along);
-        sums[d] += of_row[d] * (from[d] * factor);
+        const float g = wide(of_row[d]), number = wide(from[d]);
+        to[d] = narrow(factor * (g * weight[d] - number * along));
+        sums[d] += g * (number * factor);
       }
     }
   }
 }
 
 /* out [tokens, heads, dim]: the halves of each head turned by the angles of its token [tokens, dim]; back: turned back. */
-void turn(const float *states, int64_t head_step, int64_t token_step, const float *cosines, const float *sines, float *out,
+void turn(const cell *states, int64_t head_step, int64_t token_step, const float *cosines, const float *sines, cell *out,
           int64_t tokens, int64_t heads, int64_t dim, int back, int threads) {
   const int64_t half = dim / 2;
+  const float sign = back ? -1 : 1;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t token = 0; token < tokens; token++) {
     const float *cos = cosines + token * dim, *sin = sines + token * dim;
+    const float *of_left = sin + (back ? half : 0), *of_right = sin + (back ? 0 : half);
     for (int64_t head = 0; head < heads; head++) {
-      const float *from = states + head * head_step + token * token_step;
-      float *to = out + (token * heads + head) * dim;
-      if (back)
-        for (int64_t d = 0; d < half; d++) {
-          to[d] = from[d] * cos[d] + from[half + d] * sin[half + d];
-          to[half + d] = from[half + d] * cos[half + d] - from[d] * sin[d];
-        }
-      else
-        for (int64_t d = 0; d < half; d++) {
-          to[d] = from[d] * cos[d] - from[half + d] * sin[d];
-          to[half + d] = from[half + d] * cos[half + d] + from[d] * sin[half + d];
-        }
+      const cell *from = states + head * head_step + token * token_step;
+      cell *to = out + (token * heads + head) * dim;
+#pragma omp simd
+      for (int64_t d = 0; d < half; d++) {
+        const float left = wide(from[d]), right = wide(from[half + d]);
+        to[d] = narrow(left * cos[d] - sign * right * of_left[d]);
+        to[half + d] = narrow(right * cos[half + d] + sign * left * of_right[d]);
+      }
     }
   }
 }
 
 #define GATE_PART 4096 /* numbers that a thread takes at a time */
 
-static inline vec sigmoid(vec x) { /* the exponential is of a number that is not above 0 */
-  const vec small = exponential(pick(x < 0, x, -x));
-  return pick(x < 0, small, all(1)) / (1 + small);
-}
+static inline vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
 
 /* The part of a vector that is there; `count` numbers, the others 0. */
-static inline vec some(const float *from, int64_t count) {
-  if (count >= LANES) return load(from);
-  float numbers[LANES] = {0};
-  memcpy(numbers, from, sizeof(float) * count);
-  return load(numbers);
+static inline vec some(const cell *from, int64_t count) {
+  if (count >= LANES) return load_cells(from);
+  cell numbers[LANES] = {0};
+  memcpy(numbers, from, sizeof(cell) * count);
+  return load_cells(numbers);
 }
-static inline void put(float *to, vec x, int64_t count) {
-  memcpy(to, &x, sizeof(float) * (count < LANES ? count : LANES));
+static inline void put(cell *to, vec x, int64_t count) {
+  if (count >= LANES) {
+    store_cells(to, x);
+    return;
+  }
+  cell numbers[LANES];
+  store_cells(numbers, x);
+  memcpy(to, numbers, sizeof(cell) * count);
 }
 
 /* out = gate sigmoid(gate) times up, of `size` numbers. */
-void gate(const float *gates, const float *ups, float *out, int64_t size, int threads) {
+void gate(const cell *gates, const cell *ups, cell *out, int64_t size, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < size; part += GATE_PART)
     for (int64_t i = part; i < size && i < part + GATE_PART; i += LANES) {
@@ -440,7 +566,7 @@ void gate(const float *gates, const float *ups, float *out, int64_t size, int th
     }
 }
 
-void gate_back(const float *grad, const float *gates, const float *ups, float *grad_gates, float *grad_ups, int64_t size,
+void gate_back(const cell *grad, const cell *gates, const cell *ups, cell *grad_gates, cell *grad_ups, int64_t size,
                int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < size; part += GATE_PART)
@@ -449,4 +575,19 @@ void gate_back(const float *grad, const float *gates, const float *ups, float *g
       put(grad_gates + i, of_out * some(ups + i, size - i) * share * (1 + x * (1 - share)), size - i);
       put(grad_ups + i, of_out * x * share, size - i);
     }
+}
+
+#define TOGETHER 256 /* tokens whose products are added in registers: their inputs stay in the cache */
+
+/* out [n, k] = rows [m, n] transposed times inputs [m, k], of float; k is a multiple of LANES. */
+void weight_gradient(const float *rows, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int threads) {
+  const int64_t strips = (n + ROWS - 1) / ROWS;
+  if (!m) memset(out, 0, sizeof(float) * n * k);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t part = 0; part < threads; part++) {
+    const int64_t from = strips * part / threads * ROWS, end = strips * (part + 1) / threads * ROWS;
+    for (int64_t t = 0; t < m; t += TOGETHER)
+      product((end < n ? end : n) - from, k, m - t < TOGETHER ? m - t : TOGETHER, rows + t * n + from, 1, n, inputs + t * k, k,
+              out + from * k, k, t > 0);
+  }
 }

@@ -25,7 +25,7 @@ _LANES = 16
 def use_traced_cpu_layers(module: nn.Module, dtype: torch.dtype) -> None:
     """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what the compiled ones
     keep."""
-    if dtype != torch.float32 or update_library() is None:
+    if update_library(dtype) is None:
         return
     use_traced_norms(module)
     with torch.no_grad():
@@ -43,9 +43,12 @@ class CpuAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """As of `PackedAttention`."""
-        is_plain = form.is_fused and form.chunk is None and query.dtype == torch.float32
+        if torch.is_autocast_enabled("cpu"):
+            half = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(half), key.to(half), value.to(half)
+        is_plain = form.is_fused and form.chunk is None
         is_whole = not query.shape[2] % _LANES and not value.shape[2] % _LANES
-        if not is_plain or not is_whole or update_library() is None:
+        if not is_plain or not is_whole or update_library(query.dtype) is None:
             return self._packed.attend(layer, query, key, value, form)
         output: Tensor = _Attend.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
         return output
@@ -57,7 +60,7 @@ class _Attend(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, pairs: float, recorder: Recorder
     ) -> Tensor:
         count, heads, dim = query.shape
-        out, sums = torch.empty(count, heads, value.shape[2]), torch.empty(count, heads)
+        out, sums = query.new_empty(count, heads, value.shape[2]), torch.empty(count, heads)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.flops, ctx.recorder = 2.0 * heads * (dim + value.shape[2]) * pairs, recorder
         recorder.work += Work(attention_flops=ctx.flops, num_calls=1)
@@ -67,7 +70,8 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, _, _ = ctx.saved_tensors
         ctx.recorder.work += Work(attention_flops=2.5 * ctx.flops, num_calls=1)
-        return torch.empty(query.shape), torch.zeros(key.shape), torch.zeros(value.shape), None, None
+        sums = torch.zeros(key.shape), torch.zeros(value.shape)
+        return torch.empty_like(query), sums[0].to(key.dtype), sums[1].to(value.dtype), None, None
 
 
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:

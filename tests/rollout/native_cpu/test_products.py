@@ -17,7 +17,8 @@ from strop.engines import causal_lm, cpu_products
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.cpu_products import LayerProducts, has_large, linear
+from strop.engines.cpu.library import update_library
+from strop.engines.cpu_products import HalfProducts, LayerProducts, has_large, linear
 from strop.engines.model import load_model
 from strop.engines.segments import Segment
 
@@ -33,7 +34,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return product(inputs, weight, bias)
 
     monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
-    monkeypatch.setattr(cpu_products, "is_onednn_faster_at_gradients", lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
     monkeypatch.setattr(cpu_products, "_product", noted)
     return taken
 
@@ -54,8 +55,7 @@ def test_values_and_gradients_are_those_of_float64(
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-4)
     for one, other in zip(given, exact, strict=True):
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=0, atol=2e-4)
-    assert everywhere[0] == (320, 256)
-    assert len(everywhere) == 3
+    assert everywhere == [(320, 256), (256, 320)]  # and the gradient by the weight otherwise
 
 
 def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> None:
@@ -63,6 +63,24 @@ def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> 
     linear(inputs, weight).sum().backward()
     torch.testing.assert_close(inputs.grad, weight.sum(0).expand(4, -1), rtol=0, atol=1e-4)
     assert len(everywhere) == 2
+
+
+@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+@pytest.mark.parametrize(
+    ("count", "width", "depth"), [(1, 1, 16), (3, 7, 32), (300, 20, 80), (700, 13, 48), (0, 3, 16)]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: int, threads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, inputs = (torch.randn(size, count, generator=generator).T for size in (width, depth))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = cpu_products._compiled_gradient(rows, inputs)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.double(), rows.T.double() @ inputs.double(), rtol=0, atol=1e-4)
+    assert torch.equal(found, cpu_products._compiled_gradient(rows, inputs))
 
 
 def test_a_gradient_of_a_gradient_is_refused(everywhere: list[tuple[int, ...]]) -> None:
@@ -109,7 +127,7 @@ def test_a_model_gives_the_same_and_one_that_computes_again_is_left_alone(
 
     path = str(tmp_path)
     wanted = grads(ModelConfig(path=path, dtype="float32", gradient_checkpointing=True))
-    assert not everywhere
+    assert all(103 in shape for shape in everywhere)  # the head, which is not computed again
     found = grads(ModelConfig(path=path, dtype="float32"))
     assert len(everywhere) > 10
     for one, other in zip(found, wanted, strict=True):
@@ -128,7 +146,7 @@ def test_it_is_a_matter_of_a_measurement_that_is_taken_once(
         for _ in range(2):  # the second is another process, which measures something else
             assert cpu_products.is_onednn_faster() is is_faster
             assert has_large([nn.Parameter(torch.zeros(256, 256))]) is is_faster
-            assert not has_large([nn.Parameter(torch.zeros(255, 256)), nn.Parameter(torch.zeros(1 << 17))])
+            assert not has_large([nn.Parameter(torch.zeros(127, 128)), nn.Parameter(torch.zeros(1 << 17))])
             cpu_products.is_onednn_faster.cache_clear()
     finally:
         cpu_products.is_onednn_faster.cache_clear()
@@ -136,7 +154,9 @@ def test_it_is_a_matter_of_a_measurement_that_is_taken_once(
 
 def test_both_libraries_are_timed() -> None:
     assert 0.05 < cpu_products.onednn_speedup() < 20
-    assert 0.05 < cpu_products.onednn_speedup_at_gradients() < 20
+    if update_library() is not None:
+        assert 0.05 < cpu_products.compiled_speedup() < 20
+    assert 0.001 < cpu_products.half_speedup() < 20
 
 
 def test_a_speedup_is_of_the_fastest_calls() -> None:
@@ -145,15 +165,62 @@ def test_a_speedup_is_of_the_fastest_calls() -> None:
     assert 1.5 < cpu_products._speedup(first, other) < 2.5
 
 
+def test_precisions_are_timed_as_they_are_within_autocast_too() -> None:
+    seen: list[torch.dtype] = []
+    inputs, weight = torch.ones(2, 3), torch.ones(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cpu_products._speedup(lambda: seen.append(F.linear(inputs, weight).dtype), lambda: None)
+    assert set(seen) == {torch.float32}
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
 def test_gradients_by_weights_are_a_choice_of_their_own(
-    everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    is_faster: bool, everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_products, "is_onednn_faster_at_gradients", lambda: False)
-    weight = torch.randn(300, 256, requires_grad=True)
-    inputs = torch.randn(9, 256)
-    linear(inputs, weight).sum().backward()
-    torch.testing.assert_close(weight.grad, inputs.sum(0).expand(300, 256), rtol=1e-5, atol=1e-5)
-    assert everywhere == [(300, 256)]  # forward alone
+    taken: list[int] = []
+    compiled = cpu_products._compiled_gradient
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: is_faster)
+    monkeypatch.setattr(
+        cpu_products, "_compiled_gradient", lambda *given: taken.append(1) or compiled(*given)
+    )
+    for depth in (256, 250):  # the second is not of whole vectors
+        weight = torch.randn(300, depth, requires_grad=True)
+        inputs = torch.randn(9, depth)
+        linear(inputs, weight).sum().backward()
+        torch.testing.assert_close(weight.grad, inputs.sum(0).expand(300, depth), rtol=1e-5, atol=1e-5)
+    assert len(taken) == (1 if is_faster and update_library() is not None else 0)
+    assert everywhere == [(300, 256), (300, 250)]  # forward alone
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_products_in_half_precision_are_those_of_autocast_and_round_once(
+    is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: is_faster)
+    generator = torch.Generator().manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(24, 40), nn.Linear(24, 16, bias=False)])
+    inputs = torch.randn(2, 9, 24, generator=generator)
+    every: list[list[Tensor]] = []
+    for products in (HalfProducts(), nullcontext()):
+        given = inputs.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16), products:
+            outputs = [layer(given) for layer in layers]
+        total = sum((output.float().square() * 0.5).sum() for output in outputs)
+        every.append([*outputs, *torch.autograd.grad(total, [given, *layers.parameters()])])
+    found, wanted = every
+    assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() < 2**-8 * other.norm()
+    mode, taken = HalfProducts(), []
+    half = mode._half
+    monkeypatch.setattr(mode, "_half", lambda given: taken.append(half(given)) or taken[-1])
+    with torch.autocast("cpu", dtype=torch.bfloat16), mode:
+        for layer in layers:
+            layer(inputs)
+        inputs.add_(1.0)
+        layers[0](inputs)
+    assert taken[0] is taken[1]
+    assert torch.equal(taken[2].bfloat16(), inputs.bfloat16())
 
 
 def test_on_a_device_no_parameter_is_looked_at(
