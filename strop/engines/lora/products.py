@@ -1,8 +1,8 @@
 """Forward pass of a linear layer with an adapter: the adapter's part is added into the layer's output, in place.
 
 PEFT makes three tensors of the size of the output beside it (B A x, the same times its factor, the sum), and their
-gradients. They are freed at once, but on a CPU what the backward pass keeps lies between them, so that the heap of the C
-library is left with gaps of their size: benchmarks/RESULTS.md has the memory and the time of both.
+gradients. They are freed at once, but on a CPU what the backward pass keeps lies between them, so that the heap of the
+C library is left with gaps of their size: benchmarks/RESULTS.md has the memory of both.
 """
 
 from __future__ import annotations

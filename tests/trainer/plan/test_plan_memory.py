@@ -19,10 +19,12 @@ from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.trainer.config import Config
 from strop.trainer.loading import load
+from strop.trainer.plan import parameters
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
+from strop.trainer.plan.pass_memory import gradient_pieces, update_phase
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
@@ -294,3 +296,30 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
             if phase.phase == "rollout (apart)"
         )
         assert (apart.device_bytes <= device) is fits
+
+
+def test_gradients_in_the_heap_leave_gaps_of_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = planned_roles(small(tmp_path), lengths_of(small(tmp_path), None, None), is_accelerator=False)
+    sizes = roles[0].sizes
+    assert gradient_pieces(roles[0], 0) == 4 * sizes.total
+    update = update_phase(roles[0], {}, True)
+    assert update.device["gaps of the heap"] > 4 * sizes.total
+    more = update_phase(roles[0], {}, True, freed_bytes=1000.0)
+    assert more.device_bytes == update.device_bytes + 1000
+    assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
+    monkeypatch.setattr(parameters, "LARGEST_PIECE", 4 * 512 * 64 - 1)  # all but the embedding
+    assert model_sizes(SMALL, PassForm(compute_dtype=torch.float32)).trained_in_heap == sizes.total - 512 * 64
+
+
+def test_what_sharded_ranks_gather_for_generation_leaves_gaps(tmp_path: Path) -> None:
+    ray = ("resources.runtime=ray", "resources.ranks=2")
+    gaps = {}
+    for settings in (ray, (*ray, "resources.apart={rollout:1}", "rollout.max_staleness=1")):
+        config = small(tmp_path, *settings)
+        roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+        phases = phases_of(config, roles, device_bytes=None)
+        update = next(phase for phase in phases if phase.phase == "actor: update")
+        gaps[len(settings)] = update.device["gaps of the heap"]
+    assert gaps[2] - gaps[4] == pytest.approx(2 * roles[0].sizes.total)  # in bfloat16
