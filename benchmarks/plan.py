@@ -25,7 +25,14 @@ from typing import Any
 
 import torch
 from machine import machine
-from transformers import GenerationConfig, GPTNeoXConfig, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer
+from transformers import (
+    GenerationConfig,
+    GPTNeoXConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -290,7 +297,7 @@ def settings_of(case: Case, folder: Path) -> list[str]:
 def make_model(folder: Path, sizes: dict[str, int]) -> None:
     """A random Qwen3 model that never ends an answer, and never gives the same one twice: its tokens are nearly as
     likely as each other, but for the end, which points away from what all of them have in common."""
-    tokenizer = make_tiny_tokenizer()
+    tokenizer = tokenizer_of(sizes["vocab_size"])
     heads = sizes["hidden_size"] // 64
     config = Qwen3Config(
         **sizes, num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64, tie_word_embeddings=True,
@@ -309,6 +316,20 @@ def make_model(folder: Path, sizes: dict[str, int]) -> None:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
+    """The tiny tokenizer with so many tokens: ids without a token would be banned, of which models have few."""
+    tiny = make_tiny_tokenizer()
+    state = json.loads(tiny.backend_tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {f"<{number}>": number for number in range(len(vocabulary), size)}
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types here
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=tiny.eos_token,
+        pad_token=tiny.pad_token, unk_token=tiny.unk_token,
+    )  # fmt: skip
+    tokenizer.chat_template = tiny.chat_template
+    return tokenizer
 
 
 def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
