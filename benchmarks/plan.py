@@ -2,9 +2,9 @@
 
     make bench BENCH=plan ARGS=--json
 
-prints one JSON line; without `--json` a line per case before it. Each case is a run of `strop train` with a random
-model whose answers all reach their limit, in a process of its own (on Ray: one per rank). Measured are VmHWM of the
-process with the model, and the second of two steps, in seconds of the processor, which other programs do not lengthen.
+prints one JSON line; without `--json` a line per case before it. Each case is a program of its own, `strop train` with
+a random model whose answers all reach their limit (on Ray: one process per rank). Measured are VmHWM of the process
+with the model, and the second of two steps, in seconds of the processor, which other programs do not lengthen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,13 +25,19 @@ from typing import Any
 
 import torch
 from machine import machine
-from transformers import GenerationConfig, GPTNeoXConfig, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer
+from transformers import (
+    GenerationConfig,
+    GPTNeoXConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from strop.cli.main import main as strop_main
 from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.trainer.loading import load
-from strop.trainer.plan.baseline import baseline_bytes
+from strop.trainer.plan.baseline import baseline
 from strop.trainer.plan.parameters import Axes, model_sizes, share_of
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import make_plan
@@ -40,7 +47,10 @@ from strop.trainer.train import train  # noqa: F401  (imported before the forks)
 SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192}
 MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536, "vocab_size": 8192}
 LARGE = {"hidden_size": 768, "num_hidden_layers": 10, "intermediate_size": 2304, "vocab_size": 32768}
+WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 768, "vocab_size": 100_000}
 STEPS = 2
+LIMIT_S = 690.0
+"""After which no further case is begun."""
 REWARD = '''\
 import random
 
@@ -66,18 +76,20 @@ class Case:
 
 CASES = {
     "small": Case(model=SMALL, prompts=4, samples=8),
+    "wide vocabulary": Case(model=WIDE),
     "middle": Case(model=MIDDLE),
     "middle, budget 512": Case(model=MIDDLE, settings=("actor.engine.max_tokens_per_device=512",)),
-    "middle, checkpointing": Case(model=MIDDLE, settings=("model.gradient_checkpointing=true",)),
+    "middle, 32 samples": Case(model=MIDDLE, prompts=4, samples=8),
+    "middle, long prompts": Case(model=MIDDLE, prompt=500, response=64),
     "middle, long answers": Case(model=MIDDLE, response=700, prompts=1, samples=2),
+    "middle, checkpointing": Case(model=MIDDLE, settings=("model.gradient_checkpointing=true",)),
+    "middle, two updates": Case(model=MIDDLE, settings=("actor.samples_per_update=4",)),
     "middle, reference": Case(model=MIDDLE, settings=("algorithm.use_kl_loss=true",)),
     "middle, critic": Case(model=MIDDLE, settings=("algorithm=ppo",)),
-    "middle, two updates": Case(model=MIDDLE, settings=("actor.samples_per_update=4",)),
     "middle, bfloat16": Case(model=MIDDLE, settings=("model.dtype=bfloat16",)),
     "middle, muon": Case(model=MIDDLE, settings=("actor.optim.name=muon",)),
     "large": Case(model=LARGE),
     "large, adapter": Case(model=LARGE, settings=("model.lora.rank=16",)),
-    "large, budget 512": Case(model=LARGE, settings=("actor.engine.max_tokens_per_device=512",)),
     "middle, two ranks": Case(model=MIDDLE, ranks=2),
     "middle, tensor parallel": Case(model=MIDDLE, ranks=2, settings=("actor.engine.tensor_parallel=2",)),
 }
@@ -98,17 +110,23 @@ def main() -> None:
             print(json.dumps({"benchmark": "plan", "published": published(Path(temporary))}))
         return
     names = arguments.cases.split("|") if arguments.cases else list(CASES)
-    baseline_bytes()  # once for all children
-    where, report = machine(), {}
+    for on_ray in {CASES[name].ranks > 1 for name in names}:
+        baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
+    where, report, end = machine(), {}, time.monotonic() + LIMIT_S
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments.folder or temporary)
         for name in names:
+            if time.monotonic() > end:
+                break
             report[name] = measured(CASES[name], folder / name.replace(" ", "_").replace(",", ""))
             if not arguments.json:
                 print(name, json.dumps(report[name]), flush=True)
     ratios = {key: [case[key] for case in report.values()] for key in ("memory_ratio", "time_ratio")}
     worst = {key: max(abs(value - 1) for value in values) for key, values in ratios.items()}
-    print(json.dumps({"benchmark": "plan", "machine": where, "cases": report, "worst": worst}))
+    left = [name for name in names if name not in report]
+    print(
+        json.dumps({"benchmark": "plan", "machine": where, "cases": report, "worst": worst, "not_run": left})
+    )
 
 
 def measured(case: Case, folder: Path) -> dict[str, Any]:
@@ -135,14 +153,15 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
 
 
 PUBLISHED = {
-    # parameters: heads, hidden, layers, tensor, pipeline, GPUs, sequences, TFLOP/s of a GPU
-    "1.7 B": (24, 2304, 24, 1, 1, 32, 512, 137),
-    "7.5 B": (32, 4096, 36, 4, 1, 128, 512, 142),
-    "18.4 B": (48, 6144, 40, 8, 1, 256, 1024, 135),
-    "145.6 B": (96, 12288, 80, 8, 8, 1536, 2304, 148),
+    # parameters: heads, hidden, layers, tensor, pipeline, GPUs, sequences, of a micro-batch, TFLOP/s of a GPU
+    "1.7 B": (24, 2304, 24, 1, 1, 32, 512, 16, 137),
+    "7.5 B": (32, 4096, 36, 4, 1, 128, 512, 16, 142),
+    "18.4 B": (48, 6144, 40, 8, 1, 256, 1024, 8, 135),
+    "145.6 B": (96, 12288, 80, 8, 8, 1536, 2304, 2, 148),
 }
 """Of Narayanan et al. 2021, arXiv:2104.04473, table 1: GPT on A100-80GB, 2,048 tokens a sequence, vocabulary of 51,200,
-activations computed again; written down from memory, and not compared with the paper's text."""
+activations computed again. Sizes, axes and batches are those of examples/sc21/run_table_1.sh of NVIDIA/Megatron-LM, and
+the last column is what two texts that quote the table print; the paper itself was not at hand."""
 ZERO_3_GB = 1.9
 """State of 7.5 B parameters on each of 64 devices, Rajbhandari et al. 2019, arXiv:1910.02054, figure 1; texts about the
 paper print the same."""
@@ -153,7 +172,17 @@ def published(folder: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {
         "state of 7.5 B on 64 devices": {"published_gb": ZERO_3_GB, "planned_gb": zero_3_gb()}
     }
-    for name, (heads, hidden, layers, tensor, pipeline, ranks, sequences, teraflops) in PUBLISHED.items():
+    for name, (
+        heads,
+        hidden,
+        layers,
+        tensor,
+        pipeline,
+        ranks,
+        sequences,
+        each,
+        teraflops,
+    ) in PUBLISHED.items():
         model = folder / name.replace(" ", "")
         GPTNeoXConfig(
             hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=4 * hidden,
@@ -163,7 +192,7 @@ def published(folder: Path) -> dict[str, Any]:
             f"model.path='{model}'", "model.dtype=bfloat16", "model.gradient_checkpointing=true",
             "data.train_files=[x]", "reward.path=x", "data.max_prompt_tokens=8", "data.max_response_tokens=2040",
             f"data.prompts_per_step={sequences // 2}", "rollout.samples_per_prompt=2", "resources.runtime=ray",
-            f"resources.ranks={ranks}", "actor.engine.max_tokens_per_device=2048",
+            f"resources.ranks={ranks}", f"actor.engine.max_tokens_per_device={2048 * each}",
             f"actor.engine.tensor_parallel={tensor}", f"actor.engine.pipeline_parallel={pipeline}",
         ]  # fmt: skip
         config = load(None, overrides=settings)
@@ -269,7 +298,7 @@ def settings_of(case: Case, folder: Path) -> list[str]:
 def make_model(folder: Path, sizes: dict[str, int]) -> None:
     """A random Qwen3 model that never ends an answer, and never gives the same one twice: its tokens are nearly as
     likely as each other, but for the end, which points away from what all of them have in common."""
-    tokenizer = make_tiny_tokenizer()
+    tokenizer = tokenizer_of(sizes["vocab_size"])
     heads = sizes["hidden_size"] // 64
     config = Qwen3Config(
         **sizes, num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64, tie_word_embeddings=True,
@@ -290,22 +319,39 @@ def make_model(folder: Path, sizes: dict[str, int]) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
+    """The tiny tokenizer with so many tokens: ids without a token would be banned, of which models have few."""
+    tiny = make_tiny_tokenizer()
+    state = json.loads(tiny.backend_tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {f"<{number}>": number for number in range(len(vocabulary), size)}
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types here
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=tiny.eos_token,
+        pad_token=tiny.pad_token, unk_token=tiny.unk_token,
+    )  # fmt: skip
+    tokenizer.chat_template = tiny.chat_template
+    return tokenizer
+
+
 def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
     """Carry out a run: the most memory that a process with a model took, and its processor seconds of a step."""
     log = folder.with_suffix(".log")
-    pid = forked(lambda: strop_main(["train", "--out", str(folder), *overrides]), log)
+    program = [sys.executable, "-m", "strop", "train", "--out", str(folder), *overrides]
+    with log.open("wb") as output:
+        process = subprocess.Popen(program, stdout=output, stderr=output)
     peaks: dict[int, int] = {}
     at_step: dict[int, float] = {}
     metrics = folder / "metrics.jsonl"
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        pids = [pid] if ranks == 1 else ray_workers(pid)
+    while process.poll() is None:
+        pids = [process.pid] if ranks == 1 else ray_workers(process.pid)
         for one in pids:
             peaks[one] = max(peaks.get(one, 0), high_water(one))
         if metrics.exists():
             done = metrics.read_text().count("\n")
             at_step.setdefault(done, max((processor_seconds(one) for one in pids), default=0.0))
         time.sleep(0.02)
-    ended(pid, log)
+    if process.returncode:
+        raise SystemExit(f"it failed: {log.read_text()[-2000:]}")
     return max(peaks.values()), at_step[2] - at_step[1]
 
 

@@ -19,7 +19,8 @@ from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.utils.triton import has_kernels
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
-"""Logits held at one time on a CPU, in numbers: 32 MiB in float32."""
+"""Logits held at one time on a CPU, in numbers, at least: 32 MiB in float32, which glibc takes from the system and
+gives back at once. Less would lie in the heap, where a chunk finds no place between what was kept of those before."""
 DEVICE_CHUNK_ELEMENTS = 1 << 28
 """The same on an accelerator: 1 GiB, since products of few rows leave it idle, and read the whole head each time."""
 BANNED_LOGIT = -1e9
@@ -173,8 +174,9 @@ def _wide(hidden: Tensor) -> torch.dtype:
 
 def chunk_rows(vocab_size: int, device: torch.device) -> int:
     """Tokens per chunk of the head."""
-    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
-    return max(1, elements // vocab_size)
+    if device.type == "cpu":
+        return -(-HEAD_CHUNK_ELEMENTS // vocab_size)
+    return max(1, DEVICE_CHUNK_ELEMENTS // vocab_size)
 
 
 def half_product(left: Tensor, right: Tensor) -> Tensor:

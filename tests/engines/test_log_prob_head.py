@@ -199,3 +199,9 @@ def test_products_in_half_precision_are_those_of_rounded_numbers(has_bias: bool)
     for grad, other in zip(grads, wanted_grads, strict=True):
         assert grad.dtype == torch.float32
         torch.testing.assert_close(grad, other, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("vocab", [1000, 8192, 100_000, 151_936, 1 << 24])
+def test_a_chunk_on_a_cpu_comes_from_the_system(vocab: int) -> None:
+    rows = head.chunk_rows(vocab, torch.device("cpu"))
+    assert (rows - 1) * vocab * 4 < 32 << 20 <= rows * vocab * 4

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
+from strop.engines.lora.products import add_in_place
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
 from strop.utils.hub.models import fetch_copy
@@ -82,6 +83,9 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
     _check_layers(model)
     for _, parameter in _trained(model):  # PEFT gives adapters the precision of their layer
         parameter.data = _widened(parameter.data)
+    for _, layer in _layers(model):
+        if not _is_stack(layer):
+            add_in_place(layer)
     if _has_value_head(model):
         model.head_weight.requires_grad_(True)  # a new head of zeros learns nothing through adapters alone
     if config.path:

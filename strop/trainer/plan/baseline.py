@@ -1,38 +1,92 @@
-"""Memory of a process of a run before it has a model: the interpreter and what it imports."""
+"""A process of a run before it has a model: memory of the interpreter and of what it imports, and on several ranks what
+it costs them to talk."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 
-_PROGRAM = """
+from strop.trainer.config import Config
+
+_PROCESS = """
+import json
 import strop.cli.commands.train, strop.cli.launching, strop.trainer.start, strop.trainer.train
 import strop.engines.model, strop.data.loading, pyarrow.parquet, tokenizers, datasets
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3 import modeling_qwen3
 import torch
-layer = torch.nn.Linear(256, 256)
-layer(torch.rand(64, 256)).sum().backward()
-torch.optim.AdamW(layer.parameters(), fused=True).step()
-for line in open("/proc/self/status"):
-    if line.startswith("VmHWM"):
-        print(1024 * int(line.split()[1]))
+def most():
+    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+def pass_and_step(layer):
+    layer(torch.rand(64, 256)).sum().backward()
+    torch.optim.AdamW(layer.parameters(), fused=True).step()
+pass_and_step(torch.nn.Linear(256, 256))
+"""
+_ONE = """
+print(json.dumps({"num_bytes": most()}))
+"""
+_TWO = """
+import datetime, os, tempfile, time
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from strop.engines.parallel.fsdp import fully_shard
+torch.set_num_threads(1)
+place = "file://" + tempfile.mktemp()
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+pass_and_step(fully_shard(torch.nn.Linear(256, 256), mesh=init_device_mesh("cpu", (2,))))
+def seconds(numbers, repeats):
+    sent = torch.zeros(numbers)
+    before = time.process_time()
+    for _ in range(repeats):
+        dist.all_reduce(sent)
+    return (time.process_time() - before) / repeats
+num_bytes, _, call, large = most(), seconds(256, 10), seconds(256, 200), seconds(1 << 20, 5)
+if rank == 0:
+    print(json.dumps({"num_bytes": num_bytes, "call_s": call, "bytes_per_s": (4 << 20) / max(1e-9, large - call)}))
 """
 TIMEOUT_S = 120.0
-ASSUMED_BYTES = 750 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Such a process."""
+
+    num_bytes: int
+    """Its most memory."""
+    call_s: float = 200e-6
+    """Seconds of a collective of two ranks that sends nearly nothing."""
+    bytes_per_s: float = 1.5e9
+    """Of a large one: sent by a rank, in a second of its processor."""
+
+
+ASSUMED = Baseline(num_bytes=750 << 20)
 """Assumption for a system that does not tell it, or not in that time."""
 
 
+def baseline_of(config: Config) -> Baseline:
+    """Of a run's processes with a model."""
+    most = max(config.resources.ranks_of(role) for role in config.used_engines)
+    return baseline(uses_ray=config.resources.runtime == "ray", is_one_of_several=most > 1)
+
+
 @lru_cache
-def baseline_bytes(*, uses_ray: bool = False) -> int:
-    """Most memory of such a process on this machine, measured in one of its own: about ten seconds."""
-    program = f"import ray\n{_PROGRAM}" if uses_ray else _PROGRAM
+def baseline(*, uses_ray: bool = False, is_one_of_several: bool = False) -> Baseline:
+    """Measured on this machine, in processes of its own: about ten seconds.
+
+    Args:
+        uses_ray: the process is one of Ray's.
+        is_one_of_several: ranks that hold a model together.
+    """
+    program = ("import ray\n" if uses_ray else "") + _PROCESS + (_TWO if is_one_of_several else _ONE)
     try:
         result = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return ASSUMED_BYTES
-    words = result.stdout.split()
-    return int(words[-1]) if result.returncode == 0 and words else ASSUMED_BYTES
+        return ASSUMED
+    lines = result.stdout.splitlines()
+    return Baseline(**json.loads(lines[-1])) if result.returncode == 0 and lines else ASSUMED

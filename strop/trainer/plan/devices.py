@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from strop.engines.cpu_products import linear
 from strop.engines.flops.peak import half_precision_peak
+from strop.trainer.plan.baseline import ASSUMED, Baseline
 from strop.trainer.plan.tracing import Work
 from strop.utils.machine_limits import host_free_bytes
 
@@ -24,6 +25,8 @@ MATRIX = 1024
 """Rows and columns, at most, of the one in bfloat16."""
 ATTENDED = (512, 64)
 """Tokens and numbers of a head of the attention that is measured."""
+COLLECTIVE_S = 6e-6
+"""Of an accelerator: half of an all-reduce of a few tokens."""
 PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE, LINK_SHARE = 0.65, 0.35, 0.75, 0.7
 """Of a published figure that passes reach: with these the updates of benchmarks/RESULTS.md on an H100 are met within a
 tenth. They are stated in every plan."""
@@ -50,6 +53,8 @@ class Device:
     """Seconds of an operator that does nothing."""
     link: float
     """Bytes per second that a device sends within a node."""
+    collective_s: float
+    """Seconds of a collective of a few tokens, beside what it sends."""
     network: float
     """The same to other nodes."""
     per_node: int
@@ -127,13 +132,21 @@ def device_named(name: str) -> Device:
         few_rows_bandwidth=BANDWIDTH_SHARE * bandwidth * 1e12,
         call_s=5e-6,
         link=LINK_SHARE * link * 1e9,
+        collective_s=COLLECTIVE_S,
         network=LINK_SHARE * network * 1e9,
         per_node=per_node,
     )
 
 
 def this_cpu(
-    *, dtype: torch.dtype, rows: int, hidden: int, inner: int, num_threads: int = 0, processes: int = 1
+    *,
+    dtype: torch.dtype,
+    rows: int,
+    hidden: int,
+    inner: int,
+    num_threads: int = 0,
+    processes: int = 1,
+    baseline: Baseline = ASSUMED,
 ) -> Device:
     """This machine's processor, at products and operators of the sizes of a pass; about a second the first time.
 
@@ -143,6 +156,7 @@ def this_cpu(
         hidden, inner: sizes of the model.
         num_threads: of a process; 0: as many as torch takes now, shared by the processes.
         processes: on the machine.
+        baseline: of each of them, which says what it costs them to talk.
     """
     threads = num_threads or max(1, torch.get_num_threads() // processes)
     before = torch.get_num_threads()
@@ -164,9 +178,10 @@ def this_cpu(
         weight_bandwidth=weights,
         few_rows_bandwidth=few_rows,
         call_s=call_s,
-        link=1.5e9,
+        link=baseline.bytes_per_s,
+        collective_s=baseline.call_s,
         network=0.1e9,
-        per_node=1,
+        per_node=processes,
         threads=threads,
     )
 

@@ -102,6 +102,12 @@ def _before_prefill(
     return PhaseMemory(phase="rollout", device=parts, host=host_parts(actor, 0, is_cpu, gradients=False))
 
 
+def freed_copies(actor: RolePlan) -> float:
+    """Bytes that generation gives back to the heap of a process, and that pieces of the same sizes do not fit into
+    (`pass_memory.gradient_pieces`): parameters that sharded ranks gather for it."""
+    return sum(_generation_copies(actor, is_cpu=True).values()) if actor.form.is_sharded else 0.0
+
+
 def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:
     """Weights that are gathered, packed or rounded for generation."""
     sizes, item = actor.sizes, actor.form.compute_dtype.itemsize

@@ -11,7 +11,7 @@ from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import token_bytes
-from strop.trainer.plan.pass_time import has_trial, update_ratios
+from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
 
@@ -20,8 +20,6 @@ POINTS = 48
 LAYER_S = 65e-6
 """Of a layer in a captured decode step on an accelerator, beside what it reads: the native engine's 64 and 256
 sequences on an H100 (benchmarks/RESULTS.md)."""
-REDUCE_S = 12e-6
-"""Of an all-reduce of a few tokens, beside what it sends."""
 LAYER_CALLS = 60
 """Operators of a layer in a decode step by torch."""
 TRIAL_SEQUENCES, TRIAL_CONTEXT, TRIAL_STEP_S = 64, 512, 0.01
@@ -82,7 +80,8 @@ def generation_seconds(
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
         layers, rest = decode_seconds(actor, device, running=running, context=context, ranks=ranks)
-        total += (layers * ratios.layer + rest * ratios.rest) * last / POINTS
+        sent = sent_seconds(actor, device, running=running, ranks=ranks)
+        total += (layers * ratios.layer + rest * ratios.rest + sent) * last / POINTS
     return prefill + total + ratios.packed_number * actor.sizes.decoded
 
 
@@ -122,7 +121,7 @@ def decode_seconds(
     actor: RolePlan, device: Device, *, running: float, context: float, ranks: int
 ) -> tuple[float, float]:
     """Of a decode step of an engine with so many sequences of so many tokens, by the rates of a device: layers, and
-    what is beside them."""
+    what is beside them, without what ranks send each other."""
     sizes, item, layers = actor.sizes, actor.form.compute_dtype.itemsize, len(actor.sizes.layers)
     touched = sizes.active - sizes.head_numbers
     if sizes.experts_per_token < 1:  # experts that some token goes to are read
@@ -144,10 +143,17 @@ def decode_seconds(
     if device.is_cpu:
         in_layers += layers * LAYER_CALLS * device.call_s if through_torch else 0.0
         return in_layers, rest + SAMPLE_S * (3 + running / 3)
-    if ranks > 1:
-        link = device.link if ranks <= device.per_node else device.network
-        in_layers += 2 * layers * (2 * running * sizes.hidden * item / link + REDUCE_S)
     return in_layers + layers * LAYER_S, rest + SAMPLE_S * (1 + running / 30)
+
+
+def sent_seconds(actor: RolePlan, device: Device, *, running: float, ranks: int) -> float:
+    """Of a decode step of so many sequences, for the ranks of an engine to send each other their parts."""
+    if ranks == 1:
+        return 0.0
+    link = device.link if ranks <= device.per_node else device.network
+    sizes = actor.sizes
+    sent = running * sizes.hidden * actor.form.compute_dtype.itemsize
+    return COLLECTIVES * len(sizes.layers) * (sent / link + device.collective_s)
 
 
 def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: int) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from strop.trainer.config import Config
-from strop.trainer.plan.generation_memory import apart_phase, rollout_phase
+from strop.trainer.plan.generation_memory import apart_phase, freed_copies, rollout_phase
 from strop.trainer.plan.pass_memory import forward_phase, optimizer_phase, update_phase
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, idle_bytes
@@ -41,6 +41,11 @@ def training_phases(
     actor = roles[0]
     is_cpu = device_bytes is None
     phases = [load_phase(main)] if is_cpu else []
+    freed = (
+        freed_copies(actor)
+        if is_cpu and generates_here(config) and config.rollout.own_processes is None
+        else 0.0
+    )
     if generates_here(config):
         phases.append(rollout_phase(config, actor, _others(config, main, None, is_cpu), device_bytes))
     for working in main:
@@ -48,7 +53,8 @@ def training_phases(
         if _forwards(config, working):
             phases.append(forward_phase(working, others, is_cpu))
         if working.learns:
-            phases += [update_phase(working, others, is_cpu), optimizer_phase(working, others, is_cpu)]
+            updating = update_phase(working, others, is_cpu, freed_bytes=freed)
+            phases += [updating, optimizer_phase(working, others, is_cpu)]
     phases += checkpoint_phases(config, [role for role in main if role.learns], main, is_cpu)
     if not generates_here(config) or config.rollout.own_processes:
         phases.append(sync_phase(config, main, actor, is_cpu))

@@ -20,6 +20,9 @@ from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
 from strop.engines.parallel.stages import stage_layers
 from strop.trainer.plan.passes import PassForm, causal_lm, layer_list, truncated_module
 
+LARGEST_PIECE = 32 << 20
+"""Bytes above which glibc takes a tensor from the system, and gives it back at once."""
+
 
 @dataclass(frozen=True)
 class Count:
@@ -84,6 +87,8 @@ class ModelSizes:
     """Final norm, and what else is beside the layers."""
     linear: float
     """Numbers of the linear layers, head excepted."""
+    trained_in_heap: float
+    """Numbers of the parameters that are trained, and whose gradients lie in the heap of a process."""
     head_numbers: float
     """Of the head, tied or not."""
     experts_per_token: float
@@ -239,6 +244,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     head_weight = None if output is None else output.weight
     of_kind = {kind: _part(layer.named_modules()) for kind, layer in zip(kept, layers, strict=True)}
     linear = {kind: _linear_numbers(layer) for kind, layer in zip(kept, layers, strict=True)}
+    in_heap = {kind: _in_heap(layer.parameters()) for kind, layer in zip(kept, layers, strict=True)}
     embedding = Part(cut=_count([inputs.weight], is_hidden=False))
     head = Part()
     if head_weight is not None and head_weight is not inputs.weight:
@@ -248,6 +254,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     experts = experts_of(shape)
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts
     key_heads, key_dim = key_sizes(text)
+    own_head = [] if head_weight is None or head_weight is inputs.weight else [head_weight]
     return ModelSizes(
         layers=tuple(of_kind[kind] for kind in kinds),
         kinds=kinds,
@@ -255,6 +262,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
         head=head,
         rest=Part(whole=_count(others, is_hidden=False)),
         linear=sum(linear[kind] for kind in kinds),
+        trained_in_heap=sum(in_heap[kind] for kind in kinds) + _in_heap([*others, inputs.weight, *own_head]),
         head_numbers=float(head_weight.numel()) if head_weight is not None else float(text.hidden_size),
         experts_per_token=float(chosen) / experts if experts else 1.0,
         experts_chosen=float(chosen),
@@ -278,6 +286,12 @@ def key_sizes(text: Any) -> tuple[int, int]:
 
 def _linear_numbers(layer: nn.Module) -> float:
     return float(sum(part.weight.numel() for part in layer.modules() if type(part) is nn.Linear))
+
+
+def _in_heap(parameters: Iterable[torch.nn.Parameter]) -> float:
+    """Those that `ModelSizes.trained_in_heap` counts."""
+    sizes = [parameter.numel() for parameter in parameters if parameter.requires_grad]
+    return float(sum(size for size in sizes if 4 * size <= LARGEST_PIECE))
 
 
 def _part(modules: Iterable[tuple[str, nn.Module]]) -> Part:

@@ -17,7 +17,7 @@ from strop.trainer.plan.state_memory import (
 
 HEAP_GAPS = 0.08
 """Share of activations by which the heap of a process on a CPU is larger: freed pieces that nothing fits into
-(benchmarks/RESULTS.md; adapters, whose pieces are of many sizes, leave more)."""
+(benchmarks/RESULTS.md)."""
 
 
 def forward_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:
@@ -41,13 +41,24 @@ def forward_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> 
     return worst
 
 
-def update_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:
-    """Forward and backward passes of an optimizer step, at their most, on the stage with most."""
-    phases = [_update_of_stage(role, stage, others, is_cpu) for stage in fullest_stages(role)]
+def update_phase(
+    role: RolePlan, others: Mapping[str, float], is_cpu: bool, *, freed_bytes: float = 0.0
+) -> PhaseMemory:
+    """Forward and backward passes of an optimizer step, at their most, on the stage with most.
+
+    Args:
+        role: that learns.
+        others: memory of the roles beside it.
+        is_cpu: its device.
+        freed_bytes: of the heap of a CPU, that generation has given back.
+    """
+    phases = [_update_of_stage(role, stage, others, is_cpu, freed_bytes) for stage in fullest_stages(role)]
     return max(phases, key=lambda phase: phase.device_bytes)
 
 
-def _update_of_stage(role: RolePlan, stage: int, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:
+def _update_of_stage(
+    role: RolePlan, stage: int, others: Mapping[str, float], is_cpu: bool, freed_bytes: float
+) -> PhaseMemory:
     share, axes, passes = role.share(stage), role.axes, role.passes
     num_batches = len(role.longest)
     in_flight = min(num_batches, axes.pipeline - stage)
@@ -69,8 +80,6 @@ def _update_of_stage(role: RolePlan, stage: int, others: Mapping[str, float], is
     if role.form.is_sharded and num_batches > 1 and role.engine.gradient_sync == "last":
         gradients = share.gathered.trained * max(4, role.form.compute_dtype.itemsize)
     activations = {"activations": saved / axes.tensor, "head and one layer": top}
-    if is_cpu:
-        activations["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top)
     if num_batches == 1:  # gradients take the place of activations, layer by layer
         first, behind = sum(activations.values()), gradients + tail
         if role.engine.offload == "all" and not is_cpu:
@@ -81,10 +90,24 @@ def _update_of_stage(role: RolePlan, stage: int, others: Mapping[str, float], is
     elif not (role.engine.offload == "all" and not is_cpu):
         activations |= {"gradients": gradients}
     device = {**state, **activations, **gathered_parts(role, share, backward=True), **others}
+    if is_cpu:
+        pieces = gradient_pieces(role, stage)
+        device["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top) + pieces + freed_bytes
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor
     return PhaseMemory(phase=f"{role.name}: update", device=device, host=host)
+
+
+def gradient_pieces(role: RolePlan, stage: int) -> float:
+    """Bytes of the gradients of an update in the heap of a process, which those of the next one do not fit into.
+
+    glibc looks for 96 bytes more than an aligned tensor has, and gives them back when it has found them. So a tensor
+    fits into the place of another of its size only where that one's neighbours are free too, and those of a gradient
+    are moments of the optimizer (sourceware.org/bugzilla, 14581).
+    """
+    sizes = role.sizes
+    return resident(role, stage).gradients * sizes.trained_in_heap / max(1.0, sizes.trained)
 
 
 def optimizer_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:

@@ -11,6 +11,8 @@ from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.tracing import Work
 from strop.trainer.plan.trial import PassTimes, pass_ratios, pass_times
 
+COLLECTIVES = 4
+"""Of a layer over tensor-parallel ranks, forward."""
 OVERLAP = 0.6
 """Share of the traffic of sharded parameters that passes hide."""
 HOST_BANDWIDTH = 20e9
@@ -97,7 +99,9 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     tokens = sum(role.usual_tokens)
     layers = len(share.layers)
     state = tokens * sizes.hidden * item
-    tensor = 4 * layers * all_gather(state / axes.tensor, axes.tensor) / inner
+    tensor = COLLECTIVES * layers * all_gather(state / axes.tensor, axes.tensor) / inner
+    if axes.tensor > 1:
+        tensor += COLLECTIVES * layers * num_batches * device.collective_s
     keys = 2 * tokens * sizes.key_heads * sizes.key_dim * item
     heads = tokens * sizes.num_heads * sizes.key_dim * item + keys
     sequence = 2 * layers * all_to_all(heads, axes.sequence) / inner

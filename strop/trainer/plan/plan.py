@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.trainer.config import Config
-from strop.trainer.plan.baseline import baseline_bytes
+from strop.trainer.plan.baseline import baseline_of
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
 from strop.trainer.plan.memory import phases_of
@@ -107,7 +107,7 @@ def make_plan(
     memory = memory_gib * 2**30 if memory_gib else planned_on.memory_bytes
     memory *= 1 - DEVICE_RESERVE * is_accelerator
     phases = phases_of(config, roles, device_bytes=memory if is_accelerator else None)
-    baseline = 0 if is_accelerator else baseline_bytes(uses_ray=config.resources.runtime == "ray")
+    baseline = 0 if is_accelerator else baseline_of(config).num_bytes
     time = step_time(config, roles, planned_on)
     share = memory if is_accelerator else memory / processes_of_node(config)
     peak = max(phase.device_bytes for phase in phases) + baseline
@@ -179,6 +179,7 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
         inner=int(inner),
         num_threads=config.resources.num_threads,
         processes=processes_of_node(config),
+        baseline=baseline_of(config),
     )
 
 

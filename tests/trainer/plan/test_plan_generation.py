@@ -9,7 +9,7 @@ import pytest
 from plan_configs import config_of
 
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_time import decode_ratios, generation_seconds
+from strop.trainer.plan.generation_time import decode_ratios, generation_seconds, sent_seconds
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
 
@@ -26,7 +26,8 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(
         device_named("h100"), product_flops=product_flops, attention_flops=1e30, bandwidth=1e30,
-        weight_bandwidth=weight_bandwidth, few_rows_bandwidth=1e30, call_s=0.0, threads=1,
+        weight_bandwidth=weight_bandwidth, few_rows_bandwidth=1e30, call_s=0.0, collective_s=0.0, link=1e30,
+        threads=1,
     )  # fmt: skip
     ratios = decode_ratios(actor, cpu, running=16)
     packed = ratios.packed_number * actor.sizes.decoded
@@ -36,3 +37,13 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     )
     assert one == pytest.approx(2 * two, rel=1e-6)
     assert one == pytest.approx(4 * four, rel=1e-6)
+
+
+def test_ranks_of_an_engine_talk_four_times_in_each_layer(tmp_path: Path) -> None:
+    # 4 layers of 64 numbers in bfloat16: 16 sequences of 128 bytes, and half a second for each time.
+    config = config_of(tmp_path)
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+    device = replace(device_named("h100"), collective_s=0.5, link=1024.0, network=512.0, per_node=2)
+    assert sent_seconds(actor, device, running=16, ranks=1) == 0
+    assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * (16 * 128 / 1024 + 0.5)
+    assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * (16 * 128 / 512 + 0.5)

@@ -19,11 +19,13 @@ from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.trainer.config import Config
 from strop.trainer.loading import load
-from strop.trainer.plan.baseline import baseline_bytes
+from strop.trainer.plan import parameters
+from strop.trainer.plan.baseline import Baseline, baseline
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
+from strop.trainer.plan.pass_memory import gradient_pieces, update_phase
 from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
@@ -220,7 +222,7 @@ def test_a_reserve_is_left_of_given_memory_as_well(tmp_path: Path) -> None:
 
 
 def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.trainer.plan.plan.baseline_bytes", lambda **_: GIB)
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: Baseline(num_bytes=GIB))
     ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.max_staleness=1")
     config = small(tmp_path, *ray, "resources.apart={rollout:2}", "resources.nodes=2")
     plan = make_plan(config, device="cpu", memory_gib=30, advises=False)
@@ -229,7 +231,7 @@ def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_a_process_of_ray_takes_more_than_one_without_and_less_than_a_model() -> None:
-    assert GIB // 4 < baseline_bytes() < baseline_bytes(uses_ray=True) < 2 * GIB
+    assert GIB // 4 < baseline().num_bytes < baseline(uses_ray=True).num_bytes < 2 * GIB
 
 
 def test_a_model_is_whole_on_a_cpu_while_it_is_loaded(tmp_path: Path) -> None:
@@ -301,3 +303,30 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
             if phase.phase == "rollout (apart)"
         )
         assert (apart.device_bytes <= device) is fits
+
+
+def test_gradients_in_the_heap_leave_gaps_of_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = planned_roles(small(tmp_path), lengths_of(small(tmp_path), None, None), is_accelerator=False)
+    sizes = roles[0].sizes
+    assert gradient_pieces(roles[0], 0) == 4 * sizes.total
+    update = update_phase(roles[0], {}, True)
+    assert update.device["gaps of the heap"] > 4 * sizes.total
+    more = update_phase(roles[0], {}, True, freed_bytes=1000.0)
+    assert more.device_bytes == update.device_bytes + 1000
+    assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
+    monkeypatch.setattr(parameters, "LARGEST_PIECE", 4 * 512 * 64 - 1)  # all but the embedding
+    assert model_sizes(SMALL, PassForm(compute_dtype=torch.float32)).trained_in_heap == sizes.total - 512 * 64
+
+
+def test_what_sharded_ranks_gather_for_generation_leaves_gaps(tmp_path: Path) -> None:
+    ray = ("resources.runtime=ray", "resources.ranks=2")
+    gaps = {}
+    for settings in (ray, (*ray, "resources.apart={rollout:1}", "rollout.max_staleness=1")):
+        config = small(tmp_path, *settings)
+        roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+        phases = phases_of(config, roles, device_bytes=None)
+        update = next(phase for phase in phases if phase.phase == "actor: update")
+        gaps[len(settings)] = update.device["gaps of the heap"]
+    assert gaps[2] - gaps[4] == pytest.approx(2 * roles[0].sizes.total)  # in bfloat16

@@ -1,0 +1,41 @@
+"""Forward pass of a linear layer with an adapter: the adapter's part is added into the layer's output, in place.
+
+PEFT makes three tensors of the size of the output beside it (B A x, the same times its factor, the sum), and their
+gradients. They are freed at once, but on a CPU what the backward pass keeps lies between them, so that the heap of the
+C library is left with gaps of their size: benchmarks/RESULTS.md has the memory of both.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def add_in_place(layer: Any) -> None:
+    """Let the only adapter of a layer (`peft.tuners.lora.Linear`), a plain one without dropout, be added so."""
+    if type(layer.get_base_layer()) is nn.Linear:
+        layer.forward = MethodType(_forward, layer)
+
+
+def _forward(layer: Any, hidden: Tensor) -> Tensor:
+    """W x + b + factor * B A x for hidden states x [..., K]: [..., N]."""
+    (adapter,) = layer.active_adapters
+    inner, outer = layer.lora_A[adapter], layer.lora_B[adapter]
+    if layer.disable_adapters or layer.merged or not _is_plain(outer, hidden):
+        output: Tensor = type(layer).forward(layer, hidden)
+        return output
+    rows = hidden.flatten(0, -2)
+    product: Tensor = layer.base_layer(rows)
+    product.addmm_(inner(rows), outer.weight.T, alpha=layer.scaling[adapter])
+    return product.unflatten(0, hidden.shape[:-1])
+
+
+def _is_plain(outer: nn.Module, hidden: Tensor) -> bool:
+    """The second matrix of an adapter is whole, and of the precision of the hidden states."""
+    if torch.is_autocast_enabled(hidden.device.type) or type(outer) is not nn.Linear:
+        return False
+    weight = outer.weight
+    return type(weight) in (Tensor, nn.Parameter) and weight.dtype == hidden.dtype

@@ -1,0 +1,70 @@
+"""An adapter added in place: PEFT's own forward pass and gradients, and fewer tensors of the output's size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strop.engines.lora.products import add_in_place
+from strop.trainer.plan.tracing import Recorder
+
+ADAPTER = "default"
+
+
+def adapted(*, bias: bool = False, dtype: torch.dtype = torch.float64) -> Any:
+    torch.manual_seed(0)
+    module: Any = nn.Module()
+    module.part = nn.Linear(6, 10, bias=bias, dtype=dtype)
+    settings = peft.LoraConfig(r=2, lora_alpha=5, target_modules=["part"])
+    peft.inject_adapter_in_model(settings, module, adapter_name=ADAPTER)
+    layer = module.part.to(dtype)
+    nn.init.normal_(layer.lora_B[ADAPTER].weight)
+    return layer
+
+
+def gradients(layer: Any, hidden: Tensor) -> list[Tensor]:
+    hidden = hidden.clone().requires_grad_()
+    output = layer(hidden)
+    output.square().sum().backward()
+    trained = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+    layer.zero_grad()
+    assert hidden.grad is not None
+    return [output.detach(), hidden.grad, *trained]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(7, 6), (2, 3, 6), (1, 0, 6)])
+def test_output_and_gradients_are_those_of_peft(bias: bool, shape: tuple[int, ...]) -> None:
+    layer, hidden = adapted(bias=bias), torch.randn(shape, dtype=torch.float64)
+    expected = gradients(layer, hidden)
+    add_in_place(layer)
+    for got, wanted in zip(gradients(layer, hidden), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_of_the_size_of_the_output_is_made_beside_it() -> None:
+    layer, hidden = adapted(), torch.randn(64, 6, dtype=torch.float64)
+    add_in_place(layer)
+    with Recorder() as recorder:
+        layer(hidden)
+    weights = recorder.live  # that were looked at
+    assert recorder.peak - weights == 64 * (10 + 2) * 8  # and what the first matrix of rank 2 gives
+
+
+def test_a_layer_in_autocast_computes_as_peft_does() -> None:
+    layer, hidden = adapted(dtype=torch.float32), torch.randn(5, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = layer(hidden)
+        add_in_place(layer)
+        assert torch.equal(layer(hidden), expected)
+
+
+def test_an_adapter_that_is_off_adds_nothing() -> None:
+    layer, hidden = adapted(), torch.randn(5, 6, dtype=torch.float64)
+    add_in_place(layer)
+    layer._disable_adapters = True
+    assert torch.equal(layer(hidden), layer.base_layer(hidden))
