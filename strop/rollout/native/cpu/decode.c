@@ -1,15 +1,16 @@
-/* Decode steps for a CPU.
+/* Decode steps and prefills for a CPU.
  *
  * decode: attention of one new token per sequence over the keys and values of its own slot, which the token enters
  * first; reads each sequence to its own length, and everything once for all query heads of a key head. step: all layers
- * of a model of Llama's form for one new token per sequence.
+ * of a model of Llama's form for new tokens of some sequences, one of each in a decode step.
  *
  * Compiled by kernel.py with DIM (numbers per head), KV_HEADS, GROUP (query heads of each key head), and BF16 where
  * weights and cache are bfloat16: a `cell` is a number of those. Sums are float; with BF16 what goes into and comes out
  * of a matrix product is rounded to bfloat16, as in a model of that precision, and numbers go into it in pairs.
  *
- * What becomes of a sequence in a step does not depend on the others: every sum is made in an order of its own, and
- * none is reordered (-fno-associative-math) but where `omp simd` says so, by the length of the sum alone.
+ * What becomes of a token depends neither on other sequences nor on how many tokens of its own are in the step: every
+ * sum is made in an order of its own, and none is reordered (-fno-associative-math) but where `omp simd` says so, by the
+ * length of the sum alone.
  */
 #include <float.h>
 #include <math.h>
@@ -52,6 +53,8 @@ static inline cell narrow(float x) { return x; }
 #define WIDTH (2 * LANES)
 #define BLOCK (8 * ROWS)
 #define AHEAD 96 /* rows of a panel between the one that is read and the one that is fetched */
+#define FETCHED 4096 /* bytes of keys and values between the one that is read and the one that is fetched: a page, at whose
+                        end the processor's own fetching stops */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -59,6 +62,12 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 /* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
  * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. */
 int64_t panel_width(void) { return WIDTH; }
+
+/* Begin to read some numbers, which may lie anywhere: a prefetch has no faults. */
+static inline __attribute__((always_inline)) void fetch(const cell *from, int64_t count) {
+  for (int64_t at = 0; at < count; at += 64 / sizeof(cell)) __builtin_prefetch(from + at);
+}
+#define FAR (int64_t)(FETCHED / sizeof(cell))
 
 static inline vec load(const cell *from) {
 #ifdef BF16
@@ -111,7 +120,8 @@ static inline __attribute__((always_inline)) vec sums_of(vec *v) {
  * the last key stands its score again. */
 static inline void score(const number *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
                          int64_t stride) {
-  for (int64_t t = 0; t < count; t += LANES)
+  for (int64_t t = 0; t < count; t += LANES) {
+    fetch(keys + t * DIM + FAR, LANES * DIM);
     for (int r = 0; r < GROUP; r++) {
       vec v[LANES];
 #pragma GCC unroll 16
@@ -131,12 +141,12 @@ static inline void score(const number *restrict queries, const cell *restrict ke
       }
       *(vec *)(scores + r * stride + t) = sums_of(v);
     }
+  }
 }
 
-/* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
- * factor of the row. */
 #define TOGETHER (PARTS < 4 ? PARTS : 4) /* vectors of a row that are summed in registers, for some queries at once */
 #define QUERIES (12 / TOGETHER < GROUP ? 12 / TOGETHER : GROUP)
+#define STREAMS (QUERIES * TOGETHER > 4 ? 1 : QUERIES * TOGETHER > 2 ? 2 : 4) /* sums of few vectors would wait for each other */
 #if defined(BF16) && PARTS % 2 == 0 /* numbers at even places are summed in one vector, those at odd places in the next */
 #define IN_TURN 1
 #define TURN_4(x) (x), (x) + LANES, (x) + 1, (x) + 1 + LANES
@@ -148,32 +158,48 @@ static inline void score(const number *restrict queries, const cell *restrict ke
 #else
 #define IN_TURN 0
 #endif
+/* sums [QUERIES, TOGETHER] += the values of token t, from a part on, times its weights in some rows (the last one again behind
+ * them). */
+static inline __attribute__((always_inline)) void add_row(const float *restrict weights, int num_rows, int64_t stride,
+                                                          const cell *restrict values, int64_t t, int part,
+                                                          vec (*sums)[TOGETHER]) {
+  vec row[TOGETHER] = {{0}};
+  fetch(values + t * DIM + part * LANES + FAR, TOGETHER * LANES);
+#if IN_TURN
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
+    const words both = *(const words *)(values + t * DIM + (part + x) * LANES);
+    row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
+  }
+#else
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
+#endif
+  for (int r = 0; r < QUERIES; r++) {
+    const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride + t];
+    for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
+  }
+}
+
+/* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
+ * factor of the row. */
 static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
                           int64_t count, float *restrict out) {
   for (int part = 0; part < PARTS; part += TOGETHER)
     for (int from = 0; from < GROUP; from += QUERIES) {
-      vec sums[QUERIES][TOGETHER] = {{{0}}};
-      for (int64_t t = 0; t < count; t++) {
-        vec row[TOGETHER] = {{0}};
-#if IN_TURN
-        for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
-          const words both = *(const words *)(values + t * DIM + (part + x) * LANES);
-          row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
-        }
-#else
-        for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
-#endif
-        for (int r = 0; r < QUERIES; r++) {
-          const float weight = weights[(from + r < GROUP ? from + r : GROUP - 1) * stride + t];
-          for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
-        }
-      }
+      vec sums[STREAMS][QUERIES][TOGETHER] = {{{{0}}}};
+      int64_t t = 0;
+      for (; t + STREAMS <= count; t += STREAMS)
+#pragma GCC unroll 4
+        for (int s = 0; s < STREAMS; s++) add_row(weights + from * stride, GROUP - from, stride, values, t + s, part, sums[s]);
+      for (; t < count; t++) add_row(weights + from * stride, GROUP - from, stride, values, t, part, sums[0]);
+      for (int s = 1; s < STREAMS; s++)
+        for (int r = 0; r < QUERIES; r++)
+          for (int x = 0; x < TOGETHER; x++) sums[0][r][x] += sums[s][r][x];
       for (int r = 0; r < QUERIES && from + r < GROUP; r++)
         for (int x = 0; x < TOGETHER && part + x < PARTS; x++) {
 #if IN_TURN
-          const vec now = __builtin_shuffle(sums[r][x / 2 * 2], sums[r][x / 2 * 2 + 1], x % 2 ? TURN(LANES / 2) : TURN(0));
+          const vec *two = sums[0][r] + x / 2 * 2, now = __builtin_shuffle(two[0], two[1], x % 2 ? TURN(LANES / 2) : TURN(0));
 #else
-          const vec now = sums[r][x];
+          const vec now = sums[0][r][x];
 #endif
           *(vec *)(out + (from + r) * DIM + (part + x) * LANES) = now * factors[from + r];
         }
@@ -204,10 +230,11 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #endif
 
-/* One sequence and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP,
- * DIM]; scores is room for [GROUP, stride]. */
+/* One token and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP, DIM];
+ * scores is room for [GROUP, stride]. next: keys that are read after these. */
 static void attend(const float *query, int64_t query_stride, const cell *restrict keys, const cell *restrict values,
-                   int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
+                   const cell *next, int64_t count, float scaling, float *restrict scores, int64_t stride,
+                   float *restrict out) {
   const int64_t filled = (count + LANES - 1) / LANES * LANES;
   float factors[GROUP];
   number queries[GROUP][DIM];
@@ -220,7 +247,9 @@ static void attend(const float *query, int64_t query_stride, const cell *restric
     for (int x = 0; x < DIM; x++) queries[r][x] = query[r * query_stride + x] * scaling;
   scaling = 1;
 #endif
+  fetch(values, count * DIM < FAR ? count * DIM : FAR);
   score(queries[0], keys, count, scores, stride);
+  fetch(next, count * DIM < FAR ? count * DIM : FAR);
   for (int r = 0; r < GROUP; r++) {
     float *restrict row = scores + r * stride, most = -FLT_MAX, total = 0;
 #pragma omp simd reduction(max : most)
@@ -261,7 +290,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
           values[at + last * DIM + x] = narrow(new_value[x]);
         }
         const int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
-        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], keys + at + first * DIM, values + at + first * DIM,
+        const cell *from = keys + at + first * DIM;
+        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], from, values + at + first * DIM, from + strides[7],
                last + 1 - first, scaling, scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
       }
     free(scores);
@@ -269,9 +299,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
   return failed;
 }
 
-/* One head of a new token: norm (none where `weight` is NULL), then rotary position. */
-static void turned(const float *from, const float *weight, float eps, const float *cosine, const float *sine,
-                   float *restrict out) {
+/* One head of a new token: norm (none where `weight` is NULL), then rotary position; `out` may be `from`. */
+static void turned(const float *from, const float *weight, float eps, const float *cosine, const float *sine, float *out) {
   float row[DIM];
   for (int x = 0; x < DIM; x++) row[x] = from[x];
   if (weight != NULL) {
@@ -395,30 +424,62 @@ struct layer { /* as Layer of kernel.py has it */
   float eps, scaling;
 };
 
-/* out [batch, KV_HEADS * GROUP * DIM] from queries, keys and values side by side in rows; a token's position is the
- * length of its slot. strides: from slot to slot and from head to head of the cache. scores: room of this thread. */
-static void attention(const struct layer *layer, const float *rows, const float *cosines, const float *sines, cell *out,
-                      cell *keys, cell *values, const int64_t *lengths, int64_t batch, int64_t stride,
-                      const int64_t *strides, float *scores) {
+struct sequence { /* keys and values of a layer are [KV_HEADS, tokens, DIM] */
+  cell *keys, *values; /* of the first layer */
+  int64_t layer_step, head_step;
+};
+
+struct token { /* a new one */
+  int64_t sequence, place; /* in the sequence */
+};
+
+/* Rows of `attention` that a thread takes at a time: of a decode step, where each sequence has one token, its share; of a
+ * prefill few, since the later ones read more. */
+static int64_t rows_at_a_time(int64_t count, int is_decode, int num_threads) {
+  return is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
+}
+
+/* Keys and values of new tokens, which lie side by side in rows behind their queries, enter their sequences; queries are
+ * turned where they are. Threads do not wait for each other here. */
+static void enter(const struct layer *layer, int64_t number, float *rows, const float *cosines, const float *sines,
+                  const struct sequence *sequences, const struct token *tokens, int64_t count, int64_t at_a_time) {
   const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static)
-  for (int64_t i = 0; i < batch; i++)
+#pragma omp for collapse(2) schedule(static, at_a_time) nowait
+  for (int64_t i = 0; i < count; i++)
     for (int64_t h = 0; h < KV_HEADS; h++) {
-      const int64_t at = i * strides[0] + h * strides[1], last = lengths[i];
-      const float *row = rows + i * (heads + 2 * KV_HEADS) * DIM;
-      const float *cosine = cosines + last * DIM, *sine = sines + last * DIM;
-      float query[GROUP][DIM], key[DIM], attended[GROUP * DIM];
-      cell *into = out + (i * heads + h * GROUP) * DIM;
+      const struct sequence *sequence = sequences + tokens[i].sequence;
+      const int64_t place = tokens[i].place;
+      const int64_t at = number * sequence->layer_step + h * sequence->head_step + place * DIM;
+      float *row = rows + i * (heads + 2 * KV_HEADS) * DIM, key[DIM];
+      const float *value = row + (heads + KV_HEADS + h) * DIM, *cosine = cosines + place * DIM, *sine = sines + place * DIM;
       turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
-      for (int r = 0; r < GROUP; r++)
-        turned(row + (h * GROUP + r) * DIM, layer->query_norm, layer->eps, cosine, sine, query[r]);
-      for (int x = 0; x < DIM; x++) {
-        keys[at + last * DIM + x] = narrow(key[x]);
-        values[at + last * DIM + x] = narrow(row[(heads + KV_HEADS + h) * DIM + x]);
+      for (int x = 0; x < DIM; x++) sequence->keys[at + x] = narrow(key[x]);
+      for (int x = 0; x < DIM; x++) sequence->values[at + x] = narrow(value[x]);
+      for (int r = 0; r < GROUP; r++) {
+        float *query = row + (h * GROUP + r) * DIM;
+        turned(query, layer->query_norm, layer->eps, cosine, sine, query);
       }
-      const int64_t first = layer->window > 0 && last + 1 > layer->window ? last + 1 - layer->window : 0;
-      attend(query[0], DIM, keys + at + first * DIM, values + at + first * DIM, last + 1 - first, layer->scaling, scores,
-             stride, attended);
+    }
+}
+
+/* out [count, KV_HEADS * GROUP * DIM] of some rows (all where `chosen` is NULL) that have entered: each token sees those of
+ * its sequence up to itself. scores: room of this thread. */
+static void attention(const struct layer *layer, int64_t number, const float *rows, const int64_t *chosen,
+                      const struct sequence *sequences, const struct token *tokens, int64_t count, int64_t at_a_time,
+                      cell *out, int64_t stride, float *scores) {
+  const int heads = KV_HEADS * GROUP;
+#pragma omp for collapse(2) schedule(static, at_a_time)
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t h = 0; h < KV_HEADS; h++) {
+      const int64_t row = chosen == NULL ? i : chosen[i], num_seen = tokens[row].place + 1;
+      const struct sequence *sequence = sequences + tokens[row].sequence;
+      const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
+      const int64_t at = number * sequence->layer_step + h * sequence->head_step + first * DIM;
+      const float *query = rows + (row * (heads + 2 * KV_HEADS) + h * GROUP) * DIM;
+      float attended[GROUP * DIM];
+      cell *into = out + (i * heads + h * GROUP) * DIM;
+      attend(query, DIM, sequence->keys + at, sequence->values + at, sequence->keys + at + sequence->head_step,
+             num_seen - first, layer->scaling, scores, stride, attended);
       for (int x = 0; x < GROUP * DIM; x++) into[x] = narrow(attended[x]);
     }
 }
@@ -452,40 +513,52 @@ static void silu_mul(const float *rows, cell *out, int64_t batch, int64_t size) 
   }
 }
 
-/* Numbers of the room that a step needs. */
-int64_t step_room(int64_t batch, int64_t size, int64_t inner, int64_t num_tokens, int num_threads) {
+/* Numbers of the room that a step with so many new tokens needs. */
+int64_t step_room(int64_t count, int64_t size, int64_t inner, int64_t longest, int num_threads) {
   const int64_t heads = KV_HEADS * GROUP, rows = (heads + 2 * KV_HEADS) * DIM;
-  return num_threads * GROUP * scores_stride(num_tokens) + batch * (2 * size + rows + heads * DIM + 3 * inner);
+  return num_threads * GROUP * scores_stride(longest) + count * (3 * size + rows + heads * DIM + 3 * inner);
 }
 
-/* out [batch, size]: final hidden states, normed, of one new token per sequence, whose embeddings are in stream [batch,
- * size] (which is written to), behind lengths [batch] others in its slot. cosines, sines: [positions, DIM]. keys, values:
- * of the first layer; strides: from layer to layer, slot to slot and head to head. */
+/* out [num_ends, size]: final hidden states, normed, of the tokens at rows ends [num_ends], of `count` new ones, whose
+ * embeddings are in stream [count, size] (which is written to). In a decode step each sequence has one token, and `ends` are
+ * all rows; else they are the last ones of their sequences, or fewer. Tokens of a sequence lie in its order.
+ * cosines, sines: [positions, DIM]. longest: tokens of the longest sequence with its new ones. */
 void step(const struct layer *layers, int64_t num_layers, const float *first_norm, float *stream, float *out,
-          const float *cosines, const float *sines, cell *keys, cell *values, const int64_t *strides,
-          const int64_t *lengths, int64_t batch, int64_t size, int64_t inner, int64_t num_tokens, float *room,
+          const float *cosines, const float *sines, const struct sequence *sequences, const struct token *tokens,
+          const int64_t *ends, int64_t count, int64_t num_ends, int64_t size, int64_t inner, int64_t longest, float *room,
           int num_threads) {
-  const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM;
-  const int64_t stride = scores_stride(num_tokens);
-  float *added = room + num_threads * GROUP * stride, *rows = added + batch * size, *both = rows + batch * rows_size;
-  cell *normed = (cell *)(both + batch * 2 * inner), *attended = normed + batch * size, *gated = attended + batch * heads;
+  const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM, stride = scores_stride(longest);
+  const int is_decode = num_ends == count;
+  const int64_t at_a_time = rows_at_a_time(count, is_decode, num_threads);
+  float *added = room + num_threads * GROUP * stride, *rows = added + count * size, *both = rows + count * rows_size;
+  float *last = both + count * 2 * inner;
+  cell *normed = (cell *)(last + num_ends * size), *attended = normed + count * size, *gated = attended + count * heads;
 #pragma omp parallel num_threads(num_threads)
   {
-    float *scores = room + omp_get_thread_num() * GROUP * stride;
-    add_norm(stream, NULL, first_norm, layers[0].eps, normed, NULL, batch, size);
+    float *scores = room + omp_get_thread_num() * GROUP * stride, *now = stream;
+    int64_t num_rows = count;
+    add_norm(now, NULL, first_norm, layers[0].eps, normed, NULL, count, size);
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
-      product(normed, layer->qkv, layer->qkv_bias, rows, batch, size, rows_size);
-      attention(layer, rows, cosines, sines, attended, keys + number * strides[0], values + number * strides[0], lengths,
-                batch, stride, strides + 1, scores);
-      product(attended, layer->out, layer->out_bias, added, batch, heads, size);
-      add_norm(stream, added, layer->next_norm, layer->eps, normed, NULL, batch, size);
-      product(normed, layer->gate_up, layer->gate_up_bias, both, batch, size, 2 * inner);
-      silu_mul(both, gated, batch, inner);
-      product(gated, layer->down, layer->down_bias, added, batch, inner, size);
-      add_norm(stream, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, batch,
-               size);
+      product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size);
+      enter(layer, number, rows, cosines, sines, sequences, tokens, count, at_a_time);
+      if (!is_decode) { /* there a thread attends to what it has entered itself, and to what was there before */
+#pragma omp barrier
+        if (is_last) { /* what goes on is the end of each sequence */
+#pragma omp for schedule(static)
+          for (int64_t i = 0; i < num_ends; i++) memcpy(last + i * size, stream + ends[i] * size, sizeof(float) * size);
+          now = last, num_rows = num_ends;
+        }
+      }
+      attention(layer, number, rows, num_rows < count ? ends : NULL, sequences, tokens, num_rows, at_a_time, attended, stride,
+                scores);
+      product(attended, layer->out, layer->out_bias, added, num_rows, heads, size);
+      add_norm(now, added, layer->next_norm, layer->eps, normed, NULL, num_rows, size);
+      product(normed, layer->gate_up, layer->gate_up_bias, both, num_rows, size, 2 * inner);
+      silu_mul(both, gated, num_rows, inner);
+      product(gated, layer->down, layer->down_bias, added, num_rows, inner, size);
+      add_norm(now, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, num_rows, size);
     }
   }
 }
