@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,9 @@ GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
 """... and where there is room at least by this factor, in tokens and in slots, so that copies stay rare."""
+HUGE_SHARE = 0.05
+"""On a CPU a table of at most this share of the free memory lies in large pages: they are there sooner, but take memory
+also for the tokens that a slot has room for and does not use."""
 FREE_SHARE = 0.5
 """It grows into at most this share of the memory that is free then; the old table is held until it is copied."""
 
@@ -242,6 +246,8 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
             return None
     num_bytes = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux" and num_bytes <= HUGE_SHARE * free_bytes(like.device):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
