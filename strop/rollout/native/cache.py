@@ -14,7 +14,9 @@ import mmap
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import AttentionForm
@@ -42,6 +44,8 @@ class SlotCache:
         self._data: Tensor | None = None
         self._expected = (0, 0)  # slots and tokens
         self._used = (0, 0)  # most slots and tokens so far
+        # For each slot one with the same first tokens, maybe itself, and how many these are.
+        self._sources, self._num_shared = np.arange(capacity), np.zeros(capacity, dtype=np.int64)
         self.reads_padding = False
         """The attention of some layer reads the longest sequence's length of every slot."""
         self.state_bytes = 0
@@ -68,6 +72,8 @@ class SlotCache:
         if not self.reserve(key_values.shape[3], num_slots=last):
             raise MemoryError(f"no memory for {last} sequences of {key_values.shape[3]} tokens")
         assert self._data is not None, "its form is known"
+        self._leave(first, last)
+        self._sources[first:last], self._num_shared[first:last] = first, key_values.shape[3]
         self._data[:, :, first:last, :, : key_values.shape[3]] = key_values.unsqueeze(2)
 
     def form_like(self, key_values: Tensor) -> None:
@@ -134,7 +140,24 @@ class SlotCache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
         assert self._data is not None, "a moved slot was written before"
+        self._leave(target, target + 1)
+        self._sources[target], self._num_shared[target] = self._sources[source], self._num_shared[source]
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
+
+    def shared(self, num_slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For the first slots, another one with the same first tokens [B], and how many these are [B]: sequences of one
+        prompt can read it in one place."""
+        return self._sources[:num_slots], self._num_shared[:num_slots]
+
+    def _leave(self, first: int, last: int) -> None:
+        """Slots first..last - 1 will hold something else: those that share their first tokens read them elsewhere."""
+        goes = (self._sources >= first) & (self._sources < last)
+        goes[first:last] = False
+        if not goes.any():
+            return
+        for source in np.unique(self._sources[goes]):
+            others = np.flatnonzero(goes & (self._sources == source))
+            self._sources[others] = others[0]
 
     def free(self) -> None:
         """Give the memory back; the form stays known."""

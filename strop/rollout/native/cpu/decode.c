@@ -83,6 +83,19 @@ static inline vec load(const cell *from) {
 #define HAS_PAIRS 0
 #endif
 
+/* Keys or values [tokens, DIM] of a sequence, the first `num_shared` of which lie with another one that begins alike: they
+ * are in a cache when several sequences read them in turn. */
+struct run {
+  const cell *shared, *own;
+  int64_t num_shared;
+};
+static inline __attribute__((always_inline)) const cell *token_at(struct run run, int64_t t) {
+  return (t < run.num_shared ? run.shared : run.own) + t * DIM;
+}
+static inline __attribute__((always_inline)) void fetch_ahead(struct run run, int64_t t, int64_t count) {
+  fetch(token_at(run, t + FAR / DIM), count);
+}
+
 #if DIM % LANES == 0
 #define PARTS (DIM / LANES)
 #if HAS_PAIRS && PARTS % 2 == 0
@@ -118,15 +131,15 @@ static inline __attribute__((always_inline)) vec sums_of(vec *v) {
 
 /* scores [GROUP, ...], with rows `stride` apart: queries [GROUP, DIM] times keys [count, DIM], LANES keys at once; behind
  * the last key stands its score again. */
-static inline void score(const number *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < count; t += LANES) {
-    fetch(keys + t * DIM + FAR, LANES * DIM);
+    fetch_ahead(keys, t, LANES * DIM);
     for (int r = 0; r < GROUP; r++) {
       vec v[LANES];
 #pragma GCC unroll 16
       for (int j = 0; j < LANES; j++) {
-        const cell *key = keys + (t + j < count ? t + j : count - 1) * DIM;
+        const cell *key = token_at(keys, t + j < count ? t + j : count - 1);
 #if HAS_PAIRS && PARTS % 2 == 0
         v[j] = (vec){0};
 #pragma GCC unroll 8
@@ -161,17 +174,18 @@ static inline void score(const number *restrict queries, const cell *restrict ke
 /* sums [QUERIES, TOGETHER] += the values of token t, from a part on, times its weights in some rows (the last one again behind
  * them). */
 static inline __attribute__((always_inline)) void add_row(const float *restrict weights, int num_rows, int64_t stride,
-                                                          const cell *restrict values, int64_t t, int part,
+                                                          struct run values, int64_t t, int part,
                                                           vec (*sums)[TOGETHER]) {
   vec row[TOGETHER] = {{0}};
-  fetch(values + t * DIM + part * LANES + FAR, TOGETHER * LANES);
+  const cell *value = token_at(values, t) + part * LANES;
+  fetch_ahead(values, t, DIM);
 #if IN_TURN
   for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
-    const words both = *(const words *)(values + t * DIM + (part + x) * LANES);
+    const words both = *(const words *)(value + x * LANES);
     row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
   }
 #else
-  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(value + x * LANES);
 #endif
   for (int r = 0; r < QUERIES; r++) {
     const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride + t];
@@ -181,7 +195,7 @@ static inline __attribute__((always_inline)) void add_row(const float *restrict 
 
 /* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
  * factor of the row. */
-static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
+static inline void gather(const float *restrict weights, int64_t stride, const float *factors, struct run values,
                           int64_t count, float *restrict out) {
   for (int part = 0; part < PARTS; part += TOGETHER)
     for (int from = 0; from < GROUP; from += QUERIES) {
@@ -207,11 +221,11 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #else
 typedef float number;
-static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < (count + LANES - 1) / LANES * LANES; t++)
     for (int r = 0; r < GROUP; r++) {
-      const cell *key = keys + (t < count ? t : count - 1) * DIM;
+      const cell *key = token_at(keys, t < count ? t : count - 1);
       float product = 0;
 #pragma omp simd reduction(+ : product)
       for (int x = 0; x < DIM; x++) product += wide(key[x]) * queries[r * DIM + x];
@@ -219,12 +233,12 @@ static inline void score(const float *restrict queries, const cell *restrict key
     }
 }
 
-static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
+static inline void gather(const float *restrict weights, int64_t stride, const float *factors, struct run values,
                           int64_t count, float *restrict out) {
   memset(out, 0, sizeof(float) * GROUP * DIM);
   for (int64_t t = 0; t < count; t++)
     for (int r = 0; r < GROUP; r++)
-      for (int x = 0; x < DIM; x++) out[r * DIM + x] += weights[r * stride + t] * wide(values[t * DIM + x]);
+      for (int x = 0; x < DIM; x++) out[r * DIM + x] += weights[r * stride + t] * wide(token_at(values, t)[x]);
   for (int r = 0; r < GROUP; r++)
     for (int x = 0; x < DIM; x++) out[r * DIM + x] *= factors[r];
 }
@@ -232,9 +246,8 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 
 /* One token and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP, DIM];
  * scores is room for [GROUP, stride]. next: keys that are read after these. */
-static void attend(const float *query, int64_t query_stride, const cell *restrict keys, const cell *restrict values,
-                   const cell *next, int64_t count, float scaling, float *restrict scores, int64_t stride,
-                   float *restrict out) {
+static void attend(const float *query, int64_t query_stride, struct run keys, struct run values, const cell *next,
+                   int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
   const int64_t filled = (count + LANES - 1) / LANES * LANES;
   float factors[GROUP];
   number queries[GROUP][DIM];
@@ -247,7 +260,7 @@ static void attend(const float *query, int64_t query_stride, const cell *restric
     for (int x = 0; x < DIM; x++) queries[r][x] = query[r * query_stride + x] * scaling;
   scaling = 1;
 #endif
-  fetch(values, count * DIM < FAR ? count * DIM : FAR);
+  fetch(token_at(values, 0), count * DIM < FAR ? count * DIM : FAR);
   score(queries[0], keys, count, scores, stride);
   fetch(next, count * DIM < FAR ? count * DIM : FAR);
   for (int r = 0; r < GROUP; r++) {
@@ -290,8 +303,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
           values[at + last * DIM + x] = narrow(new_value[x]);
         }
         const int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
-        const cell *from = keys + at + first * DIM;
-        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], from, values + at + first * DIM, from + strides[7],
+        const struct run seen = {.own = keys + at + first * DIM}, weighed = {.own = values + at + first * DIM};
+        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], seen, weighed, seen.own + strides[7],
                last + 1 - first, scaling, scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
       }
     free(scores);
@@ -427,6 +440,7 @@ struct layer { /* as Layer of kernel.py has it */
 struct sequence { /* keys and values of a layer are [KV_HEADS, tokens, DIM] */
   cell *keys, *values; /* of the first layer */
   int64_t layer_step, head_step;
+  int64_t shared_at, num_shared; /* the first tokens are also there, in numbers from `keys` and `values` on */
 };
 
 struct token { /* a new one */
@@ -475,11 +489,14 @@ static void attention(const struct layer *layer, int64_t number, const float *ro
       const struct sequence *sequence = sequences + tokens[row].sequence;
       const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
       const int64_t at = number * sequence->layer_step + h * sequence->head_step + first * DIM;
+      const int64_t shared_at = at + sequence->shared_at, num_shared = sequence->num_shared - first;
+      const struct run keys = {sequence->keys + shared_at, sequence->keys + at, num_shared};
+      const struct run values = {sequence->values + shared_at, sequence->values + at, num_shared};
       const float *query = rows + (row * (heads + 2 * KV_HEADS) + h * GROUP) * DIM;
       float attended[GROUP * DIM];
       cell *into = out + (i * heads + h * GROUP) * DIM;
-      attend(query, DIM, sequence->keys + at, sequence->values + at, sequence->keys + at + sequence->head_step,
-             num_seen - first, layer->scaling, scores, stride, attended);
+      attend(query, DIM, keys, values, keys.own + sequence->head_step, num_seen - first, layer->scaling, scores, stride,
+             attended);
       for (int x = 0; x < GROUP * DIM; x++) into[x] = narrow(attended[x]);
     }
 }

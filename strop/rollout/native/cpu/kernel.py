@@ -41,18 +41,26 @@ class Layer(ctypes.Structure):
 
 
 SEQUENCE = np.dtype(
-    [("keys", np.uint64), ("values", np.uint64), ("layer_step", np.int64), ("head_step", np.int64)]
+    [
+        ("keys", np.uint64),
+        ("values", np.uint64),
+        ("layer_step", np.int64),
+        ("head_step", np.int64),
+        ("shared_at", np.int64),
+        ("num_shared", np.int64),
+    ]
 )
-"""`struct sequence` of decode.c: addresses of the first layer, and numbers from layer to layer and head to head."""
+"""`struct sequence` of decode.c: addresses of the first layer; numbers from layer to layer, from head to head, and from
+there to another sequence with the same beginning; tokens of that."""
 
 
 def slots_of(table: Tensor, count: int) -> NDArray[np.void]:
-    """The first slots [count] of `SEQUENCE` of keys and values [2, L, slots, Hkv, T, D]."""
+    """The first slots [count] of `SEQUENCE` of keys and values [2, L, slots, Hkv, T, D]; none shares its beginning."""
     assert table.stride()[4:] == (table.shape[5], 1), "tokens of a slot lie one after another"
     both, layer, slot, head = table.stride()[:4]
-    sequences = np.empty(count, dtype=SEQUENCE)
+    sequences = np.zeros(count, dtype=SEQUENCE)
     first, size = table.data_ptr(), table.element_size()
-    sequences["keys"] = first + np.arange(0, count * slot * size, slot * size)
+    sequences["keys"] = first + np.arange(count) * (slot * size)
     sequences["values"] = sequences["keys"] + np.uint64(both * size)
     sequences["layer_step"], sequences["head_step"] = layer, head
     return sequences

@@ -162,7 +162,10 @@ class FusedStep:
         """Logits [B, V] of the next token; arguments as of `logits`."""
         rows = np.arange(len(ids))
         tokens = np.stack([rows, lengths.numpy()], axis=1)
-        hidden = self._hidden(ids, slots_of(cache.table, len(ids)), tokens, rows, longest=num_tokens)
+        sequences = slots_of(cache.table, len(ids))
+        sources, sequences["num_shared"] = cache.shared(len(ids))
+        sequences["shared_at"] = (sources - rows) * cache.table.stride(2)
+        hidden = self._hidden(ids, sequences, tokens, rows, longest=num_tokens)
         return self._logits(hidden)
 
     def prefill(
