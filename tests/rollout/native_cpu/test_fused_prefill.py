@@ -60,11 +60,11 @@ def fused(
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.05)])
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "wide"])
 def test_a_prefill_is_the_forward_pass_of_the_model(
-    tiny_folder: Callable[[str], Path], kind: str, dtype: str, tolerance: float
+    folder: Callable[[str], Path], kind: str, dtype: str, tolerance: float
 ) -> None:
-    model = load(tiny_folder(kind), dtype)
+    model = load(folder(kind), dtype)
     logits, tables = fused(model, [(ids, None) for ids in prompts()])
     for ids, ours, table in zip(prompts(), logits, tables, strict=True):
         expected, key_values = own(model, ids)
@@ -74,13 +74,13 @@ def test_a_prefill_is_the_forward_pass_of_the_model(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["mistral", "qwen3", "wide"])
 def test_how_a_sequence_is_cut_changes_no_bit(
-    tiny_folder: Callable[[str], Path], kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    folder: Callable[[str], Path], kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, few rows at a time, in two pieces, beside others or alone, with one thread or three, token by token as
     decode steps: all the same."""
-    model = load(tiny_folder(kind), dtype)
+    model = load(folder(kind), dtype)
     ids = prompts()[-1]
     (wanted,), (key_values,) = fused(model, [(ids, None)])
     before = torch.get_num_threads()
@@ -115,7 +115,7 @@ def test_a_batch_prefills_in_c_and_takes_the_weights_of_now(
     batch = DecodeBatch(model, max_running=4)
 
     def first_log_prob() -> float:
-        request = Request("one", tuple(prompts()[1]), Sampling(key=0, max_tokens=1, temperature=0.0))
+        request = Request("one", tuple(prompts()[1]), Sampling(key=0, max_tokens=2, temperature=0.0))
         batch.waiting.append(request)
         while not batch.is_idle:
             batch.step(0)

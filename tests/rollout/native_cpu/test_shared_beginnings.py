@@ -46,12 +46,12 @@ def test_the_place_that_is_read_holds_what_the_slot_holds(seed: int) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the step is compiled by gcc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["mistral", "qwen3", "wide"])
 @torch.inference_mode()
 def test_a_step_gives_the_same_bits_wherever_it_reads_a_prompt(
-    tiny_folder: Callable[[str], Path], kind: str, dtype: str
+    folder: Callable[[str], Path], kind: str, dtype: str
 ) -> None:
-    model = load_model(ModelConfig(path=str(tiny_folder(kind)), dtype=dtype), device="cpu")
+    model = load_model(ModelConfig(path=str(folder(kind)), dtype=dtype), device="cpu")
     step, text = fused_step(model), model.config
     assert step is not None
     dim = model.layers[0].self_attn.head_dim  # type: ignore[union-attr]
