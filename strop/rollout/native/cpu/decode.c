@@ -83,17 +83,14 @@ static inline vec load(const cell *from) {
 #define HAS_PAIRS 0
 #endif
 
-/* Keys or values [tokens, DIM] of a sequence, the first `num_shared` of which lie with another one that begins alike: they
- * are in a cache when several sequences read them in turn. */
+/* Keys or values [tokens, DIM] of a sequence, the first `num_shared` of which, in whole blocks of LANES, lie with another
+ * one that begins alike: they are in a cache when several sequences read them in turn. */
 struct run {
   const cell *shared, *own;
   int64_t num_shared;
 };
 static inline __attribute__((always_inline)) const cell *token_at(struct run run, int64_t t) {
   return (t < run.num_shared ? run.shared : run.own) + t * DIM;
-}
-static inline __attribute__((always_inline)) void fetch_ahead(struct run run, int64_t t, int64_t count) {
-  fetch(token_at(run, t + FAR / DIM), count);
 }
 
 #if DIM % LANES == 0
@@ -134,12 +131,14 @@ static inline __attribute__((always_inline)) vec sums_of(vec *v) {
 static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < count; t += LANES) {
-    fetch_ahead(keys, t, LANES * DIM);
+    const cell *block = token_at(keys, t);
+    const int64_t last = count - 1 - t;
+    fetch(token_at(keys, t + FAR / DIM), LANES * DIM);
     for (int r = 0; r < GROUP; r++) {
       vec v[LANES];
 #pragma GCC unroll 16
       for (int j = 0; j < LANES; j++) {
-        const cell *key = token_at(keys, t + j < count ? t + j : count - 1);
+        const cell *key = block + (j < last ? j : last) * DIM;
 #if HAS_PAIRS && PARTS % 2 == 0
         v[j] = (vec){0};
 #pragma GCC unroll 8
@@ -159,7 +158,7 @@ static inline void score(const number *restrict queries, struct run keys, int64_
 
 #define TOGETHER (PARTS < 4 ? PARTS : 4) /* vectors of a row that are summed in registers, for some queries at once */
 #define QUERIES (12 / TOGETHER < GROUP ? 12 / TOGETHER : GROUP)
-#define STREAMS (QUERIES * TOGETHER > 4 ? 1 : QUERIES * TOGETHER > 2 ? 2 : 4) /* sums of few vectors would wait for each other */
+#define STREAMS (QUERIES * TOGETHER > 4 ? 1 : QUERIES * TOGETHER > 2 ? 2 : 4) /* sums of few vectors wait for each other */
 #if defined(BF16) && PARTS % 2 == 0 /* numbers at even places are summed in one vector, those at odd places in the next */
 #define IN_TURN 1
 #define TURN_4(x) (x), (x) + LANES, (x) + 1, (x) + 1 + LANES
@@ -171,24 +170,20 @@ static inline void score(const number *restrict queries, struct run keys, int64_
 #else
 #define IN_TURN 0
 #endif
-/* sums [QUERIES, TOGETHER] += the values of token t, from a part on, times its weights in some rows (the last one again behind
- * them). */
-static inline __attribute__((always_inline)) void add_row(const float *restrict weights, int num_rows, int64_t stride,
-                                                          struct run values, int64_t t, int part,
-                                                          vec (*sums)[TOGETHER]) {
+/* sums [QUERIES, TOGETHER] += a part of the values of a token times its weights in rows, the last one again behind them. */
+static inline __attribute__((always_inline)) void add_part(const float *restrict weights, int num_rows, int64_t stride,
+                                                           const cell *restrict value, int part, vec (*sums)[TOGETHER]) {
   vec row[TOGETHER] = {{0}};
-  const cell *value = token_at(values, t) + part * LANES;
-  fetch_ahead(values, t, DIM);
 #if IN_TURN
   for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
-    const words both = *(const words *)(value + x * LANES);
+    const words both = *(const words *)(value + (part + x) * LANES);
     row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
   }
 #else
-  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(value + x * LANES);
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(value + (part + x) * LANES);
 #endif
   for (int r = 0; r < QUERIES; r++) {
-    const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride + t];
+    const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride];
     for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
   }
 }
@@ -200,11 +195,17 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
   for (int part = 0; part < PARTS; part += TOGETHER)
     for (int from = 0; from < GROUP; from += QUERIES) {
       vec sums[STREAMS][QUERIES][TOGETHER] = {{{{0}}}};
-      int64_t t = 0;
-      for (; t + STREAMS <= count; t += STREAMS)
+      for (int64_t t = 0; t < count; t += LANES) {
+        const cell *block = token_at(values, t);
+        const float *now = weights + from * stride + t;
+        const int64_t num = count - t < LANES ? count - t : LANES;
+        fetch(token_at(values, t + FAR / DIM), LANES * DIM);
+        int64_t j = 0;
+        for (; j + STREAMS <= num; j += STREAMS)
 #pragma GCC unroll 4
-        for (int s = 0; s < STREAMS; s++) add_row(weights + from * stride, GROUP - from, stride, values, t + s, part, sums[s]);
-      for (; t < count; t++) add_row(weights + from * stride, GROUP - from, stride, values, t, part, sums[0]);
+          for (int s = 0; s < STREAMS; s++) add_part(now + j + s, GROUP - from, stride, block + (j + s) * DIM, part, sums[s]);
+        for (; j < num; j++) add_part(now + j, GROUP - from, stride, block + j * DIM, part, sums[0]);
+      }
       for (int s = 1; s < STREAMS; s++)
         for (int r = 0; r < QUERIES; r++)
           for (int x = 0; x < TOGETHER; x++) sums[0][r][x] += sums[s][r][x];
@@ -447,58 +448,43 @@ struct token { /* a new one */
   int64_t sequence, place; /* in the sequence */
 };
 
-/* Rows of `attention` that a thread takes at a time: of a decode step, where each sequence has one token, its share; of a
- * prefill few, since the later ones read more. */
-static int64_t rows_at_a_time(int64_t count, int is_decode, int num_threads) {
-  return is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
+static inline int64_t place_of(const struct sequence *sequence, int64_t layer, int64_t head, int64_t token) {
+  return layer * sequence->layer_step + head * sequence->head_step + token * DIM;
 }
 
-/* Keys and values of new tokens, which lie side by side in rows behind their queries, enter their sequences; queries are
- * turned where they are. Threads do not wait for each other here. */
-static void enter(const struct layer *layer, int64_t number, float *rows, const float *cosines, const float *sines,
-                  const struct sequence *sequences, const struct token *tokens, int64_t count, int64_t at_a_time) {
+/* Key and value of one key head of a new token, which lie in its row behind the queries, enter its sequence; the queries of
+ * that head are turned where they are. */
+static void enter(const struct layer *layer, int64_t number, float *row, const float *cosines, const float *sines,
+                  const struct sequence *sequences, struct token token, int64_t h) {
   const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static, at_a_time) nowait
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t h = 0; h < KV_HEADS; h++) {
-      const struct sequence *sequence = sequences + tokens[i].sequence;
-      const int64_t place = tokens[i].place;
-      const int64_t at = number * sequence->layer_step + h * sequence->head_step + place * DIM;
-      float *row = rows + i * (heads + 2 * KV_HEADS) * DIM, key[DIM];
-      const float *value = row + (heads + KV_HEADS + h) * DIM, *cosine = cosines + place * DIM, *sine = sines + place * DIM;
-      turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
-      for (int x = 0; x < DIM; x++) sequence->keys[at + x] = narrow(key[x]);
-      for (int x = 0; x < DIM; x++) sequence->values[at + x] = narrow(value[x]);
-      for (int r = 0; r < GROUP; r++) {
-        float *query = row + (h * GROUP + r) * DIM;
-        turned(query, layer->query_norm, layer->eps, cosine, sine, query);
-      }
-    }
+  const struct sequence *sequence = sequences + token.sequence;
+  const int64_t at = place_of(sequence, number, h, token.place);
+  const float *value = row + (heads + KV_HEADS + h) * DIM;
+  const float *cosine = cosines + token.place * DIM, *sine = sines + token.place * DIM;
+  float key[DIM];
+  turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
+  for (int x = 0; x < DIM; x++) sequence->keys[at + x] = narrow(key[x]);
+  for (int x = 0; x < DIM; x++) sequence->values[at + x] = narrow(value[x]);
+  for (int r = 0; r < GROUP; r++) {
+    float *query = row + (h * GROUP + r) * DIM;
+    turned(query, layer->query_norm, layer->eps, cosine, sine, query);
+  }
 }
 
-/* out [count, KV_HEADS * GROUP * DIM] of some rows (all where `chosen` is NULL) that have entered: each token sees those of
- * its sequence up to itself. scores: room of this thread. */
-static void attention(const struct layer *layer, int64_t number, const float *rows, const int64_t *chosen,
-                      const struct sequence *sequences, const struct token *tokens, int64_t count, int64_t at_a_time,
-                      cell *out, int64_t stride, float *scores) {
-  const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static, at_a_time)
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t h = 0; h < KV_HEADS; h++) {
-      const int64_t row = chosen == NULL ? i : chosen[i], num_seen = tokens[row].place + 1;
-      const struct sequence *sequence = sequences + tokens[row].sequence;
-      const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
-      const int64_t at = number * sequence->layer_step + h * sequence->head_step + first * DIM;
-      const int64_t shared_at = at + sequence->shared_at, num_shared = sequence->num_shared - first;
-      const struct run keys = {sequence->keys + shared_at, sequence->keys + at, num_shared};
-      const struct run values = {sequence->values + shared_at, sequence->values + at, num_shared};
-      const float *query = rows + (row * (heads + 2 * KV_HEADS) + h * GROUP) * DIM;
-      float attended[GROUP * DIM];
-      cell *into = out + (i * heads + h * GROUP) * DIM;
-      attend(query, DIM, keys, values, keys.own + sequence->head_step, num_seen - first, layer->scaling, scores, stride,
-             attended);
-      for (int x = 0; x < GROUP * DIM; x++) into[x] = narrow(attended[x]);
-    }
+/* One key head of a token that has entered: out [GROUP * DIM] of what it sees, its sequence up to itself. */
+static void attend_one(const struct layer *layer, int64_t number, const float *row, const struct sequence *sequences,
+                       struct token token, int64_t h, cell *out, int64_t stride, float *scores) {
+  const struct sequence *sequence = sequences + token.sequence;
+  const int64_t num_seen = token.place + 1;
+  const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
+  const int64_t at = place_of(sequence, number, h, first), shared_at = at + sequence->shared_at;
+  const int64_t num_shared = (sequence->num_shared - first) / LANES * LANES;
+  const struct run keys = {sequence->keys + shared_at, sequence->keys + at, num_shared};
+  const struct run values = {sequence->values + shared_at, sequence->values + at, num_shared};
+  float attended[GROUP * DIM];
+  attend(row + h * GROUP * DIM, DIM, keys, values, keys.own + sequence->head_step, num_seen - first, layer->scaling, scores,
+         stride, attended);
+  for (int x = 0; x < GROUP * DIM; x++) out[x] = narrow(attended[x]);
 }
 
 /* stream [batch, size] += added (none where it is NULL); its root-mean-square norm times weight goes to `out`, and to `last`
@@ -546,7 +532,8 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
           int num_threads) {
   const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM, stride = scores_stride(longest);
   const int is_decode = num_ends == count;
-  const int64_t at_a_time = rows_at_a_time(count, is_decode, num_threads);
+  /* A thread takes its share of a decode step, and few rows of a prefill at a time, where the later ones see more. */
+  const int64_t at_a_time = is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
   float *added = room + num_threads * GROUP * stride, *rows = added + count * size, *both = rows + count * rows_size;
   float *last = both + count * 2 * inner;
   cell *normed = (cell *)(last + num_ends * size), *attended = normed + count * size, *gated = attended + count * heads;
@@ -559,17 +546,25 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
       product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size);
-      enter(layer, number, rows, cosines, sines, sequences, tokens, count, at_a_time);
-      if (!is_decode) { /* there a thread attends to what it has entered itself, and to what was there before */
-#pragma omp barrier
-        if (is_last) { /* what goes on is the end of each sequence */
+      if (!is_decode) { /* a token sees others of this step */
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t i = 0; i < count; i++)
+          for (int64_t h = 0; h < KV_HEADS; h++)
+            enter(layer, number, rows + i * rows_size, cosines, sines, sequences, tokens[i], h);
+        if (is_last) { /* only the end of each sequence goes on */
 #pragma omp for schedule(static)
           for (int64_t i = 0; i < num_ends; i++) memcpy(last + i * size, stream + ends[i] * size, sizeof(float) * size);
           now = last, num_rows = num_ends;
         }
       }
-      attention(layer, number, rows, num_rows < count ? ends : NULL, sequences, tokens, num_rows, at_a_time, attended, stride,
-                scores);
+#pragma omp for collapse(2) schedule(static, at_a_time)
+      for (int64_t i = 0; i < num_rows; i++)
+        for (int64_t h = 0; h < KV_HEADS; h++) {
+          const int64_t at = num_rows < count ? ends[i] : i;
+          float *row = rows + at * rows_size;
+          if (is_decode) enter(layer, number, row, cosines, sines, sequences, tokens[at], h);
+          attend_one(layer, number, row, sequences, tokens[at], h, attended + i * heads + h * GROUP * DIM, stride, scores);
+        }
       product(attended, layer->out, layer->out_bias, added, num_rows, heads, size);
       add_norm(now, added, layer->next_norm, layer->eps, normed, NULL, num_rows, size);
       product(normed, layer->gate_up, layer->gate_up_bias, both, num_rows, size, 2 * inner);
