@@ -9,6 +9,7 @@ sequence ends, the last one moves into its slot: one copy per finished sequence,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import sys
@@ -270,7 +271,8 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
     num_bytes = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux" and num_bytes <= HUGE_SHARE * free_bytes(like.device):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # of a kernel that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import shutil
 from collections.abc import Callable
@@ -42,6 +43,24 @@ def test_the_place_that_is_read_holds_what_the_slot_holds(seed: int) -> None:
             shares += int(sources[slot] != slot)
         assert (num_shared > 0).all()
     assert shares > 50
+
+
+def test_a_kernel_without_large_pages_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Memory(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            asked.append(advice[0])
+            raise OSError("invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    cache = SlotCache(2)
+    cache.write([0], torch.ones(2, 1, 1, 5, 8))
+    assert asked == [mmap.MADV_HUGEPAGE]
+    assert float(cache.table.sum()) == 2 * 5 * 8
+    monkeypatch.setattr("strop.rollout.native.cache.HUGE_SHARE", 0.0)
+    SlotCache(2).write([0], torch.ones(2, 1, 1, 5, 8))
+    assert len(asked) == 1, "large tables are left alone"
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the step is compiled by gcc")
