@@ -22,7 +22,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.moe.routing import RoutingRecord
 from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.cpu.steps import fused_step
+from strop.rollout.native.cpu.steps import FusedStep, fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_copy import half_copy
@@ -69,10 +69,11 @@ class DecodeBatch:
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
         self._states = model.recurrence and model.recurrence.slots(max_running)
-        self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing)
         self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
+        fused = self._steps if isinstance(self._steps, FusedStep) else None
+        self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing, fused=fused)
         self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._unread: Unread | None = None  # tokens of the last step
@@ -214,12 +215,13 @@ class DecodeBatch:
         for _ in range(count):
             request = self.waiting.popleft()
             groups.setdefault(request.given_key, []).append(request)
-        self.prefill.compute(group[0] for group in groups.values())
         first = len(self.running)
+        if first == 0:
+            self._note_weights_changed()  # while nothing ran, the weights may have been trained
+        self.prefill.compute(group[0] for group in groups.values())
         if first == 0:
             lengths = [request.max_length for request in itertools.chain(*groups.values(), self.waiting)]
             self._cache.expect(max(lengths), num_slots=len(lengths))
-            self._note_weights_changed()  # while nothing ran, the weights may have been trained
         logits, remaining = [], []
         for group in groups.values():
             prefilled = self.prefill.get(group[0])

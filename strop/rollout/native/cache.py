@@ -9,11 +9,15 @@ sequence ends, the last one moves into its slot: one copy per finished sequence,
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
@@ -25,6 +29,9 @@ GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
 """... and where there is room at least by this factor, in tokens and in slots, so that copies stay rare."""
+HUGE_SHARE = 0.05
+"""On a CPU a table of at most this share of the free memory lies in large pages: they are there sooner, but take memory
+also for the tokens that a slot has room for and does not use."""
 FREE_SHARE = 0.5
 """It grows into at most this share of the memory that is free then; the old table is held until it is copied."""
 
@@ -38,6 +45,8 @@ class SlotCache:
         self._data: Tensor | None = None
         self._expected = (0, 0)  # slots and tokens
         self._used = (0, 0)  # most slots and tokens so far
+        # For each slot one with the same first tokens, maybe itself, and how many these are.
+        self._sources, self._num_shared = np.arange(capacity), np.zeros(capacity, dtype=np.int64)
         self.reads_padding = False
         """The attention of some layer reads the longest sequence's length of every slot."""
         self.state_bytes = 0
@@ -64,6 +73,8 @@ class SlotCache:
         if not self.reserve(key_values.shape[3], num_slots=last):
             raise MemoryError(f"no memory for {last} sequences of {key_values.shape[3]} tokens")
         assert self._data is not None, "its form is known"
+        self._leave(first, last)
+        self._sources[first:last], self._num_shared[first:last] = first, key_values.shape[3]
         self._data[:, :, first:last, :, : key_values.shape[3]] = key_values.unsqueeze(2)
 
     def form_like(self, key_values: Tensor) -> None:
@@ -130,7 +141,24 @@ class SlotCache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
         assert self._data is not None, "a moved slot was written before"
+        self._leave(target, target + 1)
+        self._sources[target], self._num_shared[target] = self._sources[source], self._num_shared[source]
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
+
+    def shared(self, num_slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For the first slots, another one with the same first tokens [B], and how many these are [B]: sequences of one
+        prompt can read it in one place."""
+        return self._sources[:num_slots], self._num_shared[:num_slots]
+
+    def _leave(self, first: int, last: int) -> None:
+        """Slots first..last - 1 will hold something else: those that share their first tokens read them elsewhere."""
+        goes = (self._sources >= first) & (self._sources < last)
+        goes[first:last] = False
+        if not goes.any():
+            return
+        for source in np.unique(self._sources[goes]):
+            others = np.flatnonzero(goes & (self._sources == source))
+            self._sources[others] = others[0]
 
     def free(self) -> None:
         """Give the memory back; the form stays known."""
@@ -242,6 +270,9 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
             return None
     num_bytes = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux" and num_bytes <= HUGE_SHARE * free_bytes(like.device):
+        with contextlib.suppress(OSError):  # of a kernel that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,13 +113,37 @@ class KeptPrefixes(Protocol):
         """Give the memory back."""
 
 
+class FusedPrefill(Protocol):
+    """Prefill in place of the model's own forward pass."""
+
+    def prefill(
+        self, pieces: Sequence[tuple[Sequence[int], Tensor | None]], own: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Logits [P, V] behind each piece, and the keys and values [2, L, Hkv, T, D] of what is before it and its own;
+        None where it is not for this model.
+
+        Args:
+            pieces: tokens, not none, and the keys and values of those before them.
+            own: keys and values [2, L, Hkv, N, D] of the first tokens [N] of a sequence, by the model's own forward
+                pass.
+        """
+
+
 class Prefill:
     """Computes what requests begin with, each distinct beginning once."""
 
-    def __init__(self, model: CausalLM, *, reuses: bool = True, records_routing: bool = False) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        reuses: bool = True,
+        records_routing: bool = False,
+        fused: FusedPrefill | None = None,
+    ) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others; not where experts are recorded,
-        which nobody keeps beside the keys and values of earlier requests."""
-        self._model, self._records = model, records_routing
+        which nobody keeps beside the keys and values of earlier requests. `fused` comes before the model's own forward
+        pass."""
+        self._model, self._records, self._fused = model, records_routing, fused
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
         self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
@@ -190,7 +214,46 @@ class Prefill:
             self._compute(pieces)
 
     def _compute(self, pieces: Sequence[_Piece]) -> None:
-        """One forward pass over these pieces."""
+        """Keys and values of these pieces, and the logits behind those that end a prompt."""
+        computed = None
+        if self._fused is not None:
+            given = [(piece.request.given_ids[piece.start : piece.stop], piece.prefix) for piece in pieces]
+            computed = self._fused.prefill(given, self._own_key_values)
+        if computed is None:
+            self._forward(pieces)
+        else:
+            for piece, logits, tokens in zip(pieces, *computed, strict=True):
+                self._note(piece, tokens, logits)
+        self.num_computed += sum(piece.stop - piece.start for piece in pieces)
+
+    def _own_key_values(self, ids: Tensor) -> Tensor:
+        """Keys and values [2, L, Hkv, N, D] of the first tokens [N] of a sequence, by the model's own forward pass."""
+        packed = PackedAttention([Segment(start=0, length=len(ids))], device=ids.device)
+        attention = PrefillAttention(packed, [])
+        self._model.hidden(ids[None], torch.arange(len(ids), device=ids.device)[None], attention)
+        return attention.key_values(self._model.compute_dtype)
+
+    def _note(
+        self,
+        piece: _Piece,
+        key_values: Tensor,
+        logits: Tensor,
+        *,
+        shift: int = 0,
+        states: States = (),
+        routed: tuple[bytes, ...] = (),
+    ) -> None:
+        """Keep keys and values of all tokens up to the end of a piece, and the logits [V] behind it."""
+        request = piece.request
+        if piece.stop < len(request.given_ids):
+            self._begun[request.given_key] = key_values, states, routed
+        else:
+            self._done[request.given_key] = PrefilledPrompt(
+                request.given_ids, key_values, logits.clone(), shift, states, routed
+            )
+
+    def _forward(self, pieces: Sequence[_Piece]) -> None:
+        """One forward pass of the model over these pieces."""
         model = self._model
         segments, first, behind = [], 0, sum(piece.stop - piece.start for piece in pieces)
         for piece in pieces:
@@ -228,18 +291,12 @@ class Prefill:
             tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
             tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
             states = with_states.states(index) if with_states else ()
-            request, routed = piece.request, piece.routed
+            routed = piece.routed
             if chosen is not None:
                 of_piece = chosen[segment.start : segment.start + segment.length]
                 routed += tuple(token.tobytes() for token in of_piece.numpy().astype(TOKEN_DTYPE))
-            if piece.stop < len(request.given_ids):
-                self._begun[request.given_key] = tokens, states, routed
-            else:
-                shift = next_position(placed[index]) - piece.stop
-                self._done[request.given_key] = PrefilledPrompt(
-                    request.given_ids, tokens, logits[index].clone(), shift, states, routed
-                )
-        self.num_computed += len(ids)
+            shift = next_position(placed[index]) - piece.stop
+            self._note(piece, tokens, logits[index], shift=shift, states=states, routed=routed)
 
     def _blocks(self, piece: _Piece) -> tuple[Span, ...]:
         """Runs of tokens of a piece that see each other whatever their order; a prompt with media is one piece."""

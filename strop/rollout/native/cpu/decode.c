@@ -1,15 +1,16 @@
-/* Decode steps for a CPU.
+/* Decode steps and prefills for a CPU.
  *
  * decode: attention of one new token per sequence over the keys and values of its own slot, which the token enters
  * first; reads each sequence to its own length, and everything once for all query heads of a key head. step: all layers
- * of a model of Llama's form for one new token per sequence.
+ * of a model of Llama's form for new tokens of some sequences, one of each in a decode step.
  *
  * Compiled by kernel.py with DIM (numbers per head), KV_HEADS, GROUP (query heads of each key head), and BF16 where
  * weights and cache are bfloat16: a `cell` is a number of those. Sums are float; with BF16 what goes into and comes out
  * of a matrix product is rounded to bfloat16, as in a model of that precision, and numbers go into it in pairs.
  *
- * What becomes of a sequence in a step does not depend on the others: every sum is made in an order of its own, and
- * none is reordered (-fno-associative-math) but where `omp simd` says so, by the length of the sum alone.
+ * What becomes of a token depends neither on other sequences nor on how many tokens of its own are in the step: every
+ * sum is made in an order of its own, and none is reordered (-fno-associative-math) but where `omp simd` says so, by the
+ * length of the sum alone.
  */
 #include <float.h>
 #include <math.h>
@@ -52,6 +53,8 @@ static inline cell narrow(float x) { return x; }
 #define WIDTH (2 * LANES)
 #define BLOCK (8 * ROWS)
 #define AHEAD 96 /* rows of a panel between the one that is read and the one that is fetched */
+#define FETCHED 4096 /* bytes of keys and values between the one that is read and the one that is fetched: a page, at whose
+                        end the processor's own fetching stops */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -59,6 +62,12 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 /* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
  * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. */
 int64_t panel_width(void) { return WIDTH; }
+
+/* Begin to read some numbers, which may lie anywhere: a prefetch has no faults. */
+static inline __attribute__((always_inline)) void fetch(const cell *from, int64_t count) {
+  for (int64_t at = 0; at < count; at += 64 / sizeof(cell)) __builtin_prefetch(from + at);
+}
+#define FAR (int64_t)(FETCHED / sizeof(cell))
 
 static inline vec load(const cell *from) {
 #ifdef BF16
@@ -73,6 +82,16 @@ static inline vec load(const cell *from) {
 #else
 #define HAS_PAIRS 0
 #endif
+
+/* Keys or values [tokens, DIM] of a sequence, the first `num_shared` of which, in whole blocks of LANES, lie with another
+ * one that begins alike: they are in a cache when several sequences read them in turn. */
+struct run {
+  const cell *shared, *own;
+  int64_t num_shared;
+};
+static inline __attribute__((always_inline)) const cell *token_at(struct run run, int64_t t) {
+  return (t < run.num_shared ? run.shared : run.own) + t * DIM;
+}
 
 #if DIM % LANES == 0
 #define PARTS (DIM / LANES)
@@ -109,14 +128,17 @@ static inline __attribute__((always_inline)) vec sums_of(vec *v) {
 
 /* scores [GROUP, ...], with rows `stride` apart: queries [GROUP, DIM] times keys [count, DIM], LANES keys at once; behind
  * the last key stands its score again. */
-static inline void score(const number *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
-  for (int64_t t = 0; t < count; t += LANES)
+  for (int64_t t = 0; t < count; t += LANES) {
+    const cell *block = token_at(keys, t);
+    const int64_t last = count - 1 - t;
+    fetch(token_at(keys, t + FAR / DIM), LANES * DIM);
     for (int r = 0; r < GROUP; r++) {
       vec v[LANES];
 #pragma GCC unroll 16
       for (int j = 0; j < LANES; j++) {
-        const cell *key = keys + (t + j < count ? t + j : count - 1) * DIM;
+        const cell *key = block + (j < last ? j : last) * DIM;
 #if HAS_PAIRS && PARTS % 2 == 0
         v[j] = (vec){0};
 #pragma GCC unroll 8
@@ -131,12 +153,12 @@ static inline void score(const number *restrict queries, const cell *restrict ke
       }
       *(vec *)(scores + r * stride + t) = sums_of(v);
     }
+  }
 }
 
-/* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
- * factor of the row. */
 #define TOGETHER (PARTS < 4 ? PARTS : 4) /* vectors of a row that are summed in registers, for some queries at once */
 #define QUERIES (12 / TOGETHER < GROUP ? 12 / TOGETHER : GROUP)
+#define STREAMS (QUERIES * TOGETHER > 4 ? 1 : QUERIES * TOGETHER > 2 ? 2 : 4) /* sums of few vectors wait for each other */
 #if defined(BF16) && PARTS % 2 == 0 /* numbers at even places are summed in one vector, those at odd places in the next */
 #define IN_TURN 1
 #define TURN_4(x) (x), (x) + LANES, (x) + 1, (x) + 1 + LANES
@@ -148,32 +170,51 @@ static inline void score(const number *restrict queries, const cell *restrict ke
 #else
 #define IN_TURN 0
 #endif
-static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
+/* sums [QUERIES, TOGETHER] += a part of the values of a token times its weights in rows, the last one again behind them. */
+static inline __attribute__((always_inline)) void add_part(const float *restrict weights, int num_rows, int64_t stride,
+                                                           const cell *restrict value, int part, vec (*sums)[TOGETHER]) {
+  vec row[TOGETHER] = {{0}};
+#if IN_TURN
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
+    const words both = *(const words *)(value + (part + x) * LANES);
+    row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
+  }
+#else
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(value + (part + x) * LANES);
+#endif
+  for (int r = 0; r < QUERIES; r++) {
+    const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride];
+    for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
+  }
+}
+
+/* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
+ * factor of the row. */
+static inline void gather(const float *restrict weights, int64_t stride, const float *factors, struct run values,
                           int64_t count, float *restrict out) {
   for (int part = 0; part < PARTS; part += TOGETHER)
     for (int from = 0; from < GROUP; from += QUERIES) {
-      vec sums[QUERIES][TOGETHER] = {{{0}}};
-      for (int64_t t = 0; t < count; t++) {
-        vec row[TOGETHER] = {{0}};
-#if IN_TURN
-        for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
-          const words both = *(const words *)(values + t * DIM + (part + x) * LANES);
-          row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
-        }
-#else
-        for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
-#endif
-        for (int r = 0; r < QUERIES; r++) {
-          const float weight = weights[(from + r < GROUP ? from + r : GROUP - 1) * stride + t];
-          for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
-        }
+      vec sums[STREAMS][QUERIES][TOGETHER] = {{{{0}}}};
+      for (int64_t t = 0; t < count; t += LANES) {
+        const cell *block = token_at(values, t);
+        const float *now = weights + from * stride + t;
+        const int64_t num = count - t < LANES ? count - t : LANES;
+        fetch(token_at(values, t + FAR / DIM), LANES * DIM);
+        int64_t j = 0;
+        for (; j + STREAMS <= num; j += STREAMS)
+#pragma GCC unroll 4
+          for (int s = 0; s < STREAMS; s++) add_part(now + j + s, GROUP - from, stride, block + (j + s) * DIM, part, sums[s]);
+        for (; j < num; j++) add_part(now + j, GROUP - from, stride, block + j * DIM, part, sums[0]);
       }
+      for (int s = 1; s < STREAMS; s++)
+        for (int r = 0; r < QUERIES; r++)
+          for (int x = 0; x < TOGETHER; x++) sums[0][r][x] += sums[s][r][x];
       for (int r = 0; r < QUERIES && from + r < GROUP; r++)
         for (int x = 0; x < TOGETHER && part + x < PARTS; x++) {
 #if IN_TURN
-          const vec now = __builtin_shuffle(sums[r][x / 2 * 2], sums[r][x / 2 * 2 + 1], x % 2 ? TURN(LANES / 2) : TURN(0));
+          const vec *two = sums[0][r] + x / 2 * 2, now = __builtin_shuffle(two[0], two[1], x % 2 ? TURN(LANES / 2) : TURN(0));
 #else
-          const vec now = sums[r][x];
+          const vec now = sums[0][r][x];
 #endif
           *(vec *)(out + (from + r) * DIM + (part + x) * LANES) = now * factors[from + r];
         }
@@ -181,11 +222,11 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #else
 typedef float number;
-static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < (count + LANES - 1) / LANES * LANES; t++)
     for (int r = 0; r < GROUP; r++) {
-      const cell *key = keys + (t < count ? t : count - 1) * DIM;
+      const cell *key = token_at(keys, t < count ? t : count - 1);
       float product = 0;
 #pragma omp simd reduction(+ : product)
       for (int x = 0; x < DIM; x++) product += wide(key[x]) * queries[r * DIM + x];
@@ -193,20 +234,20 @@ static inline void score(const float *restrict queries, const cell *restrict key
     }
 }
 
-static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
+static inline void gather(const float *restrict weights, int64_t stride, const float *factors, struct run values,
                           int64_t count, float *restrict out) {
   memset(out, 0, sizeof(float) * GROUP * DIM);
   for (int64_t t = 0; t < count; t++)
     for (int r = 0; r < GROUP; r++)
-      for (int x = 0; x < DIM; x++) out[r * DIM + x] += weights[r * stride + t] * wide(values[t * DIM + x]);
+      for (int x = 0; x < DIM; x++) out[r * DIM + x] += weights[r * stride + t] * wide(token_at(values, t)[x]);
   for (int r = 0; r < GROUP; r++)
     for (int x = 0; x < DIM; x++) out[r * DIM + x] *= factors[r];
 }
 #endif
 
-/* One sequence and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP,
- * DIM]; scores is room for [GROUP, stride]. */
-static void attend(const float *query, int64_t query_stride, const cell *restrict keys, const cell *restrict values,
+/* One token and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP, DIM];
+ * scores is room for [GROUP, stride]. next: keys that are read after these. */
+static void attend(const float *query, int64_t query_stride, struct run keys, struct run values, const cell *next,
                    int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
   const int64_t filled = (count + LANES - 1) / LANES * LANES;
   float factors[GROUP];
@@ -220,7 +261,9 @@ static void attend(const float *query, int64_t query_stride, const cell *restric
     for (int x = 0; x < DIM; x++) queries[r][x] = query[r * query_stride + x] * scaling;
   scaling = 1;
 #endif
+  fetch(token_at(values, 0), count * DIM < FAR ? count * DIM : FAR);
   score(queries[0], keys, count, scores, stride);
+  fetch(next, count * DIM < FAR ? count * DIM : FAR);
   for (int r = 0; r < GROUP; r++) {
     float *restrict row = scores + r * stride, most = -FLT_MAX, total = 0;
 #pragma omp simd reduction(max : most)
@@ -261,7 +304,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
           values[at + last * DIM + x] = narrow(new_value[x]);
         }
         const int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
-        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], keys + at + first * DIM, values + at + first * DIM,
+        const struct run seen = {.own = keys + at + first * DIM}, weighed = {.own = values + at + first * DIM};
+        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], seen, weighed, seen.own + strides[7],
                last + 1 - first, scaling, scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
       }
     free(scores);
@@ -269,9 +313,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
   return failed;
 }
 
-/* One head of a new token: norm (none where `weight` is NULL), then rotary position. */
-static void turned(const float *from, const float *weight, float eps, const float *cosine, const float *sine,
-                   float *restrict out) {
+/* One head of a new token: norm (none where `weight` is NULL), then rotary position; `out` may be `from`. */
+static void turned(const float *from, const float *weight, float eps, const float *cosine, const float *sine, float *out) {
   float row[DIM];
   for (int x = 0; x < DIM; x++) row[x] = from[x];
   if (weight != NULL) {
@@ -395,32 +438,53 @@ struct layer { /* as Layer of kernel.py has it */
   float eps, scaling;
 };
 
-/* out [batch, KV_HEADS * GROUP * DIM] from queries, keys and values side by side in rows; a token's position is the
- * length of its slot. strides: from slot to slot and from head to head of the cache. scores: room of this thread. */
-static void attention(const struct layer *layer, const float *rows, const float *cosines, const float *sines, cell *out,
-                      cell *keys, cell *values, const int64_t *lengths, int64_t batch, int64_t stride,
-                      const int64_t *strides, float *scores) {
+struct sequence { /* keys and values of a layer are [KV_HEADS, tokens, DIM] */
+  cell *keys, *values; /* of the first layer */
+  int64_t layer_step, head_step;
+  int64_t shared_at, num_shared; /* the first tokens are also there, in numbers from `keys` and `values` on */
+};
+
+struct token { /* a new one */
+  int64_t sequence, place; /* in the sequence */
+};
+
+static inline int64_t place_of(const struct sequence *sequence, int64_t layer, int64_t head, int64_t token) {
+  return layer * sequence->layer_step + head * sequence->head_step + token * DIM;
+}
+
+/* Key and value of one key head of a new token, which lie in its row behind the queries, enter its sequence; the queries of
+ * that head are turned where they are. */
+static void enter(const struct layer *layer, int64_t number, float *row, const float *cosines, const float *sines,
+                  const struct sequence *sequences, struct token token, int64_t h) {
   const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static)
-  for (int64_t i = 0; i < batch; i++)
-    for (int64_t h = 0; h < KV_HEADS; h++) {
-      const int64_t at = i * strides[0] + h * strides[1], last = lengths[i];
-      const float *row = rows + i * (heads + 2 * KV_HEADS) * DIM;
-      const float *cosine = cosines + last * DIM, *sine = sines + last * DIM;
-      float query[GROUP][DIM], key[DIM], attended[GROUP * DIM];
-      cell *into = out + (i * heads + h * GROUP) * DIM;
-      turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
-      for (int r = 0; r < GROUP; r++)
-        turned(row + (h * GROUP + r) * DIM, layer->query_norm, layer->eps, cosine, sine, query[r]);
-      for (int x = 0; x < DIM; x++) {
-        keys[at + last * DIM + x] = narrow(key[x]);
-        values[at + last * DIM + x] = narrow(row[(heads + KV_HEADS + h) * DIM + x]);
-      }
-      const int64_t first = layer->window > 0 && last + 1 > layer->window ? last + 1 - layer->window : 0;
-      attend(query[0], DIM, keys + at + first * DIM, values + at + first * DIM, last + 1 - first, layer->scaling, scores,
-             stride, attended);
-      for (int x = 0; x < GROUP * DIM; x++) into[x] = narrow(attended[x]);
-    }
+  const struct sequence *sequence = sequences + token.sequence;
+  const int64_t at = place_of(sequence, number, h, token.place);
+  const float *value = row + (heads + KV_HEADS + h) * DIM;
+  const float *cosine = cosines + token.place * DIM, *sine = sines + token.place * DIM;
+  float key[DIM];
+  turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
+  for (int x = 0; x < DIM; x++) sequence->keys[at + x] = narrow(key[x]);
+  for (int x = 0; x < DIM; x++) sequence->values[at + x] = narrow(value[x]);
+  for (int r = 0; r < GROUP; r++) {
+    float *query = row + (h * GROUP + r) * DIM;
+    turned(query, layer->query_norm, layer->eps, cosine, sine, query);
+  }
+}
+
+/* One key head of a token that has entered: out [GROUP * DIM] of what it sees, its sequence up to itself. */
+static void attend_one(const struct layer *layer, int64_t number, const float *row, const struct sequence *sequences,
+                       struct token token, int64_t h, cell *out, int64_t stride, float *scores) {
+  const struct sequence *sequence = sequences + token.sequence;
+  const int64_t num_seen = token.place + 1;
+  const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
+  const int64_t at = place_of(sequence, number, h, first), shared_at = at + sequence->shared_at;
+  const int64_t num_shared = (sequence->num_shared - first) / LANES * LANES;
+  const struct run keys = {sequence->keys + shared_at, sequence->keys + at, num_shared};
+  const struct run values = {sequence->values + shared_at, sequence->values + at, num_shared};
+  float attended[GROUP * DIM];
+  attend(row + h * GROUP * DIM, DIM, keys, values, keys.own + sequence->head_step, num_seen - first, layer->scaling, scores,
+         stride, attended);
+  for (int x = 0; x < GROUP * DIM; x++) out[x] = narrow(attended[x]);
 }
 
 /* stream [batch, size] += added (none where it is NULL); its root-mean-square norm times weight goes to `out`, and to `last`
@@ -452,40 +516,61 @@ static void silu_mul(const float *rows, cell *out, int64_t batch, int64_t size) 
   }
 }
 
-/* Numbers of the room that a step needs. */
-int64_t step_room(int64_t batch, int64_t size, int64_t inner, int64_t num_tokens, int num_threads) {
+/* Numbers of the room that a step with so many new tokens needs. */
+int64_t step_room(int64_t count, int64_t size, int64_t inner, int64_t longest, int num_threads) {
   const int64_t heads = KV_HEADS * GROUP, rows = (heads + 2 * KV_HEADS) * DIM;
-  return num_threads * GROUP * scores_stride(num_tokens) + batch * (2 * size + rows + heads * DIM + 3 * inner);
+  return num_threads * GROUP * scores_stride(longest) + count * (3 * size + rows + heads * DIM + 3 * inner);
 }
 
-/* out [batch, size]: final hidden states, normed, of one new token per sequence, whose embeddings are in stream [batch,
- * size] (which is written to), behind lengths [batch] others in its slot. cosines, sines: [positions, DIM]. keys, values:
- * of the first layer; strides: from layer to layer, slot to slot and head to head. */
+/* out [num_ends, size]: final hidden states, normed, of the tokens at rows ends [num_ends], of `count` new ones, whose
+ * embeddings are in stream [count, size] (which is written to). In a decode step each sequence has one token, and `ends` are
+ * all rows; else they are the last ones of their sequences, or fewer. Tokens of a sequence lie in its order.
+ * cosines, sines: [positions, DIM]. longest: tokens of the longest sequence with its new ones. */
 void step(const struct layer *layers, int64_t num_layers, const float *first_norm, float *stream, float *out,
-          const float *cosines, const float *sines, cell *keys, cell *values, const int64_t *strides,
-          const int64_t *lengths, int64_t batch, int64_t size, int64_t inner, int64_t num_tokens, float *room,
+          const float *cosines, const float *sines, const struct sequence *sequences, const struct token *tokens,
+          const int64_t *ends, int64_t count, int64_t num_ends, int64_t size, int64_t inner, int64_t longest, float *room,
           int num_threads) {
-  const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM;
-  const int64_t stride = scores_stride(num_tokens);
-  float *added = room + num_threads * GROUP * stride, *rows = added + batch * size, *both = rows + batch * rows_size;
-  cell *normed = (cell *)(both + batch * 2 * inner), *attended = normed + batch * size, *gated = attended + batch * heads;
+  const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM, stride = scores_stride(longest);
+  const int is_decode = num_ends == count;
+  /* A thread takes its share of a decode step, and few rows of a prefill at a time, where the later ones see more. */
+  const int64_t at_a_time = is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
+  float *added = room + num_threads * GROUP * stride, *rows = added + count * size, *both = rows + count * rows_size;
+  float *last = both + count * 2 * inner;
+  cell *normed = (cell *)(last + num_ends * size), *attended = normed + count * size, *gated = attended + count * heads;
 #pragma omp parallel num_threads(num_threads)
   {
-    float *scores = room + omp_get_thread_num() * GROUP * stride;
-    add_norm(stream, NULL, first_norm, layers[0].eps, normed, NULL, batch, size);
+    float *scores = room + omp_get_thread_num() * GROUP * stride, *now = stream;
+    int64_t num_rows = count;
+    add_norm(now, NULL, first_norm, layers[0].eps, normed, NULL, count, size);
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
-      product(normed, layer->qkv, layer->qkv_bias, rows, batch, size, rows_size);
-      attention(layer, rows, cosines, sines, attended, keys + number * strides[0], values + number * strides[0], lengths,
-                batch, stride, strides + 1, scores);
-      product(attended, layer->out, layer->out_bias, added, batch, heads, size);
-      add_norm(stream, added, layer->next_norm, layer->eps, normed, NULL, batch, size);
-      product(normed, layer->gate_up, layer->gate_up_bias, both, batch, size, 2 * inner);
-      silu_mul(both, gated, batch, inner);
-      product(gated, layer->down, layer->down_bias, added, batch, inner, size);
-      add_norm(stream, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, batch,
-               size);
+      product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size);
+      if (!is_decode) { /* a token sees others of this step */
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t i = 0; i < count; i++)
+          for (int64_t h = 0; h < KV_HEADS; h++)
+            enter(layer, number, rows + i * rows_size, cosines, sines, sequences, tokens[i], h);
+        if (is_last) { /* only the end of each sequence goes on */
+#pragma omp for schedule(static)
+          for (int64_t i = 0; i < num_ends; i++) memcpy(last + i * size, stream + ends[i] * size, sizeof(float) * size);
+          now = last, num_rows = num_ends;
+        }
+      }
+#pragma omp for collapse(2) schedule(static, at_a_time)
+      for (int64_t i = 0; i < num_rows; i++)
+        for (int64_t h = 0; h < KV_HEADS; h++) {
+          const int64_t at = num_rows < count ? ends[i] : i;
+          float *row = rows + at * rows_size;
+          if (is_decode) enter(layer, number, row, cosines, sines, sequences, tokens[at], h);
+          attend_one(layer, number, row, sequences, tokens[at], h, attended + i * heads + h * GROUP * DIM, stride, scores);
+        }
+      product(attended, layer->out, layer->out_bias, added, num_rows, heads, size);
+      add_norm(now, added, layer->next_norm, layer->eps, normed, NULL, num_rows, size);
+      product(normed, layer->gate_up, layer->gate_up_bias, both, num_rows, size, 2 * inner);
+      silu_mul(both, gated, num_rows, inner);
+      product(gated, layer->down, layer->down_bias, added, num_rows, inner, size);
+      add_norm(now, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, num_rows, size);
     }
   }
 }

@@ -2,8 +2,8 @@
 
 For every model the next tokens, and attention of one token per sequence: the torch formulation of the native engine
 reads every sequence to the length of the longest, in many small matrix products. And for models of Llama's form a whole
-step (steps.py). Where gcc is missing or fails, or for another precision or device, torch computes all three. Their
-results differ by rounding. Last measured: benchmarks/RESULTS.md.
+step or prefill (steps.py). Where gcc is missing or fails, or for another precision or device, torch computes all of it.
+Their results differ by rounding. Last measured: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -40,6 +40,32 @@ class Layer(ctypes.Structure):
     )  # fmt: skip
 
 
+SEQUENCE = np.dtype(
+    [
+        ("keys", np.uint64),
+        ("values", np.uint64),
+        ("layer_step", np.int64),
+        ("head_step", np.int64),
+        ("shared_at", np.int64),
+        ("num_shared", np.int64),
+    ]
+)
+"""`struct sequence` of decode.c: addresses of the first layer; numbers from layer to layer, from head to head, and from
+there to another sequence with the same beginning; tokens of that."""
+
+
+def slots_of(table: Tensor, count: int) -> NDArray[np.void]:
+    """The first slots [count] of `SEQUENCE` of keys and values [2, L, slots, Hkv, T, D]; none shares its beginning."""
+    assert table.stride()[4:] == (table.shape[5], 1), "tokens of a slot lie one after another"
+    both, layer, slot, head = table.stride()[:4]
+    sequences = np.zeros(count, dtype=SEQUENCE)
+    first, size = table.data_ptr(), table.element_size()
+    sequences["keys"] = first + np.arange(count) * (slot * size)
+    sequences["values"] = sequences["keys"] + np.uint64(both * size)
+    sequences["layer_step"], sequences["head_step"] = layer, head
+    return sequences
+
+
 class DecodeKernel:
     """The compiled functions for one shape of heads."""
 
@@ -50,7 +76,7 @@ class DecodeKernel:
         self._decode.argtypes = [pointer] * 7 + [number] * 2 + [pointer, real, number, small]
         self._step, self._step_room = functions.step, functions.step_room
         self._step.argtypes = [
-            pointer, number, *[pointer] * 9, number, number, number, number, pointer, small,
+            pointer, number, *[pointer] * 8, *[number] * 5, pointer, small,
         ]  # fmt: skip
         self._step.restype = None
         self._step_room.argtypes = [number] * 4 + [small]
@@ -67,39 +93,40 @@ class DecodeKernel:
         first_norm: Tensor,
         stream: Tensor,
         turns: tuple[Tensor, Tensor],
-        table: Tensor,
-        lengths: Tensor,
+        sequences: NDArray[np.void],
+        tokens: NDArray[np.int64],
+        ends: NDArray[np.int64],
         *,
         inner: int,
-        num_tokens: int,
+        longest: int,
         room: Tensor,
     ) -> Tensor:
-        """Final hidden states [B, K] float32 of one new token per sequence, after the last norm.
+        """Final hidden states [E, K] float32 of some of N new tokens, after the last norm.
 
         Args:
             layers: of the model.
             first_norm: [K] float32, of what goes into the first layer.
-            stream: embeddings [B, K] float32, contiguous; written to.
+            stream: embeddings [N, K] float32, contiguous; written to.
             turns: cosines and sines [positions, D] float32 of the rotary embedding.
-            table: keys and values [2, L, slots, Hkv, T, D], which the new tokens enter.
-            lengths: [B] int64, tokens already in each slot.
+            sequences: [S] of `SEQUENCE`, whose keys and values the new tokens enter.
+            tokens: [N, 2], sequence and place in it of each new token; those of a sequence one after another.
+            ends: [E], rows of the last tokens of sequences; all rows where each sequence has one.
             inner: width of the feed-forward part.
-            num_tokens: of the longest sequence with its new token.
-            room: float32 [N], of the caller alone, which grows to what is needed: fresh memory costs as much as a small
+            longest: tokens of the longest sequence with its new ones.
+            room: float32, of the caller alone, which grows to what is needed: fresh memory costs as much as a small
                 step.
         """
-        assert table.stride()[4:] == (table.shape[5], 1), "tokens of a slot lie one after another"
-        batch, size = stream.shape
+        count, size = stream.shape
         threads = torch.get_num_threads()
-        needed = self._step_room(batch, size, inner, num_tokens, threads)
+        needed = self._step_room(count, size, inner, longest, threads)
         if len(room) < needed:
             room.resize_(needed)
-        out = torch.empty_like(stream)
-        keys, values = table[0], table[1]
+        out = torch.empty(len(ends), size)
+        tables = [table.ctypes.data for table in (sequences, tokens, ends)]
         self._step(
             ctypes.byref(layers), len(layers), first_norm.data_ptr(), stream.data_ptr(), out.data_ptr(),
-            *(tensor.data_ptr() for tensor in (*turns, keys, values)), (ctypes.c_int64 * 3)(*table.stride()[1:4]),
-            lengths.data_ptr(), batch, size, inner, num_tokens, room.data_ptr(), threads,
+            *(tensor.data_ptr() for tensor in turns), *tables,
+            count, len(ends), size, inner, longest, room.data_ptr(), threads,
         )  # fmt: skip
         return out
 

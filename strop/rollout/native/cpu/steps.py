@@ -1,4 +1,4 @@
-"""A decode step of the common architecture in one call of compiled C, for a CPU.
+"""Decode steps and prefills of the common architecture in C, for a CPU: one call for all layers.
 
 Layers of Llama's form (root-mean-square norms, rotary positions, grouped heads, a gated feed-forward part) are computed
 by decode.c, instead of about fifty operations of torch from a layer's Python. Every other model, and a machine without
@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import Head
 from strop.rollout.native.cache import SlotCache
-from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled
+from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled, slots_of
 from strop.rollout.native.decode_steps import TOLERANCE, agrees
 
 LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
@@ -32,6 +34,10 @@ ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not follow the longest sequence of a batch."""
 TABLE_POSITIONS = 512
 """The tables of cosines and sines grow by so many positions."""
+PREFILL_ROWS = 256
+"""Given tokens that go through all layers at a time, so that what lies between two products stays in a cache."""
+CHECKED_TOKENS = 32
+"""Given tokens whose keys and values are compared with those of the model's own forward pass, once."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +104,14 @@ class _Layer:
 
 
 class FusedStep:
-    """Logits of one new token per running sequence, computed in C."""
+    """Logits behind new tokens, computed in C: one of each running sequence, or those that requests begin with."""
 
     def __init__(self, model: CausalLM, kernel: DecodeKernel, head_kernel: DecodeKernel) -> None:
         self._model, self._kernel, self._head_kernel = model, kernel, head_kernel
         self._dtype = model.compute_dtype
+        attention: Any = model.layers[0].self_attn
+        self._num_layers, self._dim = len(model.layers), attention.head_dim
+        self._kv_heads = attention.k_proj.out_features // attention.head_dim
         self._layers: list[_Layer] = []
         self._head: Packed | None = None
         self._at: ctypes.Array[Layer] = (Layer * 0)()
@@ -111,9 +120,9 @@ class FusedStep:
         self._is_current = False
         self._cosines = self._sines = torch.empty(0)
         self._room = torch.empty(0)
-        self._is_checked = False
+        self._is_checked = self._is_prefill_checked = False
         self.is_disabled = False
-        """The first step gave something else than the model's own forward pass: none is tried again."""
+        """The first step or prefill gave something else than the model's own forward pass: none is tried again."""
 
     def free(self) -> None:
         """Give the memory of packed weights back."""
@@ -150,27 +159,82 @@ class FusedStep:
         return forward()  # what the other left in the cache is overwritten
 
     def computed(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
-        """Logits [B, V] of the next token; arguments as of `hidden`."""
-        hidden, head = self.hidden(ids, lengths, cache, num_tokens=num_tokens), self._model.head
-        assert self._head is not None
+        """Logits [B, V] of the next token; arguments as of `logits`."""
+        rows = np.arange(len(ids))
+        tokens = np.stack([rows, lengths.numpy()], axis=1)
+        sequences = slots_of(cache.table, len(ids))
+        sources, sequences["num_shared"] = cache.shared(len(ids))
+        sequences["shared_at"] = (sources - rows) * cache.table.stride(2)
+        hidden = self._hidden(ids, sequences, tokens, rows, longest=num_tokens)
+        return self._logits(hidden)
+
+    def prefill(
+        self, pieces: Sequence[tuple[Sequence[int], Tensor | None]], own: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """As strop.rollout.native.prefill.FusedPrefill has it."""
+        if self.is_disabled:
+            return None
+        ids = torch.tensor([token for piece, _ in pieces for token in piece])
+        tables = [self._table(len(piece), prefix) for piece, prefix in pieces]
+        sizes = np.array([len(piece) for piece, _ in pieces])
+        ends = sizes.cumsum() - 1
+        starts = np.array([table.shape[3] for table in tables]) - sizes
+        places = np.arange(len(ids)) + (starts - (ends + 1 - sizes)).repeat(sizes)
+        tokens = np.stack([np.arange(len(pieces)).repeat(sizes), places], axis=1)
+        sequences = np.concatenate([slots_of(table[:, :, None], 1) for table in tables])
+        longest = max(table.shape[3] for table in tables)
+        hidden = []
+        for first in range(0, len(ids), PREFILL_ROWS):
+            rows = slice(first, first + PREFILL_ROWS)
+            here = ends[(ends >= rows.start) & (ends < rows.stop)] - first
+            hidden.append(self._hidden(ids[rows], sequences, tokens[rows], here, longest=longest))
+        if not self._is_prefill_checked:
+            self._is_prefill_checked = True
+            given, table = ids[: min(sizes[0], CHECKED_TOKENS)], tables[0]
+            if pieces[0][1] is None and not agrees(table[:, :, :, : len(given)], own(given), self._dtype):
+                self.is_disabled = True
+                self.free()
+                return None
+        return self._logits(torch.cat(hidden)), tables
+
+    def _table(self, count: int, prefix: Tensor | None) -> Tensor:
+        """Room for keys and values [2, L, Hkv, T, D] of a prefix, which is there, and so many tokens behind it."""
+        start = 0 if prefix is None else prefix.shape[3]
+        table = torch.empty(2, self._num_layers, self._kv_heads, start + count, self._dim, dtype=self._dtype)
+        if prefix is not None:
+            table[:, :, :, :start] = prefix
+        return table
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits [B, V] of final hidden states [B, K]."""
+        head = self._model.head
+        assert self._head is not None, "packed for the hidden states"
         products = self._head_kernel.multiply(
             hidden, self._head.panels, self._head.bias, width=len(head.weight)
         )
         return head.formed(products)
 
-    def hidden(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
-        """Final hidden states [B, K] float32 of tokens [B], each behind `lengths` [B] others in its slot."""
-        self._refresh(num_tokens)
-        stream = F.embedding(ids, self._embedding).float()
+    def _hidden(
+        self,
+        ids: Tensor,
+        sequences: NDArray[np.void],
+        tokens: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        *,
+        longest: int,
+    ) -> Tensor:
+        """Final hidden states [E, K] float32 of the last ones of tokens [N]; arguments as of DecodeKernel.step."""
+        self._refresh(longest)
         return self._kernel.step(
             self._at,
             self._first_norm,
-            stream,
+            F.embedding(ids, self._embedding).float(),
             (self._cosines, self._sines),
-            cache.table,
-            lengths,
+            sequences,
+            tokens,
+            ends,
             inner=self._model.config.intermediate_size,
-            num_tokens=num_tokens,
+            longest=longest,
             room=self._room,
         )
 
