@@ -16,6 +16,7 @@ from strop.engines.linear_attention.layers import States
 from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
 from strop.protocol.routed_experts import TOKEN_DTYPE
+from strop.rollout.native.key_values import Computed, KeyValueCache
 from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request
 from strop.utils.device import sent
@@ -69,7 +70,7 @@ class PrefilledPrompt:
     """Computed beginning of a request: its keys and values and the logits of its next token."""
 
     token_ids: tuple[int, ...]
-    key_values: Tensor  # [2, L, Hkv, P, D]
+    key_values: Computed
     logits: Tensor  # [V]
     shift: int
     """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
@@ -84,7 +85,7 @@ class _Piece:
     """Tokens of one request that are computed in this step."""
 
     request: Request
-    prefix: Tensor | None  # [2, L, Hkv, start, D], computed before
+    prefix: Computed | None  # computed before
     start: int
     stop: int
     states: States = ()  # computed before
@@ -92,20 +93,24 @@ class _Piece:
 
 
 class KeptPrefixes(Protocol):
-    """Keys and values [2, L, Hkv, P, D] that later requests may begin with."""
+    """Keys and values that later requests may begin with."""
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
 
-    def find(self, request: Request) -> Tensor | None:
+    def find(self, request: Request) -> Computed | None:
         """Keys and values of most first tokens of a request, never of all."""
 
-    def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
+    def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Take what a request began with; of all that is kept, at most so much."""
 
-    def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
+    def keep_ended(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
         """The same of a request that ended, whose memory is used again."""
+
+    def drop_oldest(self, is_needed: bool) -> bool:
+        """Give the memory back of what was not used for the longest time, where requests are seen to go on from such
+        only if it is needed; False where there is nothing."""
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -114,16 +119,19 @@ class KeptPrefixes(Protocol):
 class Prefill:
     """Computes what requests begin with, each distinct beginning once."""
 
-    def __init__(self, model: CausalLM, *, reuses: bool = True, records_routing: bool = False) -> None:
+    def __init__(
+        self, model: CausalLM, cache: KeyValueCache, *, reuses: bool = True, records_routing: bool = False
+    ) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others; not where experts are recorded,
-        which nobody keeps beside the keys and values of earlier requests."""
-        self._model, self._records = model, records_routing
+        which nobody keeps beside the keys and values of earlier requests. The cache takes what is computed."""
+        self._model, self._cache, self._records = model, cache, records_routing
+        cache.reclaim = self.drop_oldest
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
         self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, states and experts of the first tokens of what is too long for a step.
-        self._begun: dict[Hashable, tuple[Tensor, States, tuple[bytes, ...]]] = {}
+        self._begun: dict[Hashable, tuple[Computed, States, tuple[bytes, ...]]] = {}
         self.num_computed = 0
         """Given tokens computed so far."""
         self.num_reused = 0
@@ -138,6 +146,13 @@ class Prefill:
         """Computed beginning of the request; None while it is not computed."""
         return self._done.get(request.given_key)
 
+    def num_computed_of(self, request: Request) -> int:
+        """Tokens of a waiting request that are computed."""
+        key = request.given_key
+        if key in self._done:
+            return self._done[key].key_values.num_tokens
+        return self._begun[key][0].num_tokens if key in self._begun else 0
+
     def forget(self) -> None:
         """Drop everything computed."""
         self._done.clear()
@@ -149,6 +164,10 @@ class Prefill:
         if self._kept is not None:
             self._kept.clear()
 
+    def drop_oldest(self, is_needed: bool) -> bool:
+        """Drop some of that, as KeyValueCache.reclaim."""
+        return self._kept is not None and self._kept.drop_oldest(is_needed)
+
     def keep(self, requests: Iterable[Request], *, max_bytes: int) -> None:
         """Drop what none of these requests waits for; later ones may find it."""
         keys = {request.given_key for request in requests}
@@ -158,9 +177,9 @@ class Prefill:
                 self._kept.keep(prefilled.token_ids, prefilled.key_values, max_bytes=max_bytes)
         self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
 
-    def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
-        """Later requests may go on from the keys and values [2, L, Hkv, P, D] of one that ended."""
-        is_whole = key_values.shape[3] == len(request.computed_ids) and request.token_ids
+    def add(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
+        """Later requests may go on from the keys and values of one that ended."""
+        is_whole = key_values.num_tokens == len(request.computed_ids) and request.token_ids
         if self._kept is not None and is_whole and not request.media:
             self._kept.keep_ended(request, key_values, max_bytes=max_bytes)
 
@@ -174,8 +193,8 @@ class Prefill:
             prefix, states, routed = self._begun.pop(request.given_key, (None, (), ()))
             if prefix is None and self._kept is not None and not request.media:
                 prefix = self._kept.find(request)
-                self.num_reused += 0 if prefix is None else prefix.shape[3]
-            start = 0 if prefix is None else prefix.shape[3]
+                self.num_reused += 0 if prefix is None else prefix.num_tokens
+            start = 0 if prefix is None else prefix.num_tokens
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break
@@ -201,7 +220,7 @@ class Prefill:
             first, behind = first + size, behind + piece.start
         attention = PrefillAttention(
             PackedAttention(segments, device=model.device),
-            [piece.prefix for piece in pieces if piece.prefix is not None],
+            [piece.prefix.read() for piece in pieces if piece.prefix is not None],
         )
         with_states = model.recurrence and model.recurrence.prefilling(
             attention, segments, [piece.states for piece in pieces]
@@ -223,19 +242,24 @@ class Prefill:
         logits = model.head.logits(hidden[last])
         key_values = attention.key_values(model.compute_dtype)
         for index, (piece, segment) in enumerate(zip(pieces, segments, strict=True)):
-            tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
-            tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
             states = with_states.states(index) if with_states else ()
+            computed = self._cache.put(
+                key_values[:, :, :, segment.start : segment.start + segment.length],
+                before=piece.prefix,
+                state_bytes=sum(part.nbytes for parts in states for part in parts),
+            )
+            if computed is None:  # it waits until there is room
+                continue
             request, routed = piece.request, piece.routed
             if chosen is not None:
                 of_piece = chosen[segment.start : segment.start + segment.length]
                 routed += tuple(token.tobytes() for token in of_piece.numpy().astype(TOKEN_DTYPE))
             if piece.stop < len(request.given_ids):
-                self._begun[request.given_key] = tokens, states, routed
+                self._begun[request.given_key] = computed, states, routed
             else:
                 shift = next_position(placed[index]) - piece.stop
                 self._done[request.given_key] = PrefilledPrompt(
-                    request.given_ids, tokens, logits[index].clone(), shift, states, routed
+                    request.given_ids, computed, logits[index].clone(), shift, states, routed
                 )
         self.num_computed += len(ids)
 
