@@ -18,7 +18,8 @@ from strop.engines import head as head_module
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.segments import Segment
-from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cache import DecodeAttention
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
 
@@ -78,10 +79,14 @@ def _decode(look: Look, facts: Facts) -> None:
     heads, kv_heads, dim = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
     table, used, form = look.size(1024, 64), look.size(640, 40), AttentionForm(scaling=dim**-0.5)
     for b in (look.size(64, 4), look.size(256, 8)):
-        cache = SlotCache(b)
-        cache.form_like(torch.zeros(2, 1, kv_heads, 1, dim, device=look.device, dtype=torch.bfloat16))
-        if not cache.reserve(table, num_slots=b):
-            raise MemoryError(f"no memory for a table of {b} x {table} tokens of one layer")
+        cache = PagedCache(b, torch.device(look.device))
+        given = torch.zeros(2, 1, kv_heads, used - 1, dim, device=look.device, dtype=torch.bfloat16)
+        for slot in range(b):  # pages of its own for each
+            computed = cache.put(given, before=None, state_bytes=0)
+            if computed is None or not cache.enter(range(slot, slot + 1), computed, longest=used - 1):
+                raise MemoryError(f"no memory for the keys and values of {b} x {used} tokens of one layer")
+            del computed
+        cache.reserve(np.full(b, used - 1))
         attention = DecodeAttention(cache, torch.full((b,), used - 1, device=look.device), num_tokens=table)
         query, key, value = (
             torch.randn(b, n, dim, device=look.device, dtype=torch.bfloat16)
@@ -91,7 +96,7 @@ def _decode(look: Look, facts: Facts) -> None:
             facts[f"{b} sequences, strop"] = micros(
                 look, partial(attention.attend, 0, query, key, value, form)
             )
-            keys, values = cache.layer(0, b, table)
+            keys, values = torch.randn(2, b, kv_heads, table, dim, device=look.device, dtype=torch.bfloat16)
             mask = (torch.arange(table, device=look.device) < used)[None, None, None].expand(b, 1, 1, table)
             masked = partial(
                 F.scaled_dot_product_attention,

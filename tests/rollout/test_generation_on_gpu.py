@@ -17,9 +17,10 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
 from strop.rollout.native import decode_kernel
 from strop.rollout.native.batch import DecodeBatch
-from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 from strop.utils.rng import random_key
@@ -186,25 +187,27 @@ def test_the_kernel_of_a_decode_step_gives_what_torch_gives(
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    lengths = torch.tensor([0, 130, 67, 150], device=DEVICE)
+    lengths = torch.tensor([1, 130, 67, 150], device=DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(0)
     query, key, value = (
         torch.randn(4, count, dim, device=DEVICE, generator=generator)
         for count in (heads, kv_heads, kv_heads)
     )
-    before = torch.randn(2, 1, 4, kv_heads, 160, dim, device=DEVICE, generator=generator).to(dtype)
+    before = torch.randn(2, 1, 4, kv_heads, 150, dim, device=DEVICE, generator=generator).to(dtype)
     found = []
     for has_kernel in (True, False):
-        cache = SlotCache(4)
-        cache.form_like(before[:, :, 0, :, :1])
-        assert cache.reserve(160, num_slots=4)
-        cache.table[:, :, :4, :, :160] = before
+        cache = PagedCache(4, torch.device(DEVICE))
+        for slot, length in enumerate(lengths.tolist()):
+            computed = cache.put(before[:, :, slot, :, :length], before=None, state_bytes=0)
+            assert computed is not None
+            assert cache.enter(range(slot, slot + 1), computed, longest=150) == 1
+        assert cache.reserve(lengths.cpu().numpy())
         if not has_kernel:
             monkeypatch.setattr(decode_kernel, "has_kernels", lambda device: False)
-        attention = DecodeAttention(cache, lengths, num_tokens=160)
+        attention = DecodeAttention(cache, lengths, num_tokens=151)
         out = attention.attend(0, query, key, value, AttentionForm(scaling=0.3, window=window))
         assert cache.reads_padding != has_kernel
-        found.append((out, cache.table[:, :, :4, :, :160]))
+        found.append((out, torch.stack(cache.layer(0, 4, 151))))
     exact = dtype == torch.float32
     torch.testing.assert_close(
         found[0][0], found[1][0], atol=1e-5 if exact else 0.06, rtol=1e-5 if exact else 0.06

@@ -516,16 +516,6 @@ def test_a_sequence_without_room_ends_with_a_sentence_and_the_next_one_runs(
     run(body())
 
 
-def test_memory_that_is_free_in_pieces_ends_a_batch_with_a_sentence(
-    model: CausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_zeros", lambda shape, like: None)
-    batch = DecodeBatch(model, max_running=4)
-    batch.waiting.append(Request("0", tuple(PROMPTS[2]), sampled(0, 8)))
-    with pytest.raises(MemoryError, match=f"one sequence of {len(PROMPTS[2])} tokens"):
-        batch.step(0)
-
-
 def test_a_sequence_that_cannot_grow_beside_its_old_table_grows_without_it(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from strop.engines.causal_lm import CausalLM
+from strop.rollout.native import batch as batch_module
+from strop.rollout.native import running
 from strop.rollout.native.batch import DecodeBatch
-from strop.rollout.native.cpu import kernel
 from strop.rollout.native.cuda_graph import (
     CAPTURE_AFTER,
     Capture,
@@ -26,6 +27,7 @@ from strop.rollout.native.cuda_graph import (
     padded_tokens,
     static_step,
 )
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 
@@ -35,8 +37,9 @@ KINDS = ("qwen3", "llama", "gpt2", "gemma3")
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No attention in C, whose addresses no trace follows."""
-    monkeypatch.setattr(kernel, "attend", lambda *_: None)
+    """Pages, and nothing in C, whose addresses no trace follows."""
+    monkeypatch.setattr(running, "new_cache", lambda device, capacity: PagedCache(capacity, device))
+    monkeypatch.setattr(batch_module, "fused_step", lambda model: None)
 
 
 def traced(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:

@@ -33,10 +33,12 @@ from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ulysses import SequenceShard
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
-from strop.rollout.native import sampling
+from strop.rollout.native import batch as batch_module
+from strop.rollout.native import running, sampling
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cpu import kernel
 from strop.rollout.native.cuda_graph import StaticStep
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 from strop.utils.device import sent
@@ -286,8 +288,9 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_static: bool, reads_behind: bool
 ) -> None:
     """As on a GPU, without what is written in C."""
-    for name in ("attend", "sample"):
-        monkeypatch.setattr(kernel, name, lambda *_: None)
+    monkeypatch.setattr(kernel, "sample", lambda *_: None)
+    monkeypatch.setattr(running, "new_cache", lambda device, capacity: PagedCache(capacity, device))
+    monkeypatch.setattr(batch_module, "fused_step", lambda model: None)
     model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
     batch = DecodeBatch(model, max_running=5)
     batch._steps = StaticStep(model, None) if is_static else None
@@ -299,7 +302,7 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     )
     with torch.no_grad():
         _step(batch)
-        tensors = [*model.module.parameters(), *model.module.buffers(), batch._cache.table]
+        tensors = [*model.module.parameters(), *model.module.buffers(), batch._cache.pool, batch._cache.table]  # type: ignore[attr-defined]
         if batch._steps is not None:
             (shape,) = batch._steps._shapes.values()
             tensors += [shape._ids, shape._lengths, shape._positions]

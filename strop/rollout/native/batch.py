@@ -21,14 +21,16 @@ from torch import Tensor
 from strop.engines.causal_lm import CausalLM
 from strop.engines.moe.routing import RoutingRecord
 from strop.protocol.routed_experts import TOKEN_DTYPE
-from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.cpu.steps import FusedStep, fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_copy import half_copy
-from strop.rollout.native.prefill import Prefill, PrefilledPrompt
+from strop.rollout.native.key_values import Entrant
+from strop.rollout.native.prefill import Prefill
 from strop.rollout.native.request import Request
-from strop.rollout.native.sampling import SEQUENCE, next_tokens
+from strop.rollout.native.running import Running
+from strop.rollout.native.sampling import next_tokens
 from strop.rollout.native.unread import Unread
 from strop.utils.device import sent
 from strop.utils.machine_limits import free_bytes
@@ -66,16 +68,16 @@ class DecodeBatch:
             1 if divided is None else divided.num_own_layers
         )  # as many on all where they are not divided
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
-        self._cache = SlotCache(max_running)
-        self._states = model.recurrence and model.recurrence.slots(max_running)
+        self._slots = Running(model, max_running, records_routing=records_routing)
+        self._cache = self._slots.cache
         self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
         fused = self._steps if isinstance(self._steps, FusedStep) else None
-        self.prefill = Prefill(model, reuses=reuses, records_routing=records_routing, fused=fused)
+        self.prefill = Prefill(
+            model, self._cache, reuses=reuses, records_routing=records_routing, fused=fused
+        )
         self._num_changes = model.num_changes
-        self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._unread: Unread | None = None  # tokens of the last step
         # Ranks compare what they have sampled before each step, and experts are read in it.
         self._reads_behind = self.device.type != "cpu" and model.copy_group is None and not records_routing
@@ -86,6 +88,11 @@ class DecodeBatch:
         """Tokens sampled so far."""
         self.num_preempted = 0
         """Times that a running sequence was sent back to wait for memory."""
+
+    @property
+    def running(self) -> list[Request]:
+        """The sequences that run, in the order of their slots."""
+        return self._slots.requests
 
     @property
     def is_idle(self) -> bool:
@@ -106,8 +113,8 @@ class DecodeBatch:
     @property
     def cache_bytes(self) -> int:
         """Memory of the running sequences' keys and values, and of those kept for later requests."""
-        states = self._states.num_bytes if self._states else 0
-        return self._cache.num_bytes + states + self.prefill.num_bytes
+        beside = 0 if self._cache.holds_computed else self.prefill.num_bytes
+        return self._slots.num_bytes + beside
 
     @property
     def free_bytes(self) -> int:
@@ -125,8 +132,7 @@ class DecodeBatch:
         assert self._unread is None, "what was sampled has been read"
         for request in self.running:
             request.put_back()
-        self.waiting.extendleft(reversed(self.running))
-        self.running.clear()
+        self.waiting.extendleft(reversed(self._slots.vacate_all()))
         self.prefill.forget()
         self._model.num_changes += 1
         self._num_changes = self._model.num_changes
@@ -142,9 +148,7 @@ class DecodeBatch:
         """Give the cache's memory back; no request may be running."""
         assert not self.running, "running sequences need the cache"
         self.prefill.forget()
-        self._cache.free()
-        if self._states:
-            self._states.free()
+        self._slots.free()
         for part in (self._steps, self._half):
             if part is not None:
                 part.free()
@@ -198,15 +202,18 @@ class DecodeBatch:
         """Drop all requests and everything computed, after an error: nothing of it is read, for it may be lost."""
         self._unread = None
         self.waiting.clear()
-        self.running.clear()
         self._is_short = False
         self.prefill.forget()
+        self._slots.free()
 
     def _admit(self, version: int) -> None:
         """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
         if not self.running and self._model.num_changes != self._num_changes:
             self.prefill.forget()  # computed with other weights, whether or not somebody has named a version
             self._num_changes = self._model.num_changes
+        if not self.running and self.waiting:
+            self._cache.expect(self.waiting)
+            self._note_weights_changed()  # while nothing ran, the weights may have been trained
         count = self._num_admissible()
         if count == 0:
             return
@@ -216,16 +223,11 @@ class DecodeBatch:
             request = self.waiting.popleft()
             groups.setdefault(request.given_key, []).append(request)
         first = len(self.running)
-        if first == 0:
-            self._note_weights_changed()  # while nothing ran, the weights may have been trained
         self.prefill.compute(group[0] for group in groups.values())
-        if first == 0:
-            lengths = [request.max_length for request in itertools.chain(*groups.values(), self.waiting)]
-            self._cache.expect(max(lengths), num_slots=len(lengths))
         logits, remaining = [], []
         for group in groups.values():
             prefilled = self.prefill.get(group[0])
-            entered = 0 if prefilled is None else self._enter(group, prefilled)
+            entered = 0 if prefilled is None else self._slots.enter(group, prefilled)
             remaining += group[entered:]
             if prefilled is not None and entered:
                 logits.append(prefilled.logits.expand(entered, -1))
@@ -242,60 +244,27 @@ class DecodeBatch:
         """
         if self.running and self._is_short:
             return 0
-        first = itertools.islice(self.waiting, self._max_running - len(self.running))
-        lengths = [len(request.given_ids) for request in first]
-        count = self._num_fitting(lengths)
-        if lengths and count == 0 and self.prefill.num_bytes:
+        first = list(itertools.islice(self.waiting, self._max_running - len(self.running)))
+        count = self._num_fitting(first)
+        if first and count == 0 and self.prefill.num_bytes:
             self.prefill.drop_kept()
-            count = self._num_fitting(lengths)
-        if lengths and count == 0 and not self.running:
+            count = self._num_fitting(first)
+        if first and count == 0 and not self.running:
+            self.prefill.forget()  # what others wait for
+            count = self._num_fitting(first)
+        if first and count == 0 and not self.running:
             self._cache.free()
-            count = self._num_fitting(lengths)
+            self._cache.expect(self.waiting)
+            count = self._num_fitting(first)
             if count == 0:
-                raise _no_room(lengths[0])
+                raise _no_room(len(first[0].given_ids))
         return count
 
-    def _num_fitting(self, lengths: Sequence[int]) -> int:
+    def _num_fitting(self, requests: Sequence[Request]) -> int:
         """Number of these sequences, from the first on, with room beside the running ones and a token more."""
-        for count in range(len(lengths), 0, -1):
-            longest = max(self._longest, *lengths[:count])
-            if self._cache.fits(longest + 1, num_slots=len(self.running) + count):
-                return count
-        self._is_short = self._is_short or bool(lengths)
-        return 0
-
-    def _enter(self, group: Sequence[Request], prefilled: PrefilledPrompt) -> int:
-        """Give slots to requests with the same prompt; how many found room.
-
-        Raises:
-            MemoryError: nothing runs, and what is free is in too small pieces for the first one alone.
-        """
-        self._cache.state_bytes = sum(part.nbytes for parts in prefilled.states for part in parts)
-        self._cache.form_like(prefilled.key_values)  # the first time of all, room is known only from here on
-        length = len(prefilled.token_ids)
-        count = self._num_fitting([length] * len(group))
-        slots = range(len(self.running), len(self.running) + count)
-        if not count:
-            return 0
-        if not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
-            if self.running:
-                return 0
-            self._cache.free()
-            if not self._cache.reserve(length, num_slots=slots.stop):
-                raise _no_room(length)
-        self._cache.write(slots, prefilled.key_values)
-        if self._states:
-            self._states.write(slots, prefilled.states)
-        model_routers = self._model.routers
-        for slot, request in zip(slots, group, strict=False):
-            sampling = request.sampling
-            position = sampling.position + len(request.token_ids)
-            options = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.key, position)
-            self._rows[slot] = (*options, length, prefilled.shift, 0)
-            if self._records and model_routers is not None:
-                request.routed += prefilled.routed[len(request.routed) :]  # the first reading counts
-                request.num_routed_layers = model_routers.num_layers
-        self.running.extend(group[:count])
+        entrants = [Entrant(request, self.prefill.num_computed_of(request)) for request in requests]
+        count = self._cache.num_fitting(entrants, self._slots.lengths)
+        self._is_short = self._is_short or (bool(requests) and count == 0)
         return count
 
     def _make_room(self) -> None:
@@ -304,7 +273,7 @@ class DecodeBatch:
         While memory is short, what is kept for later requests goes first, then the shortest sequences, which cost least
         to compute again.
         """
-        while self.running and not self._cache.reserve(self._longest + 1, num_slots=len(self.running)):
+        while self.running and not self._cache.reserve(self._slots.lengths):
             self._is_short = True
             if self._unread is not None:
                 self.read_rest()
@@ -312,9 +281,9 @@ class DecodeBatch:
             if self.prefill.num_bytes:
                 self.prefill.drop_kept()
                 continue
-            slot = int(self._rows["length"][: len(self.running)].argmin())
+            slot = int(self._slots.lengths.argmin())
             request = self.running[slot]
-            self._vacate(slot)
+            self._slots.vacate(slot)
             request.put_back()
             self.waiting.appendleft(request)
             if self.num_preempted == 0:
@@ -325,22 +294,17 @@ class DecodeBatch:
             self.num_preempted += 1
 
     @property
-    def _longest(self) -> int:
-        """Tokens in the cache of the longest running sequence."""
-        return int(self._rows["length"][: len(self.running)].max(initial=0))
-
-    @property
     def _spare_bytes(self) -> int:
-        """Memory for what may begin later requests: as much as the running ones take, none while it is short."""
-        return 0 if self._is_short else self._cache.num_bytes
+        """Memory for what may begin later requests: as much as the running ones have had, none while it is short."""
+        return 0 if self._is_short else self._cache.running_bytes
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
         model, b = self._decoder, len(self.running)
         if self._half is not None:
             self._half.refresh()
-        rows = self._rows[:b]
-        num_tokens = self._longest + 1
+        rows = self._slots.rows[:b]
+        num_tokens = self._slots.longest + 1
         # One copy of all, which stays what it is while the records go on.
         inputs = np.stack([rows["length"], rows["last"], rows["length"] + rows["shift"]])
         lengths, ids, positions = sent(torch.from_numpy(inputs), model.device)
@@ -352,7 +316,8 @@ class DecodeBatch:
 
         def forward() -> Tensor:
             attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
-            context = self._states.decoding(attention) if self._states else attention
+            states = self._slots.states
+            context = states.decoding(attention) if states else attention
             return model.head.logits(model.hidden(ids[None], positions[None], context, routing=record))
 
         if record is not None:
@@ -374,7 +339,7 @@ class DecodeBatch:
 
     def _sample(self, logits: Tensor, slots: range, version: int) -> Unread:
         """One token for these slots."""
-        rows = self._rows[slots.start : slots.stop]
+        rows = self._slots.rows[slots.start : slots.stop]
         tokens, log_probs = next_tokens(logits, rows, self._model.vocabulary)
         requests = self.running[slots.start : slots.stop]
         return Unread.of(requests, tokens, log_probs, first=slots.start, version=version)
@@ -384,7 +349,7 @@ class DecodeBatch:
         too many."""
         tokens, log_probs = unread.read()
         version, slots = unread.version, range(unread.first, unread.first + len(tokens))
-        rows = self._rows[slots.start : slots.stop]
+        rows = self._slots.rows[slots.start : slots.stop]
         if any(value != value for value in log_probs):  # NaN; everything that runs has the same weights
             dtype = str(self._model.compute_dtype).removeprefix("torch.")
             raise ValueError(
@@ -400,7 +365,7 @@ class DecodeBatch:
             if self.running[slot].ends_with(token, log_prob, version)
         ]
         self.num_decoded += len(slots)
-        self._rows["length"][ended] -= num_behind
+        self._slots.rows["length"][ended] -= num_behind
         self._release(ended)
 
     def _release(self, slots: Sequence[int]) -> None:
@@ -408,20 +373,9 @@ class DecodeBatch:
         if slots:
             self._is_short = False
         for slot in sorted(slots, reverse=True):
-            length = int(self._rows["length"][slot])
-            self.prefill.add(self.running[slot], self._cache.read(slot, length), max_bytes=self._spare_bytes)
-            self._vacate(slot)
-
-    def _vacate(self, slot: int) -> None:
-        """Free a slot; the last sequence moves into the hole."""
-        last = len(self.running) - 1
-        if slot != last:
-            self._cache.move(last, slot, int(self._rows["length"][last]))
-            if self._states:
-                self._states.move(last, slot)
-            self._rows[slot] = self._rows[last]
-            self.running[slot] = self.running[last]
-        self.running.pop()
+            computed = self._cache.computed(slot, int(self._slots.lengths[slot]))
+            self.prefill.add(self.running[slot], computed, max_bytes=self._spare_bytes)
+            self._slots.vacate(slot)
 
 
 def _no_room(num_tokens: int) -> MemoryError:

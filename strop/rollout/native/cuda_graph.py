@@ -5,11 +5,12 @@ run. A captured step is launched as a whole, but repeats exactly what was captur
 So a batch is padded to the next of a few numbers of sequences, and where the attention of some layer cannot read
 lengths on the device (decode_kernel.py), its cache is read up to the next of a few lengths:
 
-    sequences   1 2 4 8 16 ... and the most that may run      padded ones have no tokens, in slots that nobody owns
+    sequences   1 2 4 8 16 ... and the most that may run      padded ones have no tokens, in a page that nobody owns
     tokens      64 128 256 ... and all that the table has     what lies behind a sequence is masked
 
-What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the table of the cache.
-When a parameter or the table is another tensor, captures of it are dropped. A shape is captured when it has come
+What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the pool and the table of
+the cache, which stay where they are while sequences come and go. When a parameter or one of these is another tensor,
+captures of it are dropped. A shape is captured when it has come
 CAPTURE_AFTER times, so short runs never pay for it, and its first answer is compared with that of the model's own
 forward pass. A model whose Python looks at its tokens cannot be captured, and goes its own way; a capture for which
 there is no memory is tried again later, each time after twice as many steps.
@@ -29,8 +30,10 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.decode_steps import agrees
+from strop.rollout.native.key_values import KeyValueCache
+from strop.rollout.native.paged_cache import PagedCache
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 class _Shape:
     """One step of fixed shape: B sequences, and T tokens of the cache."""
 
-    def __init__(self, model: CausalLM, cache: SlotCache, num_slots: int, num_tokens: int) -> None:
+    def __init__(self, model: CausalLM, cache: PagedCache, num_slots: int, num_tokens: int) -> None:
         self._model, self._cache, self._num_tokens = model, cache, num_tokens
         self._ids, self._lengths, self._positions = (
             torch.zeros(num_slots, dtype=torch.int64, device=model.device) for _ in range(3)
@@ -91,7 +94,7 @@ class StaticStep:
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._made_of: tuple[int, ...] = ()
         self._is_current = False
-        self._table: tuple[int, ...] = ()
+        self._addresses: tuple[int, ...] = ()
         self._wait = 0
         """Steps of a shape before the next capture, after captures for which there was no memory."""
         self.num_captured = 0
@@ -113,7 +116,7 @@ class StaticStep:
         ids: Tensor,
         lengths: Tensor,
         positions: Tensor,
-        cache: SlotCache,
+        cache: KeyValueCache,
         *,
         num_tokens: int,
         forward: Callable[[], Tensor],
@@ -128,11 +131,9 @@ class StaticStep:
             num_tokens: the longest one with its new token.
             forward: the same by the model's own forward pass.
         """
+        assert isinstance(cache, PagedCache), "what is captured reads pages"
         count = len(ids)
-        slots = padded_slots(count, cache.capacity)
-        if not cache.reserve(num_tokens, num_slots=slots):
-            return forward()
-        room = cache.table.shape[4]
+        slots, room = padded_slots(count, cache.capacity), cache.room
         shape = self._shape(cache, slots, padded_tokens(num_tokens, room) if cache.reads_padding else room)
         shape.num_uses += 1
         if self._capture is None:
@@ -170,17 +171,16 @@ class StaticStep:
         self.is_disabled = True
         return forward()
 
-    def _shape(self, cache: SlotCache, num_slots: int, num_tokens: int) -> _Shape:
+    def _shape(self, cache: PagedCache, num_slots: int, num_tokens: int) -> _Shape:
         if not self._is_current:  # looking at every parameter takes longer than a few layers
             made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
                 self._shapes.clear()
                 self._made_of = made_of
             self._is_current = True
-        table = (cache.table.data_ptr(), *cache.table.shape)
-        if table != self._table:
+        if cache.addresses != self._addresses:
             self._shapes.clear()
-            self._table = table
+            self._addresses = cache.addresses
         key = (num_slots, num_tokens)
         if key not in self._shapes:
             self._shapes[key] = _Shape(self._model, cache, num_slots, num_tokens)

@@ -1,8 +1,9 @@
 """Attention of a decode step on a CUDA device: a Triton kernel that writes the new keys and values and reads what each
-sequence has, no more.
+sequence has, no more, from the pages that its row of a table names.
 
-The lengths are read on the device, so a captured step serves sequences of any length, and a batch of unequal ones reads
-its own keys instead of the longest one's. Where Triton or the device is missing, cache.py computes the same by torch.
+Lengths and table are read on the device, so a captured step serves sequences of any length in any pages, and a batch of
+unequal ones reads its own keys instead of the longest one's. Where Triton or the device is missing, cache.py computes
+the same by torch.
 Last measured: benchmarks/RESULTS.md.
 
 Source: Dao et al. 2023, Flash-Decoding: keys are divided among programs, whose sums are joined at the end.
@@ -27,7 +28,7 @@ _MIN_ROWS = 16
 
 
 def reads(keys: Tensor, query: Tensor, form: AttentionForm, *, value_dim: int) -> bool:
-    """True if the kernel computes such a layer, for query [B, H, D] and keys [B, Hkv, T, D]."""
+    """True if the kernel computes such a layer, for query [B, H, D] and keys [pages, Hkv, P, D]."""
     dim = query.shape[2]
     has_form = form.is_fused and form.chunk is None
     has_shape = keys.shape[3] == dim == value_dim and dim in (16, 32, 64, 128, 256)
@@ -40,6 +41,7 @@ def attend(
     value: Tensor,
     keys: Tensor,
     values: Tensor,
+    table: Tensor,
     lengths: Tensor,
     form: AttentionForm,
 ) -> Tensor:
@@ -47,8 +49,9 @@ def attend(
 
     Args:
         query, key, value: of one new token per sequence.
-        keys, values: [B, Hkv, T, D], the cache.
-        lengths: [B] int64, tokens already there; each is below T.
+        keys, values: [pages, Hkv, P, D], alike in memory.
+        table: [slots, n] int32, pages of each sequence in order; of the first B slots.
+        lengths: [B] int64, tokens already there; there is a page for one more.
         form: of the layer, without chunks, sinks and caps.
     """
     b, heads, dim = query.shape
@@ -62,9 +65,9 @@ def attend(
     group = heads // kv_heads
     rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
     _attend[(b, kv_heads, splits)](
-        query, key, value, keys, values, lengths, parts, sums, form.scaling, form.window or 0,
-        keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1), values.stride(2),
-        kv_heads, b, GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, SPLITS=splits,
+        query, key, value, keys, values, table, lengths, parts, sums, form.scaling, form.window or 0,
+        *keys.stride()[:3], table.stride(0), kv_heads, b,
+        GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, PAGE=keys.shape[2], SPLITS=splits,
         IS_WIDE=keys.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
     _join[(b, heads)](parts, sums, out, b, heads, DIM=dim, SPLITS=splits, num_warps=1)
@@ -81,10 +84,10 @@ def num_splits(count: int) -> int:
 
 @jit
 def _attend(
-    query, key, value, keys, values, lengths, parts, sums, scaling, window,
-    key_b, key_h, key_t, value_b, value_h, value_t, kv_heads, batch,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    IS_WIDE: tl.constexpr,
+    query, key, value, keys, values, table, lengths, parts, sums, scaling, window,
+    by_page, by_head, by_token, by_slot, kv_heads, batch,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
+    SPLITS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
     b, h, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + b).to(tl.int32)
@@ -105,24 +108,20 @@ def _attend(
     if s == 0:  # the new token
         at_new = (b * kv_heads + h) * DIM + dims
         k_new, v_new = tl.load(key + at_new), tl.load(value + at_new)
-        tl.store(keys + b * key_b + h * key_h + length.to(tl.int64) * key_t + dims, k_new)
-        tl.store(values + b * value_b + h * value_h + length.to(tl.int64) * value_t + dims, v_new)
+        page = tl.load(table + b * by_slot + length // PAGE).to(tl.int64)
+        at_end = page * by_page + h * by_head + length % PAGE * by_token + dims
+        tl.store(keys + at_end, k_new)
+        tl.store(values + at_end, v_new)
         largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scaling
         total = tl.full((ROWS,), 1.0, tl.float32)
         mixed = tl.zeros((ROWS, DIM), tl.float32) + v_new.to(tl.float32)[None, :]
     for start in range(begin, end, KEYS):
-        at = (start + places).to(tl.int64)
-        inside = start + places < end
-        k = tl.load(
-            keys + b * key_b + h * key_h + at[:, None] * key_t + dims[None, :],
-            mask=inside[:, None],
-            other=0.0,
-        )
-        v = tl.load(
-            values + b * value_b + h * value_h + at[:, None] * value_t + dims[None, :],
-            mask=inside[:, None],
-            other=0.0,
-        )
+        at = start + places
+        inside = at < end
+        pages = tl.load(table + b * by_slot + at // PAGE, mask=inside, other=0).to(tl.int64)
+        at_key = (pages * by_page + h * by_head + at % PAGE * by_token)[:, None] + dims[None, :]
+        k = tl.load(keys + at_key, mask=inside[:, None], other=0.0)
+        v = tl.load(values + at_key, mask=inside[:, None], other=0.0)
         if IS_WIDE:
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
         else:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from strop.rollout.native.cache import SlotCache
+from strop.rollout.native.key_values import KeyValueCache
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class DecodeSteps(Protocol):
         ids: Tensor,
         lengths: Tensor,
         positions: Tensor,
-        cache: SlotCache,
+        cache: KeyValueCache,
         *,
         num_tokens: int,
         forward: Callable[[], Tensor],

@@ -18,6 +18,8 @@ from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
 from strop.engines.segments import Segment, Span
 from strop.protocol.routed_experts import TOKEN_DTYPE
+from strop.rollout.native.cache import ComputedTensor
+from strop.rollout.native.key_values import Computed, KeyValueCache
 from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request
 from strop.utils.device import sent
@@ -71,7 +73,7 @@ class PrefilledPrompt:
     """Computed beginning of a request: its keys and values and the logits of its next token."""
 
     token_ids: tuple[int, ...]
-    key_values: Tensor  # [2, L, Hkv, P, D]
+    key_values: Computed
     logits: Tensor  # [V]
     shift: int
     """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
@@ -86,7 +88,7 @@ class _Piece:
     """Tokens of one request that are computed in this step."""
 
     request: Request
-    prefix: Tensor | None  # [2, L, Hkv, start, D], computed before
+    prefix: Computed | None  # computed before
     start: int
     stop: int
     states: States = ()  # computed before
@@ -94,20 +96,24 @@ class _Piece:
 
 
 class KeptPrefixes(Protocol):
-    """Keys and values [2, L, Hkv, P, D] that later requests may begin with."""
+    """Keys and values that later requests may begin with."""
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
 
-    def find(self, request: Request) -> Tensor | None:
+    def find(self, request: Request) -> Computed | None:
         """Keys and values of most first tokens of a request, never of all."""
 
-    def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
+    def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Take what a request began with; of all that is kept, at most so much."""
 
-    def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
+    def keep_ended(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
         """The same of a request that ended, whose memory is used again."""
+
+    def drop_oldest(self, is_needed: bool) -> bool:
+        """Give the memory back of what was not used for the longest time, where requests are seen to go on from such
+        only if it is needed; False where there is nothing."""
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -135,21 +141,23 @@ class Prefill:
     def __init__(
         self,
         model: CausalLM,
+        cache: KeyValueCache,
         *,
         reuses: bool = True,
         records_routing: bool = False,
         fused: FusedPrefill | None = None,
     ) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others; not where experts are recorded,
-        which nobody keeps beside the keys and values of earlier requests. `fused` comes before the model's own forward
-        pass."""
-        self._model, self._records, self._fused = model, records_routing, fused
+        which nobody keeps beside the keys and values of earlier requests. The cache takes what is computed. `fused`
+        comes before the model's own forward pass."""
+        self._model, self._cache, self._records, self._fused = model, cache, records_routing, fused
+        cache.reclaim = self.drop_oldest
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
         self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, states and experts of the first tokens of what is too long for a step.
-        self._begun: dict[Hashable, tuple[Tensor, States, tuple[bytes, ...]]] = {}
+        self._begun: dict[Hashable, tuple[Computed, States, tuple[bytes, ...]]] = {}
         self.num_computed = 0
         """Given tokens computed so far."""
         self.num_reused = 0
@@ -164,6 +172,13 @@ class Prefill:
         """Computed beginning of the request; None while it is not computed."""
         return self._done.get(request.given_key)
 
+    def num_computed_of(self, request: Request) -> int:
+        """Tokens of a waiting request that are computed."""
+        key = request.given_key
+        if key in self._done:
+            return self._done[key].key_values.num_tokens
+        return self._begun[key][0].num_tokens if key in self._begun else 0
+
     def forget(self) -> None:
         """Drop everything computed."""
         self._done.clear()
@@ -175,6 +190,10 @@ class Prefill:
         if self._kept is not None:
             self._kept.clear()
 
+    def drop_oldest(self, is_needed: bool) -> bool:
+        """Drop some of that, as KeyValueCache.reclaim."""
+        return self._kept is not None and self._kept.drop_oldest(is_needed)
+
     def keep(self, requests: Iterable[Request], *, max_bytes: int) -> None:
         """Drop what none of these requests waits for; later ones may find it."""
         keys = {request.given_key for request in requests}
@@ -184,9 +203,9 @@ class Prefill:
                 self._kept.keep(prefilled.token_ids, prefilled.key_values, max_bytes=max_bytes)
         self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
 
-    def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
-        """Later requests may go on from the keys and values [2, L, Hkv, P, D] of one that ended."""
-        is_whole = key_values.shape[3] == len(request.computed_ids) and request.token_ids
+    def add(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
+        """Later requests may go on from the keys and values of one that ended."""
+        is_whole = key_values.num_tokens == len(request.computed_ids) and request.token_ids
         if self._kept is not None and is_whole and not request.media:
             self._kept.keep_ended(request, key_values, max_bytes=max_bytes)
 
@@ -200,8 +219,8 @@ class Prefill:
             prefix, states, routed = self._begun.pop(request.given_key, (None, (), ()))
             if prefix is None and self._kept is not None and not request.media:
                 prefix = self._kept.find(request)
-                self.num_reused += 0 if prefix is None else prefix.shape[3]
-            start = 0 if prefix is None else prefix.shape[3]
+                self.num_reused += 0 if prefix is None else prefix.num_tokens
+            start = 0 if prefix is None else prefix.num_tokens
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break
@@ -217,13 +236,19 @@ class Prefill:
         """Keys and values of these pieces, and the logits behind those that end a prompt."""
         computed = None
         if self._fused is not None:
-            given = [(piece.request.given_ids[piece.start : piece.stop], piece.prefix) for piece in pieces]
+            given = [
+                (
+                    piece.request.given_ids[piece.start : piece.stop],
+                    None if piece.prefix is None else piece.prefix.read(),
+                )
+                for piece in pieces
+            ]
             computed = self._fused.prefill(given, self._own_key_values)
         if computed is None:
             self._forward(pieces)
         else:
-            for piece, logits, tokens in zip(pieces, *computed, strict=True):
-                self._note(piece, tokens, logits)
+            for piece, logits, key_values in zip(pieces, *computed, strict=True):
+                self._note(piece, ComputedTensor(key_values), logits)
         self.num_computed += sum(piece.stop - piece.start for piece in pieces)
 
     def _own_key_values(self, ids: Tensor) -> Tensor:
@@ -236,7 +261,7 @@ class Prefill:
     def _note(
         self,
         piece: _Piece,
-        key_values: Tensor,
+        key_values: Computed,
         logits: Tensor,
         *,
         shift: int = 0,
@@ -266,7 +291,7 @@ class Prefill:
             first, behind = first + size, behind + piece.start
         attention = PrefillAttention(
             PackedAttention(segments, device=model.device),
-            [piece.prefix for piece in pieces if piece.prefix is not None],
+            [piece.prefix.read() for piece in pieces if piece.prefix is not None],
         )
         with_states = model.recurrence and model.recurrence.prefilling(
             attention, segments, [piece.states for piece in pieces]
@@ -288,15 +313,20 @@ class Prefill:
         logits = model.head.logits(hidden[last])
         key_values = attention.key_values(model.compute_dtype)
         for index, (piece, segment) in enumerate(zip(pieces, segments, strict=True)):
-            tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
-            tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
             states = with_states.states(index) if with_states else ()
+            computed = self._cache.put(
+                key_values[:, :, :, segment.start : segment.start + segment.length],
+                before=piece.prefix,
+                state_bytes=sum(part.nbytes for parts in states for part in parts),
+            )
+            if computed is None:  # it waits until there is room
+                continue
             routed = piece.routed
             if chosen is not None:
                 of_piece = chosen[segment.start : segment.start + segment.length]
                 routed += tuple(token.tobytes() for token in of_piece.numpy().astype(TOKEN_DTYPE))
             shift = next_position(placed[index]) - piece.stop
-            self._note(piece, tokens, logits[index], shift=shift, states=states, routed=routed)
+            self._note(piece, computed, logits[index], shift=shift, states=states, routed=routed)
 
     def _blocks(self, piece: _Piece) -> tuple[Span, ...]:
         """Runs of tokens of a piece that see each other whatever their order; a prompt with media is one piece."""

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from torch import Tensor
+from strop.rollout.native.key_values import Computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,7 +14,7 @@ class Prefix:
     """Tokens whose keys and values are known."""
 
     token_ids: tuple[int, ...]
-    key_values: Tensor  # [2, L, Hkv, P, D]
+    key_values: Computed
 
 
 class PrefixStore:
@@ -53,7 +53,14 @@ class PrefixStore:
         self.num_bytes += prefix.key_values.nbytes
         self._use(prefix)
         while self.num_bytes > max_bytes:
-            self._drop(next(iter(self._used)))
+            self.drop_oldest()
+
+    def drop_oldest(self) -> bool:
+        """Drop the prefix that was not used for the longest time; False without any."""
+        oldest = next(iter(self._used), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
 
     def clear(self) -> None:
         """Drop all."""

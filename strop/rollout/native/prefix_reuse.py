@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from strop.rollout.native.key_values import Computed
 from strop.rollout.native.prefix_cache import Prefix, PrefixStore, beginnings
 from strop.rollout.native.request import Request
 
@@ -29,8 +28,8 @@ class KeptTurns:
         """Memory held."""
         return self._store.num_bytes
 
-    def find(self, request: Request) -> Tensor | None:
-        """[2, L, Hkv, P, D] of most first tokens of a request; the last one is always computed, for its logits."""
+    def find(self, request: Request) -> Computed | None:
+        """Keys and values of most first tokens of a request; the last one is always computed, for its logits."""
         if not self._goes_on and any(
             beginning in self._ended for beginning in beginnings(request.prompt_ids)
         ):
@@ -41,23 +40,28 @@ class KeptTurns:
             return None
         prefix, shared = kept_prefix
         shared = min(shared, len(request.given_ids) - 1)
-        return prefix.key_values[:, :, :, :shared] if shared else None
+        return prefix.key_values.first(shared) if shared else None
 
-    def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
+    def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Keep what a request began with, unless it is known with others behind it."""
         prefix = self._store.find(token_ids)
         if prefix is None or prefix[1] < len(token_ids):
             self._store.add(Prefix(token_ids, key_values), max_bytes=max_bytes)
 
-    def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
-        """Keep a sequence that ended, in memory of its own."""
+    def keep_ended(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
+        """Keep a sequence that ended, whose slot is used again."""
         if self._goes_on:
-            self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
+            self._store.add(Prefix(request.computed_ids, key_values.kept()), max_bytes=max_bytes)
             return
         *_, beginning = beginnings((*request.prompt_ids, request.token_ids[0]))
         self._ended[beginning] = None
         if len(self._ended) > ENDED:
             del self._ended[next(iter(self._ended))]
+
+    def drop_oldest(self, is_needed: bool) -> bool:
+        """Give the memory back of what was not used for the longest time, once a request has gone on from such only if
+        it is needed; False where there is nothing."""
+        return (is_needed or not self._goes_on) and self._store.drop_oldest()
 
     def clear(self) -> None:
         """Give the memory back."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from strop.engines.segments import Segment
 from strop.rollout.native.cache import GROW_TOKENS
+from strop.rollout.native.paged_cache import PAGE_TOKENS, num_pages
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config
 from strop.trainer.plan.passes import PackedShape
@@ -22,13 +23,13 @@ class CacheForm:
 
     slots: int
     tokens: int
-    """Of a slot."""
+    """Of all of them."""
     token_bytes: float
 
     @property
     def num_bytes(self) -> float:
-        """Of the table."""
-        return self.slots * self.tokens * self.token_bytes
+        """Of the table, or of the pool of pages."""
+        return self.tokens * self.token_bytes
 
 
 def validates(config: Config) -> bool:
@@ -37,25 +38,33 @@ def validates(config: Config) -> bool:
 
 
 def cache_form(
-    config: Config, actor: RolePlan, ranks: int, *, tensor: int = 1, pipeline: int = 1
+    config: Config, actor: RolePlan, ranks: int, *, is_cpu: bool, tensor: int = 1, pipeline: int = 1
 ) -> CacheForm:
-    """The table of keys and values of a rank that generates, when all answers are as long as they may be: those of a
-    step, or of a validation.
+    """The keys and values of a rank that generates, when all answers are as long as they may be: those of a step, or of
+    a validation. On a CPU each has a slot; on a device, pages, and samples share the full ones of their prompt.
 
     Args:
         config: of the run.
         actor: the policy.
         ranks: that generate.
+        is_cpu: on a CPU.
         tensor, pipeline: of these, ranks that share heads, and layers, of the same sequences.
     """
     group = tensor * pipeline
     sequences = -(-config.samples_per_step * group // ranks)
     if validates(config):
         sequences = config.rollout.max_running * group
-    longest = -(-(actor.lengths.prompt + actor.lengths.max_response) // GROW_TOKENS) * GROW_TOKENS
+    slots = min(config.rollout.max_running * group, sequences)
+    prompt, longest = actor.lengths.prompt, actor.lengths.prompt + actor.lengths.max_response
+    if is_cpu:
+        tokens = slots * -(-longest // GROW_TOKENS) * GROW_TOKENS
+    else:
+        prompts = slots if validates(config) else -(-sequences // config.rollout.samples_per_prompt)
+        own = num_pages(longest) - prompt // PAGE_TOKENS
+        tokens = (1 + prompts * num_pages(prompt) + slots * own) * PAGE_TOKENS
     return CacheForm(
-        slots=min(config.rollout.max_running * group, sequences),
-        tokens=longest,
+        slots=slots,
+        tokens=tokens,
         token_bytes=token_bytes(actor, tensor=tensor, pipeline=pipeline),
     )
 
@@ -75,10 +84,9 @@ def rollout_phase(
     if config.rollout.own_processes is not None:
         return phase
     axes = actor.axes
-    cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
-    prefill = _prefill_bytes(
-        config, actor, cache, engines=axes.data, tensor=axes.tensor, is_cpu=device_bytes is None
-    )
+    is_cpu = device_bytes is None
+    cache = cache_form(config, actor, axes.world, is_cpu=is_cpu, tensor=axes.tensor, pipeline=axes.pipeline)
+    prefill = _prefill_bytes(config, actor, cache, engines=axes.data, tensor=axes.tensor, is_cpu=is_cpu)
     return dataclasses.replace(phase, device={**phase.device, "prefill and logits": prefill})
 
 
@@ -97,7 +105,7 @@ def _before_prefill(
             device[f"{config.rollout.engine} (its share of the device)"] = own.memory_share * device_bytes
         return PhaseMemory(phase="rollout", device=device)
     axes = actor.axes
-    cache = cache_form(config, actor, axes.world, tensor=axes.tensor, pipeline=axes.pipeline)
+    cache = cache_form(config, actor, axes.world, is_cpu=is_cpu, tensor=axes.tensor, pipeline=axes.pipeline)
     parts = {**state, **others, "keys and values": cache.num_bytes, **_generation_copies(actor, is_cpu)}
     return PhaseMemory(phase="rollout", device=parts, host=host_parts(actor, 0, is_cpu, gradients=False))
 
@@ -133,7 +141,9 @@ def _prefill_bytes(
     each = max(1, tokens // prompts)
     segments = tuple(Segment(start=i * each, length=each) for i in range(prompts))
     passed = actor.traced_forward_bytes(PackedShape(segments=segments, num_predicted=prompts))
-    kept = config.data.prompts_per_step / engines * actor.lengths.prompt * cache.token_bytes
+    kept = 0.0  # in pages, like those of the prompts that run
+    if is_cpu:
+        kept = config.data.prompts_per_step / engines * actor.lengths.prompt * cache.token_bytes
     logits = cache.slots * actor.sizes.vocab * 4 * 2
     return passed / tensor + 2 * tokens * cache.token_bytes + min(kept, cache.num_bytes) + logits
 
@@ -147,13 +157,13 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
         if device_bytes is None:
             return PhaseMemory(phase="rollout (apart)", device={"weights": weights})
         room = own.memory_share * device_bytes
-        sequence = cache_form(config, actor, ranks, tensor=own.num_devices)
-        least = sequence.tokens * sequence.token_bytes
+        longest = actor.lengths.prompt + actor.lengths.max_response
+        least = longest * token_bytes(actor, tensor=own.num_devices)
         parts = {"weights": weights, "keys and values": max(least, room - weights)}
         if weights + least > room:
             parts[f"left free by {config.rollout.engine}"] = device_bytes - room
         return PhaseMemory(phase="rollout (apart)", device=parts)
-    cache = cache_form(config, actor, ranks)
+    cache = cache_form(config, actor, ranks, is_cpu=is_cpu)
     wide = sizes.total - sizes.linear
     buckets, on_host = bucket_parts(config, actor, is_cpu)
     parts = {

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from strop.data.tiny_model import make_tiny_model
-from strop.engines.attention import PackedAttention, Segment
+from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
+from strop.engines.segments import Segment
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.cpu import steps
@@ -99,13 +100,13 @@ def test_how_a_sequence_is_cut_changes_no_bit(
     step, cache = fused_step(model), SlotCache(1)
     assert step is not None
     cache.write([0], fused(model, [(ids[:1], None)])[1][0])
-    cache.reserve(len(ids), num_slots=1)
+    cache.make_room(len(ids), num_slots=1)
     with torch.inference_mode():
         for place in range(1, len(ids)):
             token, length = torch.tensor(ids[place : place + 1]), torch.tensor([place])
             decoded = step.computed(token, length, cache, num_tokens=place + 1)
     assert torch.equal(decoded[0], wanted)
-    assert torch.equal(cache.read(0, len(ids)), key_values)
+    assert torch.equal(cache.table[:, :, 0, :, : len(ids)], key_values)
 
 
 def test_a_batch_prefills_in_c_and_takes_the_weights_of_now(

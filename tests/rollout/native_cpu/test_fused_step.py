@@ -268,12 +268,12 @@ def test_a_step_that_differs_is_not_used(
 
 def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
     slots = SlotCache(64)
-    slots.expect(4096, num_slots=1)
+    slots.expect([Request("0", (1, 2), Sampling(key=0, max_tokens=4094))])
     slots.write([0], torch.ones(2, 1, 1, 5, 8))
     start = slots.layer(0, 1, 1)[0].data_ptr()
-    slots.reserve(4096, num_slots=64)
+    slots.make_room(4096, num_slots=64)
     assert slots.layer(0, 64, 4096)[0].data_ptr() == start, "nothing was copied"
     assert float(slots.layer(0, 64, 4096)[0].sum()) == 5 * 8, "what was not written is 0"
-    slots.reserve(5000, num_slots=64)
+    slots.make_room(5000, num_slots=64)
     assert float(slots.layer(0, 64, 5000)[0].sum()) == 5 * 8, "it grows beyond what was expected"
     assert slots.num_bytes == 2 * 64 * 5056 * 8 * 4

@@ -37,12 +37,27 @@ def test_the_place_that_is_read_holds_what_the_slot_holds(seed: int) -> None:
             running += count
         sources, num_shared = cache.shared(running)
         for slot in range(running):
-            beginning = cache.read(slot, 1)
-            assert torch.equal(cache.read(int(sources[slot]), 1), beginning), (number, slot)
+            beginning = cache.table[:, :, slot, :, :1]
+            assert torch.equal(cache.table[:, :, int(sources[slot]), :, :1], beginning), (number, slot)
             assert float(beginning.min()) > 0
             shares += int(sources[slot] != slot)
         assert (num_shared > 0).all()
     assert shares > 50
+
+
+def test_no_place_is_read_that_a_table_with_longer_slots_has_lost() -> None:
+    """Where memory is short, fewer slots get longer; the place of the last one was read by others."""
+    cache = SlotCache(4)
+    cache.write(range(3), torch.full((2, 1, 1, 60, 1), 7.0))
+    cache.write([3], torch.full((2, 1, 1, 60, 1), 8.0))
+    cache.move(3, 0, 60)
+    assert cache.shared(3)[0].max() == 3
+    cache.free_bytes = 3 * 2 * 4 * 2 * 64 * 2
+    assert cache.make_room(100, num_slots=3)
+    assert cache.table.shape[2] == 3
+    sources, _ = cache.shared(3)
+    assert sources.max() < 3
+    assert torch.equal(cache.table[0, 0, sources, 0, 0, 0], torch.tensor([8.0, 7.0, 7.0]))
 
 
 def test_a_kernel_without_large_pages_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +98,7 @@ def test_a_step_gives_the_same_bits_wherever_it_reads_a_prompt(
     assert together.shared(4)[0].tolist() == [0] * 4
     assert apart.shared(4)[0].tolist() == list(range(4))
     for cache in (together, apart):
-        cache.reserve(50, num_slots=4)
+        cache.make_room(50, num_slots=4)
     for place in range(32, 50):  # a window of 8 goes from inside the prompt to behind it
         ids, lengths = torch.tensor([3, 5, 8, 13]) + place % 7, torch.full((4,), place)
         logits = [step.computed(ids, lengths, cache, num_tokens=place + 1) for cache in (together, apart)]

@@ -245,15 +245,16 @@ def test_a_model_is_whole_on_a_cpu_while_it_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_validation_takes_as_many_slots_as_may_run(tmp_path: Path) -> None:
-    # 4 layers, 8 heads, keys and values of 16 numbers in bfloat16; 256 tokens fill a slot.
-    slot = 256 * 4 * 8 * 2 * 16 * 2
-    for settings, slots in (
-        (("rollout.max_running=200",), 128),
-        (("rollout.max_running=200", "data.val_files=[x]"), 200),
+    # 4 layers, 8 heads, keys and values of 16 numbers in bfloat16; prompts of 64 tokens and answers of 192.
+    token = 4 * 8 * 2 * 16 * 2
+    for settings, slots, prompts in (
+        (("rollout.max_running=200",), 128, 16),
+        (("rollout.max_running=200", "data.val_files=[x]"), 200, 200),
     ):
-        plan = make_plan(small(tmp_path, *settings), device="h100", advises=False)
-        rollout = next(phase for phase in plan.phases if phase.phase == "rollout")
-        assert rollout.device["keys and values"] == slots * slot
+        for device, tokens in (("cpu", slots * 256), ("h100", 32 + prompts * 64 + slots * 192)):
+            plan = make_plan(small(tmp_path, *settings), device=device, memory_gib=60, advises=False)
+            rollout = next(phase for phase in plan.phases if phase.phase == "rollout")
+            assert rollout.device["keys and values"] == tokens * token
 
 
 @pytest.mark.parametrize(

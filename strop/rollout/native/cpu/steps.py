@@ -27,6 +27,7 @@ from strop.engines.head import Head
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled, slots_of
 from strop.rollout.native.decode_steps import TOLERANCE, agrees
+from strop.rollout.native.key_values import KeyValueCache
 
 LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """Classes of transformers whose forward pass this is."""
@@ -141,12 +142,13 @@ class FusedStep:
         ids: Tensor,
         lengths: Tensor,
         positions: Tensor,
-        cache: SlotCache,
+        cache: KeyValueCache,
         *,
         num_tokens: int,
         forward: Callable[[], Tensor],
     ) -> Tensor:
         """As strop.rollout.native.decode_steps.DecodeSteps has it; positions are lengths in models of text."""
+        assert isinstance(cache, SlotCache), "what is compiled for a CPU reads slots"
         if self._is_checked:
             return self.computed(ids, lengths, cache, num_tokens=num_tokens)
         expected = forward()
