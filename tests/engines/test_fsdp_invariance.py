@@ -116,8 +116,8 @@ def test_value_models_on_two_ranks(tiny_folder: Folder, checkpointing: bool) -> 
 
 
 def test_bfloat16_on_two_ranks_is_near(tiny_folder: Folder) -> None:
-    # 8 bits of mantissa: the master weights stay float32, losses and norms agree to a few per cent. After the first step
-    # the loss is that of weights whose numbers with small gradients went either way.
+    # 8 bits of mantissa: the master weights stay float32, losses and norms agree to a few per cent. After the first
+    # step the loss is that of weights whose numbers with small gradients went either way.
     exact = Case(folder=str(tiny_folder("qwen3")), assignment=UNEVEN)
     case = dataclasses.replace(exact, dtype="bfloat16", engine=EngineConfig(max_tokens_per_device=16))
     outcomes = run_ranks(run_case, 2, case)
