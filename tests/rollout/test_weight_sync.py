@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata, weights_metadata
-from strop.rollout.weight_sync import collective, pieces, sender, shards, shared_memory, slots
+from strop.rollout.weight_sync import collective, own_parts, sender, shared_memory, slots
 from strop.rollout.weight_sync.channel import SenderChannel
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver
@@ -439,17 +439,15 @@ def test_merged_weights_are_sent_in_place_of_the_models_own() -> None:
 def test_an_error_of_the_sender_reaches_every_receiver_and_is_no_end(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    fetch = shards.next_weight
+    fetch = own_parts.next_weight
 
     def breaking(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
         if weight.name == THIRD:
-            for module in (pieces, shards):
-                monkeypatch.setattr(module, "next_weight", fetch)
+            monkeypatch.setattr(own_parts, "next_weight", fetch)
             raise RuntimeError("out of memory in the gather")
         return fetch(source, weight)
 
-    for module in (pieces, shards):
-        monkeypatch.setattr(module, "next_weight", breaking)
+    monkeypatch.setattr(own_parts, "next_weight", breaking)
     first, *others = pair.sync(2)
     assert str(first) == "out of memory in the gather"
     is_network = request.node.callspec.params["pair"] == "collective"
