@@ -30,7 +30,7 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
     rows = hidden.flatten(0, -2)
     product: Tensor = layer.base_layer(rows)
     product.addmm_(inner(rows), outer.weight.T, alpha=layer.scaling[adapter])
-    return product.unflatten(0, hidden.shape[:-1])
+    return product.view(*hidden.shape[:-1], product.shape[1])
 
 
 def _is_plain(outer: nn.Module, hidden: Tensor) -> bool:

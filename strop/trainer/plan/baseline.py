@@ -36,7 +36,7 @@ from strop.engines.parallel.fsdp import fully_shard
 torch.set_num_threads(1)
 place = "file://" + tempfile.mktemp()
 rank = int(os.fork() == 0)
-dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+dist.init_process_group("gloo", place, datetime.timedelta(0, 60), 2, rank)
 pass_and_step(fully_shard(torch.nn.Linear(256, 256), mesh=init_device_mesh("cpu", (2,))))
 def seconds(numbers, repeats):
     sent = torch.zeros(numbers)

@@ -289,7 +289,7 @@ def _linear_numbers(layer: nn.Module) -> float:
 
 
 def _in_heap(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Those that `ModelSizes.trained_in_heap` counts."""
+    """Numbers that `ModelSizes.trained_in_heap` counts."""
     sizes = [parameter.numel() for parameter in parameters if parameter.requires_grad]
     return float(sum(size for size in sizes if 4 * size <= LARGEST_PIECE))
 
