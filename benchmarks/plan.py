@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 768, "v
 STEPS = 2
 LIMIT_S = 690.0
 """After which no further case is begun."""
+CASE_LIMIT_S = 180.0
+"""Of the run of a case."""
+GRACE_S = 20.0
+"""For a run that is asked to end."""
 REWARD = '''\
 import random
 
@@ -339,20 +343,52 @@ def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
     program = [sys.executable, "-m", "strop", "train", "--out", str(folder), *overrides]
     with log.open("wb") as output:
         process = subprocess.Popen(program, stdout=output, stderr=output)
-    peaks: dict[int, int] = {}
-    at_step: dict[int, float] = {}
-    metrics = folder / "metrics.jsonl"
-    while process.poll() is None:
-        pids = [process.pid] if ranks == 1 else ray_workers(process.pid)
+    seen = Seen(metrics=folder / "metrics.jsonl", ranks=ranks)
+    end = time.monotonic() + CASE_LIMIT_S
+    try:
+        while process.poll() is None and time.monotonic() < end:
+            seen.look(process.pid)
+            time.sleep(0.02)
+        seen.look(process.pid)  # a last line, of a process that may be gone
+    finally:
+        stop(process)
+    if process.returncode or not {STEPS - 1, STEPS} <= set(seen.at_step):
+        raise SystemExit(f"it failed, or took more than {CASE_LIMIT_S:.0f} s: {log.read_text()[-2000:]}")
+    return max(seen.peaks.values()), seen.at_step[STEPS] - seen.at_step[STEPS - 1]
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What is seen of a run."""
+
+    metrics: Path
+    ranks: int
+    peaks: dict[int, int] = field(default_factory=dict)
+    """Most bytes of each process with a model."""
+    seconds: float = 0.0
+    """Of the processor, as last seen, of the process that has taken most."""
+    at_step: dict[int, float] = field(default_factory=dict)
+    """The same when so many steps were first seen to have ended."""
+
+    def look(self, pid: int) -> None:
+        """Look at a run once."""
+        pids = [pid] if self.ranks == 1 else ray_workers(pid)
         for one in pids:
-            peaks[one] = max(peaks.get(one, 0), high_water(one))
-        if metrics.exists():
-            done = metrics.read_text().count("\n")
-            at_step.setdefault(done, max((processor_seconds(one) for one in pids), default=0.0))
-        time.sleep(0.02)
-    if process.returncode:
-        raise SystemExit(f"it failed: {log.read_text()[-2000:]}")
-    return max(peaks.values()), at_step[2] - at_step[1]
+            self.peaks[one] = max(self.peaks.get(one, 0), high_water(one))
+            self.seconds = max(self.seconds, processor_seconds(one))
+        if self.metrics.exists():
+            self.at_step.setdefault(self.metrics.read_text().count("\n"), self.seconds)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a run that has not ended: it ends its own processes when it is asked to."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def high_water(pid: int) -> int:
