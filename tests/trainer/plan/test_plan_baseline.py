@@ -8,7 +8,7 @@ import pytest
 from plan_configs import config_of
 
 from strop.trainer.plan import baseline as module
-from strop.trainer.plan.baseline import ASSUMED, baseline, baseline_of
+from strop.trainer.plan.baseline import ASSUMED, Baseline, baseline, baseline_of
 
 
 @pytest.mark.slow
@@ -19,9 +19,25 @@ def test_ranks_say_what_it_costs_them_to_talk() -> None:
     assert measured.bytes_per_s > 1e6
 
 
-def test_a_process_that_fails_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PROCESS", "raise SystemExit(3)")
+@pytest.mark.parametrize(
+    "program", ["raise SystemExit(3)", "print('a warning')", "print('[1]')", "print('{}')", ""]
+)
+def test_a_process_that_does_not_say_it_is_assumed(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(module, "_PROCESS", program)
+    monkeypatch.setattr(module, "_ONE", "")
     assert baseline.__wrapped__() == ASSUMED
+    assert not ASSUMED.is_measured
+
+
+def test_a_process_that_does_not_end_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROCESS", "import time\ntime.sleep(60)")
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
+    assert baseline.__wrapped__() == ASSUMED
+
+
+def test_a_process_that_says_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROCESS", "import json\ndef most():\n    return 5\nprint('a warning')\n")
+    assert baseline.__wrapped__() == Baseline(num_bytes=5, is_measured=True)
 
 
 def test_ranks_of_a_run_are_measured_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
