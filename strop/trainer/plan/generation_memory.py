@@ -11,6 +11,7 @@ from strop.rollout.native.cache import GROW_TOKENS
 from strop.rollout.native.paged_cache import PAGE_TOKENS, num_pages
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config
+from strop.trainer.plan.heap_gaps import gathered_gaps
 from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
@@ -32,11 +33,6 @@ class CacheForm:
         return self.tokens * self.token_bytes
 
 
-def validates(config: Config) -> bool:
-    """Prompts of validation are played, as many at once as may run: their number is not known here."""
-    return bool(config.data.val_files)
-
-
 def cache_form(
     config: Config, actor: RolePlan, ranks: int, *, is_cpu: bool, tensor: int = 1, pipeline: int = 1
 ) -> CacheForm:
@@ -51,15 +47,15 @@ def cache_form(
         tensor, pipeline: of these, ranks that share heads, and layers, of the same sequences.
     """
     group = tensor * pipeline
-    sequences = -(-config.samples_per_step * group // ranks)
-    if validates(config):
-        sequences = config.rollout.max_running * group
-    slots = min(config.rollout.max_running * group, sequences)
+    most = config.rollout.max_running * group
+    prompts, sequences = (-(-count * group // ranks) for count in most_played(config))
+    if knows_no_validation(config):
+        prompts, sequences = max(prompts, most), max(sequences, most)
+    slots = min(most, sequences)
     prompt, longest = actor.lengths.prompt, actor.lengths.prompt + actor.lengths.max_response
     if is_cpu:
         tokens = slots * -(-longest // GROW_TOKENS) * GROW_TOKENS
     else:
-        prompts = slots if validates(config) else -(-sequences // config.rollout.samples_per_prompt)
         own = num_pages(longest) - prompt // PAGE_TOKENS
         tokens = (1 + prompts * num_pages(prompt) + slots * own) * PAGE_TOKENS
     return CacheForm(
@@ -67,6 +63,22 @@ def cache_form(
         tokens=tokens,
         token_bytes=token_bytes(actor, tensor=tensor, pipeline=pipeline),
     )
+
+
+def most_played(config: Config) -> tuple[int, int]:
+    """Prompts and sequences that are played together: of a step, or of a validation whose size is known, where it has
+    more of them. A prompt takes its pages as long as it waits."""
+    prompts, sequences = config.data.prompts_per_step, config.samples_per_step
+    if config.data.val_files and config.data.max_val_prompts is not None:
+        held_out = config.data.max_val_prompts
+        prompts = max(prompts, held_out)
+        sequences = max(sequences, held_out * config.eval.samples_per_prompt)
+    return prompts, sequences
+
+
+def knows_no_validation(config: Config) -> bool:
+    """There is a validation, of so many prompts as its files have: no file is read here."""
+    return bool(config.data.val_files) and config.data.max_val_prompts is None
 
 
 def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float:
@@ -111,9 +123,11 @@ def _before_prefill(
 
 
 def freed_copies(actor: RolePlan) -> float:
-    """Bytes that generation gives back to the heap of a process, and that pieces of the same sizes do not fit into
-    (`pass_memory.gradient_pieces`): parameters that sharded ranks gather for it."""
-    return sum(_generation_copies(actor, is_cpu=True).values()) if actor.form.is_sharded else 0.0
+    """Bytes that generation gives back to the heap of a process, and that pieces of the same sizes do not fit into:
+    parameters that sharded ranks gather for it."""
+    if not actor.form.is_sharded:
+        return 0.0
+    return gathered_gaps(actor, sum(_generation_copies(actor, is_cpu=True).values()))
 
 
 def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:

@@ -20,9 +20,6 @@ from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
 from strop.engines.parallel.stages import stage_layers
 from strop.trainer.plan.passes import PassForm, causal_lm, layer_list, truncated_module
 
-LARGEST_PIECE = 32 << 20
-"""Bytes above which glibc takes a tensor from the system, and gives it back at once."""
-
 
 @dataclass(frozen=True)
 class Count:
@@ -87,8 +84,8 @@ class ModelSizes:
     """Final norm, and what else is beside the layers."""
     linear: float
     """Numbers of the linear layers, head excepted."""
-    trained_in_heap: float
-    """Numbers of the parameters that are trained, and whose gradients lie in the heap of a process."""
+    tensors: tuple[Part, ...]
+    """Each parameter by itself."""
     head_numbers: float
     """Of the head, tied or not."""
     experts_per_token: float
@@ -217,21 +214,29 @@ def share_of(sizes: ModelSizes, axes: Axes, engine: EngineConfig, stage: int) ->
             root += sizes.embedding  # tied: the last stage has it as well
     of_layers = sizes.layer_range(layers)
     both = of_layers + root
-    held = (both.cut * (1 / axes.tensor) + both.whole) * (1 / axes.shards) + both.experts * (
-        1 / (axes.in_stage if engine.shard_size == 0 else axes.shards * axes.tensor)
-    )
-
-    def computed(part: Part) -> Count:
-        return part.cut * (1 / axes.tensor) + part.whole + part.experts * (1 / (axes.experts * axes.tensor))
-
     kinds = {id(part): part for part in sizes.layers[layers.start : layers.stop]}  # alike: one object
     return Share(
-        held=held,
-        gathered=computed(both),
-        largest_layer=max(map(computed, kinds.values()), key=lambda count: count.total, default=Count()),
-        root=computed(root),
+        held=held_count(both, axes, engine),
+        gathered=computed_count(both, axes),
+        largest_layer=max(
+            (computed_count(part, axes) for part in kinds.values()),
+            key=lambda count: count.total,
+            default=Count(),
+        ),
+        root=computed_count(root, axes),
         layers=layers,
     )
+
+
+def held_count(part: Part, axes: Axes, engine: EngineConfig) -> Count:
+    """Numbers of some parameters in the shards of a rank."""
+    of_experts = axes.in_stage if engine.shard_size == 0 else axes.shards * axes.tensor
+    return (part.cut * (1 / axes.tensor) + part.whole) * (1 / axes.shards) + part.experts * (1 / of_experts)
+
+
+def computed_count(part: Part, axes: Axes) -> Count:
+    """Numbers of some parameters that a rank computes with."""
+    return part.cut * (1 / axes.tensor) + part.whole + part.experts * (1 / (axes.experts * axes.tensor))
 
 
 def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
@@ -242,27 +247,26 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     layers = layer_list(module)
     output, inputs = module.get_output_embeddings(), module.get_input_embeddings()
     head_weight = None if output is None else output.weight
-    of_kind = {kind: _part(layer.named_modules()) for kind, layer in zip(kept, layers, strict=True)}
+    tensors = {kind: _tensors(layer.modules()) for kind, layer in zip(kept, layers, strict=True)}
+    of_kind = {kind: sum(parts, Part()) for kind, parts in tensors.items()}
     linear = {kind: _linear_numbers(layer) for kind, layer in zip(kept, layers, strict=True)}
-    in_heap = {kind: _in_heap(layer.parameters()) for kind, layer in zip(kept, layers, strict=True)}
-    embedding = Part(cut=_count([inputs.weight], is_hidden=False))
+    embedding = Part(cut=_count(inputs.weight, is_hidden=False))
     head = Part()
     if head_weight is not None and head_weight is not inputs.weight:
-        head = Part(cut=_count([head_weight], is_hidden=False))
+        head = Part(cut=_count(head_weight, is_hidden=False))
     known = {id(p) for layer in layers for p in layer.parameters()} | {id(inputs.weight), id(head_weight)}
-    others = [p for p in module.parameters() if id(p) not in known]
+    rest = [Part(whole=_count(p, is_hidden=False)) for p in module.parameters() if id(p) not in known]
     experts = experts_of(shape)
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts
     key_heads, key_dim = key_sizes(text)
-    own_head = [] if head_weight is None or head_weight is inputs.weight else [head_weight]
     return ModelSizes(
         layers=tuple(of_kind[kind] for kind in kinds),
         kinds=kinds,
         embedding=embedding,
         head=head,
-        rest=Part(whole=_count(others, is_hidden=False)),
+        rest=sum(rest, Part()),
         linear=sum(linear[kind] for kind in kinds),
-        trained_in_heap=sum(in_heap[kind] for kind in kinds) + _in_heap([*others, inputs.weight, *own_head]),
+        tensors=(*(part for kind in kinds for part in tensors[kind]), embedding, head, *rest),
         head_numbers=float(head_weight.numel()) if head_weight is not None else float(text.hidden_size),
         experts_per_token=float(chosen) / experts if experts else 1.0,
         experts_chosen=float(chosen),
@@ -288,37 +292,27 @@ def _linear_numbers(layer: nn.Module) -> float:
     return float(sum(part.weight.numel() for part in layer.modules() if type(part) is nn.Linear))
 
 
-def _in_heap(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Numbers that `ModelSizes.trained_in_heap` counts."""
-    sizes = [parameter.numel() for parameter in parameters if parameter.requires_grad]
-    return float(sum(size for size in sizes if 4 * size <= LARGEST_PIECE))
+def _tensors(modules: Iterable[nn.Module]) -> list[Part]:
+    """Each parameter of these modules."""
+    parts = []
+    for module in modules:
+        for parameter in module.parameters(recurse=False):
+            if has_standard_experts(module):
+                parts.append(Part(experts=_count(parameter, is_hidden=True)))
+            elif parameter.dim() >= 2:
+                parts.append(Part(cut=_count(parameter, is_hidden=True)))
+            else:
+                parts.append(Part(whole=_count(parameter, is_hidden=False)))
+    return parts
 
 
-def _part(modules: Iterable[tuple[str, nn.Module]]) -> Part:
-    part = Part()
-    for _, module in modules:
-        own = list(module.parameters(recurse=False))
-        if has_standard_experts(module):
-            part += Part(experts=_count(own, is_hidden=True))
-            continue
-        part += Part(
-            cut=_count([p for p in own if p.dim() >= 2], is_hidden=True),
-            whole=_count([p for p in own if p.dim() < 2], is_hidden=False),
-        )
-    return part
-
-
-def _count(parameters: Iterable[torch.nn.Parameter], *, is_hidden: bool) -> Count:
-    count = Count()
-    for parameter in parameters:
-        numbers = float(parameter.numel())
-        if not parameter.requires_grad:
-            count += Count(numbers)
-        elif is_hidden and parameter.dim() == 2:
-            count += Count(numbers, numbers, numbers, _muon_flops(*parameter.shape))
-        else:
-            count += Count(numbers, numbers)
-    return count
+def _count(parameter: torch.nn.Parameter, *, is_hidden: bool) -> Count:
+    numbers = float(parameter.numel())
+    if not parameter.requires_grad:
+        return Count(numbers)
+    if is_hidden and parameter.dim() == 2:
+        return Count(numbers, numbers, numbers, _muon_flops(*parameter.shape))
+    return Count(numbers, numbers)
 
 
 def _muon_flops(rows: int, columns: int) -> float:

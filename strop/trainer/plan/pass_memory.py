@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strop.engines.head import DEVICE_CHUNK_ELEMENTS
+from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import (
     PhaseMemory,
@@ -91,23 +92,12 @@ def _update_of_stage(
         activations |= {"gradients": gradients}
     device = {**state, **activations, **gathered_parts(role, share, backward=True), **others}
     if is_cpu:
-        pieces = gradient_pieces(role, stage)
-        device["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top) + pieces + freed_bytes
+        gaps = gradient_gaps(role, stage) + freed_bytes
+        device["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top) + gaps
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor
     return PhaseMemory(phase=f"{role.name}: update", device=device, host=host)
-
-
-def gradient_pieces(role: RolePlan, stage: int) -> float:
-    """Bytes of the gradients of an update in the heap of a process, which those of the next one do not fit into.
-
-    glibc looks for 96 bytes more than an aligned tensor has, and gives them back when it has found them. So a tensor
-    fits into the place of another of its size only where that one's neighbours are free too, and those of a gradient
-    are moments of the optimizer (sourceware.org/bugzilla, 14581).
-    """
-    sizes = role.sizes
-    return resident(role, stage).gradients * sizes.trained_in_heap / max(1.0, sizes.trained)
 
 
 def optimizer_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.trainer.config import Config
-from strop.trainer.plan.baseline import baseline_of
+from strop.trainer.plan.baseline import Baseline, baseline_of
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
+from strop.trainer.plan.generation_memory import knows_no_validation
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.pass_time import has_trial
 from strop.trainer.plan.roles import RolePlan, planned_roles
@@ -107,7 +108,8 @@ def make_plan(
     memory = memory_gib * 2**30 if memory_gib else planned_on.memory_bytes
     memory *= 1 - DEVICE_RESERVE * is_accelerator
     phases = phases_of(config, roles, device_bytes=memory if is_accelerator else None)
-    baseline = 0 if is_accelerator else baseline_of(config).num_bytes
+    process = None if is_accelerator else baseline_of(config)
+    baseline = 0 if process is None else process.num_bytes
     time = step_time(config, roles, planned_on)
     share = memory if is_accelerator else memory / processes_of_node(config)
     peak = max(phase.device_bytes for phase in phases) + baseline
@@ -125,7 +127,7 @@ def make_plan(
         time=time,
         change=change,
         num_devices=all_devices(config),
-        assumptions=_assumptions(config, lengths, planned_on, roles),
+        assumptions=_assumptions(config, lengths, planned_on, roles, process),
         roles=roles,
     )
 
@@ -183,7 +185,9 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
     )
 
 
-def _assumptions(config: Config, lengths: Lengths, device: Device, roles: Sequence[RolePlan]) -> list[str]:
+def _assumptions(
+    config: Config, lengths: Lengths, device: Device, roles: Sequence[RolePlan], process: Baseline | None
+) -> list[str]:
     """Assumptions under the numbers."""
     of_lengths = (
         f"prompts of {lengths.prompt} tokens, answers of {lengths.mean_response:.0f} on average and "
@@ -193,6 +197,16 @@ def _assumptions(config: Config, lengths: Lengths, device: Device, roles: Sequen
         "not counted: time of rewards, tools and validation, images, and memory of the controller's rows"
     )
     lines = [of_lengths, device.stated, not_counted]
+    if process is not None and not process.is_measured:
+        lines.append(
+            f"a process without a model could not be measured here: {process.num_bytes / 2**30:.2f} GiB, and ranks "
+            f"that send {process.bytes_per_s / 1e9:g} GB/s, {process.call_s * 1e6:.0f} us a time"
+        )
+    if config.rollout.own_processes is None and knows_no_validation(config):
+        lines.append(
+            "a validation of as many prompts as rollout.max_running, or as a step where that has more: "
+            "data.max_val_prompts would say it"
+        )
     if device.is_cpu:
         lines.append("of the machine's memory, each process with a model has an equal part")
         if not all(has_trial(role, device) for role in roles):
