@@ -21,9 +21,7 @@ def gradient_gaps(role: RolePlan, stage: int) -> float:
     """Bytes of the gradients of an update in the heap, which those of the next one do not fit into: the neighbours of
     the places that they leave are moments of the optimizer."""
     item = role.form.weights_dtype.itemsize
-    if (
-        role.form.is_sharded
-    ):  # FSDP2 reduces the gradients of a unit into one tensor, and they are views of it
+    if role.form.is_sharded:  # FSDP2 reduces gradients of a unit into one tensor, and shards are views of it
         counts = [held_count(unit, role.axes, role.engine) for unit in _units(role)]
     else:
         counts = [tensor.all for tensor in role.sizes.tensors]
