@@ -4,14 +4,15 @@
 
 prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and in
 bfloat16, TRL also with other cuts of its batch. `ratio_trl` is strop's samples per second over TRL's, either side at
-the fastest of its settings; `ratio_float32`, in each workload, is the same of the fastest in float32. Both sides take
-the median over the steps after a warm-up, and their runs alternate. Everything a step does by default counts: sampling,
-scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have `threads` threads, as many as
-torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
+the fastest of its settings; `ratio_float32`, in each workload, is the same of the fastest in float32. (Figures in which
+`mean_response_tokens` is one number are older: their ratios have strop in float32 alone.) Both sides take the median
+over the steps after a warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring,
+the update, and on strop's side sample store, ledger and fingerprint. Both have `threads` threads, as many as torch
+takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
-lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
-ratio should not be quoted.
+lengths are means over the counted steps, of each setting. Where those of the two settings of either ratio differ by
+more than a tenth, `is_equal_work` is false, and no ratio should be quoted.
 
 Four workloads. `words` is the task: a model that was fine-tuned by `strop sft` writes words of 2 to 28 letters
 backwards, so answers have different lengths. `full` (`ratio_trl_full`) is the worst case for strop: a model with
@@ -244,9 +245,15 @@ def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) ->
         "phases_s_trl": theirs.phases(theirs.fastest),
         "ceiling_share_update": share,
         "ceiling": ceiling.json(),
-        "mean_response_tokens": round(ours.length, 2),
-        "mean_response_tokens_trl": round(theirs.length, 2),
-        "is_equal_work": is_equal_work(ours.length, theirs.length),
+        "mean_response_tokens": {setting: round(ours.length(setting), 2) for setting in ours.runs},
+        "mean_response_tokens_trl": {setting: round(theirs.length(setting), 2) for setting in theirs.runs},
+        "is_equal_work": all(
+            is_equal_work(ours.length(own), theirs.length(other))
+            for own, other in (
+                (ours.fastest, theirs.fastest),
+                (ours.fastest_in_float32, theirs.fastest_in_float32),
+            )
+        ),
         "versions_trl": theirs.runs[theirs.fastest][-1]["versions"],
     }
 
@@ -287,11 +294,10 @@ class Side:
             name: round(statistics.median(phases[name] for phases in each), 3) for name in (*PHASES, OTHER)
         }
 
-    @property
-    def length(self) -> float:
-        """Mean tokens of the answers at the fastest setting."""
+    def length(self, setting: str) -> float:
+        """Mean tokens of its answers."""
         return statistics.mean(
-            length for run in self.runs[self.fastest] for length in run["lengths"][self._counted]
+            length for run in self.runs[setting] for length in run["lengths"][self._counted]
         )
 
 

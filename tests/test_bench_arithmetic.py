@@ -143,8 +143,16 @@ def test_the_share_of_an_update_is_that_of_workloads_whose_rows_all_have_a_gradi
     assert versus._measure(options, tmp_path, part)["ceiling_share_update"] is None
 
 
+@pytest.mark.parametrize(
+    ("other", "is_equal"),
+    [({}, True), ({"float32": 7.0}, False), ({"bfloat16": 7.0}, False), ({"64x1": 7.0}, True)],
+)
 def test_each_side_counts_at_its_fastest_setting_and_in_float32(
-    versus: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    other: dict[str, float],
+    is_equal: bool,
+    versus: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     step_s = {"float32": 2.0, "bfloat16": 1.0, "64x1": 6.0, "32x2": 5.0, "64x1-bf16": 4.0}
     started: list[str] = []
@@ -155,7 +163,7 @@ def test_each_side_counts_at_its_fastest_setting_and_in_float32(
         return {
             "seconds": [step_s[setting]] * 4,
             "phases": [phases] * 4,
-            "lengths": [6.0] * 4,
+            "lengths": [other.get(setting, 6.0)] * 4,
             "versions": {},
         }
 
@@ -166,7 +174,8 @@ def test_each_side_counts_at_its_fastest_setting_and_in_float32(
     options = argparse.Namespace(size="small", steps=2, rounds=2, trl_python=Path("-"))
     workload = versus.Workload("words", tmp_path, tmp_path / "data.jsonl", "position", 64)
     found = versus._measure(options, tmp_path, workload)
-    assert (found["ratio"], found["ratio_float32"]) == (4.0, 2.5)
+    assert (found["ratio"], found["ratio_float32"], found["is_equal_work"]) == (4.0, 2.5, is_equal)
+    assert found["mean_response_tokens"] == {one: other.get(one, 6.0) for one in ("float32", "bfloat16")}
     assert (found["setting"], found["trl_setting"]) == ("bfloat16", "64x1-bf16")
     assert (found["step_s"], found["phases_s"]["gen"], found["phases_s_trl"]["gen"]) == (1.0, 0.25, 1.0)
     assert started[5:] == [

@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from strop.engines.cpu.library import update_library
+from strop.engines.cpu.library import library_for, update_library
 from strop.utils.machine_choice import machine_choice
 
 MIN_NUMBERS = 1 << 14
@@ -70,10 +70,10 @@ def compiled_speedup() -> float:
 
 
 def half_speedup() -> float:
-    """Speed of torch's product of bfloat16 over that of float32."""
+    """Speed of torch's product of bfloat16 over that of float32, as it is multiplied here."""
     inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
     half_inputs, half_weight = inputs.bfloat16(), weight.bfloat16()
-    return _speedup(lambda: F.linear(inputs, weight), lambda: F.linear(half_inputs, half_weight))
+    return _speedup(lambda: linear(inputs, weight), lambda: F.linear(half_inputs, half_weight))
 
 
 def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
@@ -94,10 +94,19 @@ def has_large(parameters: Iterable[nn.Parameter]) -> bool:
     return any(_is_taken(parameter) for parameter in parameters)
 
 
+def operands(
+    input: Tensor,  # noqa: A002  (torch's name)
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Operands of `torch.nn.functional.linear`, given by place or by its names."""
+    return input, weight, bias
+
+
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """inputs [..., K] times weight [N, K] transposed, plus bias [N]: as `torch.nn.functional.linear`."""
     is_plain = inputs.dtype == torch.float32 and inputs.numel() and not torch.is_autocast_enabled("cpu")
-    if not is_plain or not _is_taken(weight):
+    if not is_plain or inputs.dim() < 2 or not _is_taken(weight):
         return F.linear(inputs, weight, bias)
     if not torch.is_grad_enabled():
         return _product(inputs, weight, bias)
@@ -123,9 +132,9 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    library = update_library() if rows.dtype == torch.float32 and is_compiled_faster() else None
+    library = library_for(rows, inputs) if rows.dtype == torch.float32 else None
     is_whole = library is not None and not inputs.shape[1] % library.lanes()
-    return _compiled_gradient(rows, inputs) if is_whole else rows.T @ inputs
+    return _compiled_gradient(rows, inputs) if is_whole and is_compiled_faster() else rows.T @ inputs
 
 
 def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
@@ -163,25 +172,31 @@ class HalfProducts(TorchFunctionMode):
     """While it is entered, beside autocast to bfloat16, layers multiply numbers rounded to it, as autocast lets them:
     what several layers read is rounded once, and a rounded weight is kept for the backward pass alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: type[Tensor]) -> None:
+        """Args:
+        kinds: of the weights, beside plain tensors and parameters.
+        """
         super().__init__()
-        self._last: tuple[Tensor, int, Tensor] | None = None
+        self._kinds = (Tensor, nn.Parameter, *kinds)
+        self._last: tuple[Tensor, int, _Rounded] | None = None
         """Inputs, their version, and the same rounded."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        return (self._linear if func is F.linear else func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return self._linear(*operands(*args, **kwargs)) if func is F.linear else func(*args, **kwargs)
 
-    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         is_plain = inputs.dtype in (torch.float32, torch.bfloat16) and torch.is_autocast_enabled("cpu")
-        if not is_plain or type(weight) not in (Tensor, nn.Parameter) or weight.dim() != 2:
+        if not is_plain or type(weight) not in self._kinds or weight.dim() != 2 or inputs.dim() < 2:
             return F.linear(inputs, weight, bias)
-        product: Tensor = _HalfLinear.apply(inputs, self._half(inputs), weight, bias)  # type: ignore[no-untyped-call]
+        rounded = self._rounded(inputs)
+        product: Tensor = _HalfLinear.apply(inputs, *rounded, weight, bias)  # type: ignore[no-untyped-call]
         return product
 
-    def _half(self, inputs: Tensor) -> Tensor:
+    def _rounded(self, inputs: Tensor) -> _Rounded:
         """These inputs rounded; those of the layer before are not rounded again, unless they were written to."""
         if inputs.is_inference():  # has no version
             return _rounded(inputs)
@@ -190,9 +205,21 @@ class HalfProducts(TorchFunctionMode):
         return self._last[2]
 
 
-def _rounded(tensor: Tensor) -> Tensor:
-    """These numbers rounded to bfloat16, in the precision in which they are multiplied."""
+class _Rounded(NamedTuple):
+    """Numbers rounded to bfloat16."""
+
+    half: Tensor
+    """To keep."""
+    factor: Tensor
+    """The same in the precision in which they are multiplied."""
+
+
+def _rounded(tensor: Tensor) -> _Rounded:
     half = tensor.to(torch.bfloat16)
+    return _Rounded(half, _factor(half))
+
+
+def _factor(half: Tensor) -> Tensor:
     return half if is_half_faster() else half.float()
 
 
@@ -200,25 +227,28 @@ class _HalfLinear(torch.autograd.Function):
     """Product in bfloat16 of inputs [..., K], which are also there rounded, and a weight [N, K]."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, half: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        half_weight = _rounded(weight)
+    def forward(
+        ctx: Any, inputs: Tensor, half: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        half_weight, weight_factor = _rounded(weight)
         ctx.save_for_backward(half, half_weight)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
         with torch.autocast("cpu", enabled=False):
-            product = linear(half, half_weight, None if bias is None else _rounded(bias))
+            product = linear(factor, weight_factor, None if bias is None else _rounded(bias).factor)
         return product.to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         half, weight = ctx.saved_tensors
-        rows, half_2d = _rounded(grads[0]).flatten(0, -2), half.flatten(0, -2)
+        rows = _rounded(grads[0]).factor.flatten(0, -2)
         needs, dtypes = ctx.needs_input_grad, ctx.dtypes
         return (
-            linear(rows, weight.T).view(half.shape).to(dtypes[0]) if needs[0] else None,
+            linear(rows, _factor(weight).T).view(half.shape).to(dtypes[0]) if needs[0] else None,
             None,
-            _weight_gradient(rows, half_2d).to(dtypes[1]) if needs[2] else None,
-            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[3] else None,
+            None,
+            _weight_gradient(rows, _factor(half).flatten(0, -2)).to(dtypes[1]) if needs[3] else None,
+            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[4] else None,
         )
 
 
@@ -234,4 +264,5 @@ class LayerProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        return (linear if func is F.linear else func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return linear(*operands(*args, **kwargs)) if func is F.linear else func(*args, **kwargs)

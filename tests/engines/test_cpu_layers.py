@@ -14,6 +14,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from strop.engines.cpu import layers
 from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
 from strop.engines.cpu.library import library_for, update_library
 from strop.engines.rotary_kernels import rotate, with_kernel
@@ -88,6 +89,22 @@ def test_in_bfloat16_only_what_goes_in_and_comes_out_is_rounded(own: nn.Module) 
     for tensor, expected in zip(found, results(exact, hidden.double()), strict=True):
         error = (tensor.double() - expected).norm() / expected.norm()
         assert error < 2**-7  # a number is rounded by 2^-9 of it at most, a few times
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_norm_has_the_precision_of_its_states(has_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under autocast: the weight in float32, the states in bfloat16."""
+    if not has_compiler:
+        monkeypatch.setattr(layers, "library_for", lambda *states: None)
+        monkeypatch.setattr(layers, "update_library", lambda *dtype: None)
+    ours = random_weights(Qwen3RMSNorm(24))
+    exact = deepcopy(ours).double()
+    assert use_cpu_layers(nn.ModuleList([ours])) == (1, 0)
+    hidden = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = results(ours, hidden)
+    assert [tensor.dtype for tensor in found] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    for tensor, expected in zip(found, results(exact, hidden.double()), strict=True):
+        assert (tensor.double() - expected).norm() < 2**-7 * expected.norm()
 
 
 def test_numbers_are_rounded_to_the_nearest_as_torch_rounds_them() -> None:

@@ -25,10 +25,9 @@ from strop.engines.fused_norms import is_plain_norm, norm_eps
 def use_cpu_layers(module: nn.Module) -> tuple[int, int]:
     """Let the plain norms and gated feed-forward parts of a model compute by compiled functions; how many of each do.
 
-    Tensors that these are not for go the way that they went before.
+    Tensors that these are not for, and all where nothing can be compiled, go the way that they went before; a norm of
+    bfloat16 whose weight is float32 is of bfloat16 in either case.
     """
-    if update_library() is None:
-        return 0, 0
     parts = list(module.modules())
     norms = [part for part in parts if is_plain_norm(part)]
     gates = [part for part in parts if is_plain_gate(part)]
@@ -108,7 +107,7 @@ class _Gate(torch.autograd.Function):
 def _norm_forward(part: Any, hidden: Tensor) -> Tensor:
     if library_for(hidden) is None or library_for(part.weight) is None:
         output: Tensor = type(part).forward(part, hidden)
-        return output
+        return output.to(hidden.dtype)
     normed: Tensor = _Norm.apply(hidden, part.weight, norm_eps(part))  # type: ignore[no-untyped-call]
     return normed
 

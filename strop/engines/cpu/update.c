@@ -1,5 +1,5 @@
 /* Layers of an update for a CPU, forward and backward: attention of packed segments, root-mean-square norms, rotary
- * positions, the gate of a feed-forward part.
+ * positions, the gate of a feed-forward part, gradients by weights of products.
  *
  * A `cell` is a number of hidden states, queries, keys, values and their gradients: of bfloat16 with BF16, else of float.
  * All that is computed with it is float, and rounded where it is written down.

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from strop.engines.cpu_products import operands
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightProduct:
@@ -74,22 +76,13 @@ class WeightGradients(TorchFunctionMode):
         """Result of a function of torch."""
         kwargs = kwargs or {}
         if func is F.linear and torch.is_grad_enabled():
-            inputs, weight, bias = _operands(*args, **kwargs)
+            inputs, weight, bias = operands(*args, **kwargs)
             if inputs.requires_grad and weight.requires_grad and inputs.dim() > 1:
                 return _Linear.apply(inputs, weight, bias, self._keep)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)  # whose gradients come with the backward pass
 
     def _keep(self, product: WeightProduct) -> None:
         self._products.append(product)
-
-
-def _operands(
-    input: Tensor,  # noqa: A002  (torch's name)
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Operands of `torch.nn.functional.linear`, given by place or by its names."""
-    return input, weight, bias
 
 
 class _Linear(torch.autograd.Function):

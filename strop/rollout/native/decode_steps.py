@@ -42,13 +42,21 @@ class DecodeSteps(Protocol):
         """Give memory back."""
 
 
-def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """True if a step gave what the model's own forward pass gives; logs a warning where not."""
-    difference = float((logits - expected).abs().max())
+def agrees(found: Tensor, expected: Tensor, dtype: torch.dtype, *, what: str) -> bool:
+    """True if something gave what the model's own forward pass gives, which is finite; logs a warning where not.
+
+    Args:
+        found: what it gave.
+        expected: by the model's own forward pass.
+        dtype: of the products.
+        what: these numbers, in words.
+    """
+    difference = float((found - expected).abs().max())
     if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
         return True
     logger.warning(
-        "decoding goes through the model's own forward pass, which is slower: another way of it differs by %.3g",
+        "generation goes through the model's own forward pass, which is slower: %s differ from its own by %.3g",
+        what,
         difference,
     )
     return False

@@ -123,15 +123,17 @@ class FusedPrefill(Protocol):
     """Prefill in place of the model's own forward pass."""
 
     def prefill(
-        self, pieces: Sequence[tuple[Sequence[int], Tensor | None]], own: Callable[[Tensor], Tensor]
+        self,
+        pieces: Sequence[tuple[Sequence[int], Tensor | None]],
+        own: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, list[Tensor]] | None:
         """Logits [P, V] behind each piece, and the keys and values [2, L, Hkv, T, D] of what is before it and its own;
         None where it is not for this model.
 
         Args:
             pieces: tokens, not none, and the keys and values of those before them.
-            own: keys and values [2, L, Hkv, N, D] of the first tokens [N] of a sequence, by the model's own forward
-                pass.
+            own: logits [V] behind the first tokens [N] of a sequence, and their keys and values [2, L, Hkv, N, D], by
+                the model's own forward pass.
         """
 
 
@@ -243,7 +245,7 @@ class Prefill:
                 )
                 for piece in pieces
             ]
-            computed = self._fused.prefill(given, self._own_key_values)
+            computed = self._fused.prefill(given, self._own)
         if computed is None:
             self._forward(pieces)
         else:
@@ -251,12 +253,12 @@ class Prefill:
                 self._note(piece, ComputedTensor(key_values), logits)
         self.num_computed += sum(piece.stop - piece.start for piece in pieces)
 
-    def _own_key_values(self, ids: Tensor) -> Tensor:
-        """Keys and values [2, L, Hkv, N, D] of the first tokens [N] of a sequence, by the model's own forward pass."""
+    def _own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As the argument `own` of FusedPrefill.prefill."""
         packed = PackedAttention([Segment(start=0, length=len(ids))], device=ids.device)
         attention = PrefillAttention(packed, [])
-        self._model.hidden(ids[None], torch.arange(len(ids), device=ids.device)[None], attention)
-        return attention.key_values(self._model.compute_dtype)
+        hidden = self._model.hidden(ids[None], torch.arange(len(ids), device=ids.device)[None], attention)
+        return self._model.head.logits(hidden[-1:])[0], attention.key_values(self._model.compute_dtype)
 
     def _note(
         self,

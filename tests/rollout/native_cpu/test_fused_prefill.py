@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,13 @@ def prompts() -> list[list[int]]:
 
 
 @torch.inference_mode()
-def own(model: CausalLM, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def own(model: CausalLM, ids: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
     """Logits [V] behind the tokens, and their keys and values, by the model's own forward pass."""
+    ids = torch.as_tensor(ids)
     attention = PrefillAttention(
         PackedAttention([Segment(start=0, length=len(ids))], device=model.device), []
     )
-    hidden = model.hidden(torch.tensor([ids]), torch.arange(len(ids))[None], attention)
+    hidden = model.hidden(ids[None], torch.arange(len(ids))[None], attention)
     return model.head.logits(hidden[-1:])[0], attention.key_values(model.compute_dtype)
 
 
@@ -53,11 +55,23 @@ def fused(
     model: CausalLM, pieces: Sequence[tuple[Sequence[int], Tensor | None]], step: FusedStep | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """Logits [P, V] and keys and values by the compiled prefill."""
-    step = step or fused_step(model)
-    assert step is not None, "the model has a joined step"
-    computed = step.prefill(pieces, lambda ids: own(model, ids.tolist())[1])
+    computed = (step or checked(model)).prefill(pieces, partial(own, model))
     assert computed is not None, "it agrees with the model"
     return computed
+
+
+def step_of(model: CausalLM) -> FusedStep:
+    step = fused_step(model)
+    assert step is not None, "the model has a joined step"
+    return step
+
+
+@torch.inference_mode()
+def checked(model: CausalLM) -> FusedStep:
+    """A step whose prefill was compared with the model's own."""
+    step = step_of(model)
+    assert step.prefill([([5, 6], None)], partial(own, model)) is not None
+    return step
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.05)])
@@ -99,7 +113,7 @@ def test_how_a_sequence_is_cut_changes_no_bit(
             assert torch.equal(table, key_values), (rows, threads)
     step, cache = fused_step(model), SlotCache(1)
     assert step is not None
-    cache.write([0], fused(model, [(ids[:1], None)])[1][0])
+    cache.write([0], fused(model, [(ids[:1], None)], checked(model))[1][0])
     cache.make_room(len(ids), num_slots=1)
     with torch.inference_mode():
         for place in range(1, len(ids)):
@@ -132,19 +146,83 @@ def test_a_batch_prefills_in_c_and_takes_the_weights_of_now(
     assert first_log_prob() == pytest.approx(float(expected), abs=1e-5)
 
 
+def break_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is behind the last layer's keys and values."""
+    formed = FusedStep._logits
+    monkeypatch.setattr(FusedStep, "_logits", lambda self, hidden: formed(self, hidden) * 1.01)
+
+
+def break_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_vector", lambda weight: torch.full(weight.shape, 0.9))
+    monkeypatch.setattr(
+        FusedStep, "_logits", lambda self, hidden: own(self._model, prompts()[1][:32])[0][None]
+    )
+
+
+@pytest.mark.parametrize(("breaks", "what"), [(break_logits, "logits"), (break_keys, "keys and values")])
 def test_a_prefill_that_differs_is_not_used(
-    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    breaks: Callable[[pytest.MonkeyPatch], None],
+    what: str,
+    tiny_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = load(tiny_folder("llama"))
-    monkeypatch.setattr(steps, "_vector", lambda weight: torch.zeros(weight.shape))
-    step = fused_step(model)
-    assert step is not None
+    breaks(monkeypatch)
+    step = step_of(model)
     with torch.inference_mode():
         given = [(prompts()[1], None)]
-        assert step.prefill(given, lambda ids: own(model, ids.tolist())[1]) is None
+        assert step.prefill(given, partial(own, model)) is None
         assert step.is_disabled
-        assert step.prefill(given, lambda ids: own(model, ids.tolist())[1]) is None
-    assert caplog.text.count("decoding goes through the model's own forward pass") == 1
+        assert step.prefill(given, partial(own, model)) is None
+    assert caplog.text.count("generation goes through the model's own forward pass") == 1
+    assert f"{what} of a compiled prefill differ" in caplog.text
+
+
+@torch.inference_mode()
+def test_what_proves_nothing_is_not_taken_for_a_proof(
+    tiny_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A single token, which no position turns, and a model that gives no numbers for now."""
+    model = load(tiny_folder("llama"))
+    step, ids = step_of(model), prompts()[1]
+    assert step.prefill([(ids[:1], None)], partial(own, model)) is None
+    before = own(model, ids[:1])[1]
+    assert step.prefill([(ids[1:], before)], partial(own, model)) is None
+    nothing = [part * float("nan") for part in own(model, ids[:32])]
+    assert step.prefill([(ids, None)], lambda given: (nothing[0], nothing[1])) is None
+    assert not step.is_disabled and not caplog.records
+    logits, _ = fused(model, [(ids[:1], None), (ids, None)], step)
+    torch.testing.assert_close(logits[0], own(model, ids[:1])[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_decode_step_that_differs_goes_on_from_no_key_of_a_compiled_prefill(
+    size: int, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own forward pass computes a prompt of one token: a sequence goes on from that, else it is given up."""
+    model = load(tiny_folder("llama"))
+
+    def played(count: int) -> list[int]:
+        request = Request("one", tuple(prompts()[1][:count]), Sampling(key=0, max_tokens=5, temperature=0.0))
+        batch.waiting.append(request)
+        while not batch.is_idle:
+            batch.step(0)
+        batch.prefill.forget()
+        return request.token_ids
+
+    batch = DecodeBatch(model, max_running=2)
+    wanted = played(size)
+    batch = DecodeBatch(model, max_running=2)
+    computed = FusedStep.computed
+    monkeypatch.setattr(FusedStep, "computed", lambda *given, **named: computed(*given, **named) + 1.0)
+    if size == 1:
+        assert played(size) == wanted
+        return
+    with pytest.raises(RuntimeError, match="a compiled decode step differs"):
+        played(size)
+    batch.clear()
+    assert played(size) == wanted, "later ones go through the model's own forward pass"
 
 
 def test_a_long_prompt_is_computed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

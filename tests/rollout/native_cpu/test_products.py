@@ -58,6 +58,24 @@ def test_values_and_gradients_are_those_of_float64(
     assert everywhere == [(320, 256), (256, 320)]  # and the gradient by the weight otherwise
 
 
+@pytest.mark.parametrize("mode", [LayerProducts, HalfProducts])
+@pytest.mark.usefixtures("everywhere")
+def test_operands_by_their_names_and_inputs_of_one_dimension(
+    mode: Callable[[], LayerProducts | HalfProducts],
+) -> None:
+    is_half = mode is HalfProducts
+    inputs, weight = torch.randn(3, 256), torch.randn(128, 256, requires_grad=True)
+    wanted = F.linear(inputs, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_half), mode():
+        by_name = F.linear(input=inputs, weight=weight, bias=None)
+        one = inputs[0].clone().requires_grad_()
+        F.linear(one, weight=weight).float().sum().backward()
+    torch.testing.assert_close(by_name.float(), wanted, rtol=0, atol=0.5 if is_half else 1e-4)
+    assert type(by_name.grad_fn).__name__ == ("_HalfLinearBackward" if is_half else "_LinearBackward")
+    assert one.grad is not None
+    torch.testing.assert_close(one.grad, weight.sum(0), rtol=0, atol=0.5 if is_half else 1e-4)
+
+
 def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> None:
     inputs, weight = torch.randn(4, 256, requires_grad=True), torch.randn(256, 256)
     linear(inputs, weight).sum().backward()
@@ -108,9 +126,12 @@ def test_layers_are_taken_while_it_is_entered_and_by_their_weights(everywhere: l
     assert not everywhere
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_gives_the_same_and_one_that_computes_again_is_left_alone(
-    tmp_path: Path, everywhere: list[tuple[int, ...]]
+    dtype: str, tmp_path: Path, everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In bfloat16 as on a processor without products of it, where oneDNN multiplies rounded numbers."""
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: False)
     make_tiny_model(tmp_path, seed=0, num_layers=2, hidden_size=256, intermediate_size=512)
     ids, positions = torch.arange(3, 12)[None], torch.arange(9)[None]
     targets = torch.arange(4, 13)
@@ -126,12 +147,13 @@ def test_a_model_gives_the_same_and_one_that_computes_again_is_left_alone(
         return log_probs.detach(), grad
 
     path = str(tmp_path)
-    wanted = grads(ModelConfig(path=path, dtype="float32", gradient_checkpointing=True))
+    wanted = grads(ModelConfig(path=path, dtype=dtype, gradient_checkpointing=True))
     assert all(103 in shape for shape in everywhere)  # the head, which is not computed again
-    found = grads(ModelConfig(path=path, dtype="float32"))
+    found = grads(ModelConfig(path=path, dtype=dtype))
     assert len(everywhere) > 10
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        error = float((one - other).norm() / other.norm())
+        assert error < (1e-4 if dtype == "float32" else 2**-5)
 
 
 @pytest.mark.parametrize(("speedup", "is_faster"), [(2.0, True), (1.1, True), (1.01, False), (0.5, False)])
@@ -212,15 +234,41 @@ def test_products_in_half_precision_are_those_of_autocast_and_round_once(
     for one, other in zip(found, wanted, strict=True):
         assert (one - other).norm() < 2**-8 * other.norm()
     mode, taken = HalfProducts(), []
-    half = mode._half
-    monkeypatch.setattr(mode, "_half", lambda given: taken.append(half(given)) or taken[-1])
+    rounded = mode._rounded
+    monkeypatch.setattr(mode, "_rounded", lambda given: taken.append(rounded(given).half) or rounded(given))
     with torch.autocast("cpu", dtype=torch.bfloat16), mode:
         for layer in layers:
             layer(inputs)
         inputs.add_(1.0)
         layers[0](inputs)
     assert taken[0] is taken[1]
-    assert torch.equal(taken[2].bfloat16(), inputs.bfloat16())
+    assert torch.equal(taken[2], inputs.bfloat16())
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_what_is_kept_for_the_backward_pass_is_in_half_precision(
+    is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: is_faster)
+    layers, inputs = nn.ModuleList([nn.Linear(24, 40), nn.Linear(24, 16)]), torch.randn(9, 24)
+    kept: list[Tensor] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        HalfProducts(),
+    ):
+        for layer in layers:
+            layer(inputs)
+    assert [tuple(one.shape) for one in kept] == [(9, 24), (40, 24), (9, 24), (16, 24)]
+    assert {one.dtype for one in kept} == {torch.bfloat16}
+    assert kept[0].data_ptr() == kept[2].data_ptr()  # of inputs once
+
+
+def test_precisions_are_compared_with_the_product_in_float32_that_is_taken(
+    everywhere: list[tuple[int, ...]],
+) -> None:
+    cpu_products.half_speedup()
+    assert everywhere
 
 
 def test_on_a_device_no_parameter_is_looked_at(

@@ -38,7 +38,7 @@ TABLE_POSITIONS = 512
 PREFILL_ROWS = 256
 """Given tokens that go through all layers at a time, so that what lies between two products stays in a cache."""
 CHECKED_TOKENS = 32
-"""Given tokens whose keys and values are compared with those of the model's own forward pass, once."""
+"""First tokens of a sequence, at most, of which all is compared with the model's own forward pass, once."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,19 @@ class FusedStep:
         if self._is_checked:
             return self.computed(ids, lengths, cache, num_tokens=num_tokens)
         expected = forward()
+        if not bool(expected.isfinite().all()):  # nothing to compare with
+            return expected
         logits = self.computed(ids, lengths, cache, num_tokens=num_tokens)
         self._is_checked = True
-        if agrees(logits, expected, self._dtype):
+        if agrees(logits, expected, self._dtype, what="logits of a compiled decode step"):
             return logits
-        self.is_disabled = True
-        self.free()
+        self._disable()
+        if self._is_prefill_checked:
+            raise RuntimeError(
+                "a compiled decode step differs from the model's own forward pass, though the compiled prefill did not, "
+                "whose keys and values the running sequences have: they are given up, and later ones go through the "
+                "model's own forward pass; model.attn_implementation=eager goes through it from the beginning"
+            )
         return forward()  # what the other left in the cache is overwritten
 
     def computed(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
@@ -170,12 +177,47 @@ class FusedStep:
         hidden = self._hidden(ids, sequences, tokens, rows, longest=num_tokens)
         return self._logits(hidden)
 
+    def _disable(self) -> None:
+        self.is_disabled = True
+        self.free()
+
     def prefill(
-        self, pieces: Sequence[tuple[Sequence[int], Tensor | None]], own: Callable[[Tensor], Tensor]
+        self,
+        pieces: Sequence[tuple[Sequence[int], Tensor | None]],
+        own: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, list[Tensor]] | None:
         """As strop.rollout.native.prefill.FusedPrefill has it."""
-        if self.is_disabled:
-            return None
+        if not self.is_disabled and not self._is_prefill_checked:
+            self._check_prefill(pieces, own)
+        return self._prefilled(pieces) if self._is_prefill_checked and not self.is_disabled else None
+
+    def _check_prefill(
+        self,
+        pieces: Sequence[tuple[Sequence[int], Tensor | None]],
+        own: Callable[[Tensor], tuple[Tensor, Tensor]],
+    ) -> None:
+        """Compare the first tokens of one of these, if any begins a sequence with two: the first position turns
+        nothing."""
+        given = next(
+            (ids[:CHECKED_TOKENS] for ids, prefix in pieces if prefix is None and len(ids) > 1), None
+        )
+        if given is None:
+            return
+        expected = own(torch.tensor(given))
+        if not all(bool(part.isfinite().all()) for part in expected):  # nothing to compare with
+            return
+        logits, (table,) = self._prefilled([(given, None)])
+        names = "logits", "keys and values"
+        for found, wanted, name in zip((logits[0], table), expected, names, strict=True):
+            if not agrees(found, wanted, self._dtype, what=f"{name} of a compiled prefill"):
+                self._disable()
+                return
+        self._is_prefill_checked = True
+
+    def _prefilled(
+        self, pieces: Sequence[tuple[Sequence[int], Tensor | None]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Results of `prefill`."""
         ids = torch.tensor([token for piece, _ in pieces for token in piece])
         tables = [self._table(len(piece), prefix) for piece, prefix in pieces]
         sizes = np.array([len(piece) for piece, _ in pieces])
@@ -190,13 +232,6 @@ class FusedStep:
             rows = slice(first, first + PREFILL_ROWS)
             here = ends[(ends >= rows.start) & (ends < rows.stop)] - first
             hidden.append(self._hidden(ids[rows], sequences, tokens[rows], here, longest=longest))
-        if not self._is_prefill_checked:
-            self._is_prefill_checked = True
-            given, table = ids[: min(sizes[0], CHECKED_TOKENS)], tables[0]
-            if pieces[0][1] is None and not agrees(table[:, :, :, : len(given)], own(given), self._dtype):
-                self.is_disabled = True
-                self.free()
-                return None
         return self._logits(torch.cat(hidden)), tables
 
     def _table(self, count: int, prefix: Tensor | None) -> Tensor:
