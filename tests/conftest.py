@@ -32,8 +32,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file has imported stays too: a look at all of it would cost a file of short tests more than they do."""
+    """What a file has imported stays too: a look at all of it would cost a file of short tests more than they do. Last,
+    so that what its fixtures made is gone by then."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
@@ -41,7 +43,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Files that share a cluster or processes run in one worker, one after the other, and others by themselves."""
+    """With --dist loadfile, files that share a cluster or processes run in one worker, one after the other, and others
+    by themselves."""
+    if config.getvalue("dist") != "loadfile":
+        return None
     from shared_starts import ByWhatIsShared
 
     return ByWhatIsShared(config, log)

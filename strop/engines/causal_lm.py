@@ -313,9 +313,8 @@ class CausalLM:
     def precision(self) -> Iterator[None]:
         """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are. On a CPU
         layers multiply by cpu_products.py."""
-        is_computed_here = (
-            self.device.type == "cpu" and self._is_computed_here
-        )  # elsewhere no parameter is looked at
+        # Elsewhere no parameter is looked at.
+        is_computed_here = self.device.type == "cpu" and self._is_computed_here
         with contextlib.ExitStack() as entered:
             if self.compute_dtype in HALF and not self.is_sharded:
                 entered.enter_context(torch.autocast(self.device.type, dtype=self.compute_dtype))

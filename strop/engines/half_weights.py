@@ -5,13 +5,15 @@ products in each product anew. Where nothing is trained they can be rounded once
 without a cast. Norms, embeddings, a head that is tied to them, and experts are not rounded by a pass of one process,
 and stay wide; FSDP rounds every parameter that it gathers.
 
-A folder that has all its weights in that precision is read so, linear layer by linear layer (`linear_layers_in`), and
-the model is never there in float32. A folder in float32 is read whole and then rounded, on the host.
+A folder that has all its weights in that precision is read so, linear layer by linear layer (`linear_layers_in`):
+matrices of linear layers, without head and experts, are never there in float32. A folder in float32 is read whole and
+then rounded, on the host.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,10 +90,13 @@ def weights_of_products(module: Any, device: torch.device) -> Iterator[nn.Parame
 
 @contextlib.contextmanager
 def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
-    """Inside, linear layers are made with parameters of this dtype, in which transformers then reads them; the head
-    is not, which may be tied to an embedding."""
+    """Inside, linear layers that this thread makes have parameters of this dtype, in which transformers then reads
+    them; the head has not, which may be tied to an embedding. Threads beside it may load models of their own."""
+    thread = threading.get_ident()
 
     def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if threading.get_ident() != thread:  # hooks are of the process
+            return None
         if parameter is None or name in layer._parameters:  # later ones come from a file, or are tied
             return None
         if type(layer) not in _LINEAR or parameter.shape[0] == vocab_size:

@@ -277,7 +277,6 @@ def read_module(
         ValueError: the folder holds no such model, or not all of its weights.
     """
     source, trust = config.path, runs_own_code(config)
-    num_tokens = load_model_config(config).get_text_config().vocab_size
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
     if config.override_config:  # else transformers reads the file itself
         shape = load_model_config(config)
@@ -288,7 +287,7 @@ def read_module(
         check_weights(source)
         if half is not None and stored_dtypes(source) != {half}:
             half = None
-        with contextlib.nullcontext() if half is None else linear_layers_in(half, vocab_size=num_tokens):
+        with _layers_read_in(half, config):
             loaded: Any = auto_class.from_pretrained(
                 source,
                 dtype=weights_dtype(config),
@@ -314,6 +313,19 @@ def read_module(
     if half is not None:
         widen_others(module, half)
     return module
+
+
+def _layers_read_in(half: torch.dtype | None, config: ModelConfig) -> contextlib.AbstractContextManager[None]:
+    """Inside, linear layers of the model are read in this precision, if there is one."""
+    if half is None:
+        return contextlib.nullcontext()
+    num_tokens = getattr(load_model_config(config).get_text_config(), "vocab_size", None)
+    if not isinstance(num_tokens, int):
+        raise ValueError(
+            f"its config.json gives vocab_size as {num_tokens!r}, by which the head is told from other layers; "
+            f"write the number of tokens there"
+        )
+    return linear_layers_in(half, vocab_size=num_tokens)
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

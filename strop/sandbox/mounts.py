@@ -60,19 +60,34 @@ def host_view(python: str, read_only_paths: Sequence[str]) -> HostView:
                 f"reward.sandbox.read_only_paths or reward.sandbox.python"
             )
         for private, name in ((home, "the home folder"), (current, "the current folder")):
-            if private.is_relative_to(path) and not path.startswith("/usr"):
+            if _holds(path, private) and not _is_of_system(path):
                 raise SandboxUnavailable(
                     f"{path} holds {name}, and programs in the sandbox would read it: name a narrower path in "
                     f"reward.sandbox.read_only_paths, or an interpreter installed elsewhere in reward.sandbox.python"
                 )
     visible = _outermost([*_SYSTEM, *requested])
+    # A link below a visible folder stays one, so what is private is there where it lies.
     hidden = tuple(
         str(private)
-        for private in dict.fromkeys((home, current, *map(Path, packages)))
+        for private in dict.fromkeys((home.resolve(), current.resolve(), *map(Path, packages)))
         if any(private.is_relative_to(path) for path in visible)
         and not any(Path(path).is_relative_to(private) for path in visible)
     )
     return HostView(python=interpreter, visible=visible, hidden=hidden)
+
+
+def _holds(path: str, private: Path) -> bool:
+    """True if a folder is this path or lies below it, by the names that either was given or has without links."""
+    return any(
+        folder.is_relative_to(shown)
+        for folder in (private, private.resolve())
+        for shown in (path, Path(path).resolve())
+    )
+
+
+def _is_of_system(path: str) -> bool:
+    """True of what lies below /usr, which is shown as it is, without what is private in it."""
+    return all(name.is_relative_to("/usr") for name in (Path(path), Path(path).resolve()))
 
 
 def _installation(python: str) -> tuple[str, list[Path]]:

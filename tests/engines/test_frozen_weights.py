@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from references.language_models import load_plain
@@ -21,10 +24,10 @@ from references.token_passes import log_probs_of, of_log_probs, values_of
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.gradients import full, local
-from strop.engines.half_weights import hold_half
+from strop.engines.half_weights import hold_half, linear_layers_in
 from strop.engines.kinds import ModelEngine, TrainableEngine, frozen_engine, train_engine
 from strop.engines.lora.adapters import ADAPTER, save_merged
-from strop.engines.model import load_model
+from strop.engines.model import load_model, read_module
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.training import Engine, TrainEngine
@@ -83,6 +86,25 @@ def bfloat16_folder(tiny_folder: Folders, tmp_path: Path) -> Callable[[str], Pat
         return path
 
     return folder
+
+
+def test_layers_that_another_thread_makes_stay_wide() -> None:
+    with linear_layers_in(torch.bfloat16, vocab_size=7), ThreadPoolExecutor(1) as thread:
+        theirs, ours = thread.submit(nn.Linear, 2, 3).result(), nn.Linear(2, 3)
+    assert (theirs.weight.dtype, ours.weight.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_only_a_folder_that_is_read_in_half_needs_the_size_of_its_vocabulary(
+    bfloat16_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(path=str(bfloat16_folder("qwen3")))
+    shape = SimpleNamespace(get_text_config=SimpleNamespace)  # of a model with code of its own
+    monkeypatch.setattr("strop.engines.model.load_model_config", lambda _: shape)
+    assert read_module(config, AutoModelForCausalLM).lm_head.weight.shape == (61, 32)
+    with pytest.raises(
+        ValueError, match="no loadable causal language model: its config.json gives vocab_size as"
+    ):
+        read_module(config, AutoModelForCausalLM, half=torch.bfloat16)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_biased", "gpt2", "gemma3", "phi"])

@@ -117,14 +117,15 @@ def test_value_models_on_two_ranks(tiny_folder: Folder, checkpointing: bool) -> 
 
 def test_bfloat16_on_two_ranks_is_near(tiny_folder: Folder) -> None:
     # 8 bits of mantissa: the master weights stay float32, losses and norms agree to a few per cent. After the first
-    # step the loss is that of weights whose numbers with small gradients went either way.
+    # step the loss is that of weights whose numbers with small gradients went either way, so it may be further off.
     exact = Case(folder=str(tiny_folder("qwen3")), assignment=UNEVEN)
     case = dataclasses.replace(exact, dtype="bfloat16", engine=EngineConfig(max_tokens_per_device=16))
     outcomes = run_ranks(run_case, 2, case)
     wanted = expected(exact)
     assert {w.dtype.name for o in outcomes for w in o.weights.values()} == {"float32"}
-    for total, loss in zip(zip(*(o.losses for o in outcomes), strict=True), wanted.losses, strict=True):
-        assert sum(total) == pytest.approx(loss, rel=0.05, abs=0.6)
+    first, *later = (sum(losses) for losses in zip(*(o.losses for o in outcomes), strict=True))
+    assert first == pytest.approx(wanted.losses[0], rel=0.05, abs=0.3)
+    assert later == pytest.approx(wanted.losses[1:], rel=0.05, abs=0.6)
     assert outcomes[0].norms == outcomes[1].norms
     assert outcomes[0].norms == pytest.approx(wanted.norms, rel=0.05)
     for name, weight in wanted.weights.items():

@@ -57,10 +57,13 @@ def loss(log_probs: Tensor, _: Tensor, __: Tensor) -> Tensor:
     return -log_probs.sum() / 10
 
 
-def passes(ranks: Ranks, folder: str, checkpointing: bool, gathers_ahead: bool) -> dict[str, Any]:
-    parallel = ranks.join()
+def passes(
+    ranks: Ranks, folder: str, checkpointing: bool, gathers_ahead: bool, ep_size: int = 1
+) -> dict[str, Any]:
+    parallel = ranks.join(expert_parallel=ep_size)
     model = load_model(ModelConfig(path=folder, gradient_checkpointing=checkpointing), parallel=parallel)
-    engine = TrainEngine(model, EngineConfig(), OptimizerConfig(), total_steps=None, parallel=parallel)
+    config = EngineConfig(expert_parallel=ep_size)
+    engine = TrainEngine(model, config, OptimizerConfig(), total_steps=None, parallel=parallel)
     if not gathers_ahead:
         for unit in sharded_units(model):
             unit.set_modules_to_forward_prefetch([])
@@ -75,6 +78,20 @@ def passes(ranks: Ranks, folder: str, checkpointing: bool, gathers_ahead: bool) 
         "forward": list(forward), "update": list(update), "log_probs": log_probs, "gradients": gradients,
         "after": after,
     }  # fmt: skip
+
+
+@pytest.mark.dist
+def test_layers_that_are_computed_again_gather_no_layer_behind_their_experts(tmp_path: Path) -> None:
+    # Two layers, each with shared experts, which are beside the others, and two ranks with half of the experts each,
+    # whose units have nobody to gather from.
+    save_model(config("qwen2_moe"), tmp_path)
+    first, second = (run_ranks(passes, 2, str(tmp_path), True, gathers, 2) for gathers in (True, False))
+    for seen, other in zip(first, second, strict=True):
+        assert seen["update"].count("gather") == other["update"].count("gather") == 1 + 2 * 2
+        assert seen["forward"] == ["gather", "gather", "gather", "layer 0", "layer 1"]
+        assert other["forward"] == ["gather", "gather", "layer 0", "gather", "layer 1"]
+        assert all(torch.equal(seen["gradients"][name], g) for name, g in other["gradients"].items())
+        assert torch.equal(seen["after"], other["after"])
 
 
 @pytest.mark.dist

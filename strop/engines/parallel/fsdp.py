@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -125,15 +124,17 @@ def _own_stages(model: CausalLM) -> list[list[nn.Module]]:
 
 
 def _gather_ahead(model: CausalLM) -> None:
-    """Let the forward pass of each unit of a run of layers gather the next one; backward, FSDP2 does so by itself.
+    """Let the forward pass of each layer of a run gather its experts and the next layer; backward, FSDP2 does so by
+    itself.
 
     The root gathers none ahead: it also has passes in which no layer runs, and a layer that is gathered then would be
-    there with its weights of now in a later step.
+    there with its weights of now in a later step. Nor do experts: where the backward pass computes a layer again, the
+    hooks of their unit may run once more, and the next layer is over by then.
     """
     for layers in _own_stages(model):
-        units = [part for layer in layers for part in layer.modules() if isinstance(part, FSDPModule)]
-        for unit, following in itertools.pairwise(units):
-            unit.set_modules_to_forward_prefetch([following])
+        units = [[part for part in layer.modules() if isinstance(part, FSDPModule)] for layer in layers]
+        for (unit, *experts), following in zip(units, [*units[1:], []], strict=True):
+            unit.set_modules_to_forward_prefetch([*experts, *following[:1]])
 
 
 def _shard_experts(
