@@ -594,6 +594,44 @@ class TestRoom:
         assert (self.begin(cache) is None) == (size is None)
         assert cache.pool.shape[2] == (size or 0)
 
+    def test_a_second_pool_in_a_step_takes_what_the_first_one_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(paged_cache, "PAGE_TOKENS", PAGE)
+        cache = PagedCache(64, torch.device("meta"))
+        cache.free_bytes = 30 * PAGE_BYTES
+        held = [self.begin(cache)]
+        while held[-1] is not None:
+            held.append(self.begin(cache))
+            assert cache.free_bytes + cache.held_bytes == 30 * PAGE_BYTES
+        # Pools of 4, 7, 10 and 15 pages, each beside the one before; 16 are more than 80 % of the 15 that are left.
+        assert cache.pool.shape[2] == 15
+        cache.free()
+        assert cache.free_bytes == 30 * PAGE_BYTES
+
+    def test_ranks_have_pools_of_one_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another rank has memory for 24 pages, but only in pieces of less than 7."""
+        cache, numbers = self.cache(monkeypatch, 1000), []
+        others = iter([24, 0, 0, 1])
+
+        def agreed(number: int) -> int:
+            numbers.append(number)
+            return min(number, next(others))
+
+        cache.agreed = agreed
+        cache.expect(self.requests())
+        assert self.begin(cache) is not None
+        assert numbers == [25, 1, 1, 1], "this rank had room each time"
+        assert cache.pool.shape[2] == 6
+
+    def test_most_memory_so_far_stays_known_in_another_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache = self.cache(monkeypatch, 1000)
+        self.begin(cache)  # of nobody: free again
+        assert cache.num_bytes == 3 * PAGE_BYTES
+        cache.expect(self.requests())
+        assert cache.pool.shape[2] == 25
+        assert cache.num_bytes == 3 * PAGE_BYTES
+
     def test_a_batch_takes_no_more_than_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cache, given = self.cache(monkeypatch, 11), self.requests()
         none = np.zeros(0, dtype=np.int64)

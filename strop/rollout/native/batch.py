@@ -28,6 +28,7 @@ from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_copy import half_copy
 from strop.rollout.native.key_values import Entrant, no_room
 from strop.rollout.native.prefill import Prefill, PrefilledPrompt
+from strop.rollout.native.rank_group import RankGroup
 from strop.rollout.native.request import Request
 from strop.rollout.native.running import Running
 from strop.rollout.native.sampling import next_tokens
@@ -70,6 +71,8 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self._slots = Running(model, max_running, records_routing=records_routing)
         self._cache = self._slots.cache
+        if model.copy_group is not None:
+            self._cache.agreed = RankGroup(model.copy_group).least
         self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)

@@ -54,6 +54,8 @@ class KeyValueCache(Protocol):
     """Memory that a sequence takes elsewhere, however many tokens it has."""
     free_bytes: int | None
     """Memory that is free on every rank that holds a part of the heads; None: what this process finds free."""
+    agreed: Callable[[int], int]
+    """The smallest of the numbers that these ranks call it with at one time, so that all of them grow alike."""
     reclaim: Callable[[bool], bool]
     """Gives up something that only later requests could use, with True also where they are seen to use it; False where
     there is nothing."""
