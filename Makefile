@@ -30,7 +30,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu gpu smollm2 vllm kills soak browser trackers harness \
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu gpu smollm2 vllm kills soak browser trackers harness triton \
 	stores mutation bench bench-quick package docs extras versions lower-bounds clean FORCE
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make browser      the tests of the web page and of the docs site in Chromium, which must be there (installs its driver)"
 	@echo "make trackers     the tests of trackers of other people, without a network (installs them, one gigabyte)"
 	@echo "make harness      lm-eval over strop serve, on a task of a local file (installs it)"
+	@echo "make triton       the tests of Triton's kernels in its interpreter, on any processor (installs Triton)"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH) (RECORD=1: also a line in benchmarks/history.jsonl)"
@@ -175,6 +176,15 @@ harness: .venv-harness/.made
 	$(PIP) --target .venv-harness --upgrade "lm_eval[api]==0.4.13"
 	@touch $@
 
+# Beside the environment, since builds of torch for a CPU come without it.
+triton: .venv-triton/.made
+	PYTHONPATH=$(CURDIR)/.venv-triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		tests/rollout/test_decode_kernel.py $(ARGS)
+
+.venv-triton/.made: $(STAMPS)/test
+	$(PIP) --target .venv-triton --upgrade triton==3.9.0
+	@touch $@
+
 stores: .venv-stores/.made
 	PYTHONPATH=$(CURDIR)/.venv-stores/clients STROP_STORE_SERVERS=$(CURDIR)/.venv-stores/servers/bin/python \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stores $(ARGS)
@@ -250,4 +260,4 @@ bench-quick: $(STAMPS)/test
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers .venv-harness .venv-versions build dist strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers .venv-harness .venv-triton .venv-versions build dist strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

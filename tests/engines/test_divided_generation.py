@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from test_pipeline_parallel import Folder, five_layers
 from test_tensor_parallel_generation import PROMPTS, Output, alive, ask, assert_equal, played
+from torch import Tensor
 
 from references.engine_steps import Setting, engine_of
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.gradients import local
 from strop.engines.parallel.ranks import alone
+from strop.rollout.native import batch, paged_cache, running
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.types import Sampling
 
 __all__ = ["five_layers"]
@@ -78,6 +81,38 @@ def test_interleaved_stages_of_different_sizes(five_layers: Path) -> None:
     """One rank has three layers of five, the other two."""
     setting = Setting(folder=str(five_layers), pp_size=2, chunks=2, layers=(1, 1, 2, 1))
     check_tokens(setting, [[0, 4, 1], [5, 2, 3]])
+
+
+def in_pages_on_ranks(
+    ranks: Ranks, setting: Setting, requests: Sequence[Sequence[int]]
+) -> tuple[list[Output], int]:
+    """Outputs as on an accelerator, and pages of the largest pool; one rank has memory for at most 12 in one piece."""
+    sizes = [0]
+
+    def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        if ranks.rank == 1 and shape[2] > 12:
+            return None
+        sizes.append(shape[2])
+        return like.new_zeros(shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "new_cache", lambda device, capacity: PagedCache(capacity, device))
+        patch.setattr(batch, "fused_step", lambda model: None)
+        patch.setattr(paged_cache, "PAGE_TOKENS", 4)
+        patch.setattr(paged_cache, "zeros", zeros)
+        outputs = played(engine_of(ranks.join(**setting.axes), setting), requests[ranks.rank])
+    return outputs, sizes[-1]
+
+
+@pytest.mark.dist
+def test_stages_in_pages_have_pools_of_one_size(five_layers: Path) -> None:
+    setting = Setting(folder=str(five_layers), pp_size=2, chunks=2, layers=(1, 1, 2, 1))
+    whole = played(engine_of(alone("cpu"), Setting(folder=setting.folder)), ALL)
+    requests = [[0, 4, 1], [5, 2, 3]]
+    found = run_ranks(in_pages_on_ranks, 2, setting, requests, timeout_s=60)
+    for (outputs, size), numbers in zip(found, requests, strict=True):
+        assert_equal(outputs, [whole[number] for number in numbers])
+        assert 0 < size <= 12
 
 
 def memory(ranks: Ranks, setting: Setting) -> dict[str, int]:

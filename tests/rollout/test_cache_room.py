@@ -1,4 +1,5 @@
-"""Whether an engine on an accelerator keeps its memory while others work."""
+"""Memory of generation: how the table of a CPU's sequences grows, and whether an engine on an accelerator keeps its own
+while others work."""
 
 from __future__ import annotations
 
@@ -6,7 +7,66 @@ import pytest
 import torch
 
 from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cache import FREE_SHARE, SlotCache
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.request import Request
+from strop.rollout.types import Sampling
+
+TOKEN_BYTES = 2 * 3 * 4 * 8 * 4  # keys and values, 3 layers, 4 heads of 8 numbers in float32
+
+
+def table_for(num_tokens_free: int) -> SlotCache:
+    """A cache that computes nothing, with memory for a table of so many tokens."""
+    cache = SlotCache(64)
+    cache.free_bytes = int(num_tokens_free * TOKEN_BYTES / FREE_SHARE)
+    cache.form_like(torch.empty(2, 3, 4, 1, 8, device="meta"))
+    return cache
+
+
+def size(cache: SlotCache) -> tuple[int, int]:
+    return cache.table.shape[2], cache.table.shape[4]
+
+
+def test_room_for_all_that_is_in_sight_is_made_at_once() -> None:
+    cache = table_for(64 * 320)
+    cache.expect([Request("0", (1,) * 200, Sampling(key=0, max_tokens=100))])
+    assert cache.make_room(20, num_slots=2)
+    assert size(cache) == (64, 320)  # whole multiples of 64 tokens
+    before = cache.table
+    assert cache.make_room(300, num_slots=5)
+    assert cache.table is before, "no growth, no copy"
+
+
+def test_with_less_memory_it_grows_as_it_must() -> None:
+    cache = table_for(64 * 320 - 1)
+    cache.expect([Request("0", (1,) * 200, Sampling(key=0, max_tokens=100))])
+    assert cache.make_room(20, num_slots=2)
+    assert size(cache) == (2, 64)
+    assert cache.make_room(130, num_slots=2)
+    assert size(cache) == (2, 192)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens_free", "grown"),
+    [(64 * 64, (64, 64)), (64 * 64 - 1, (6, 64)), (6 * 64 - 1, (5, 64)), (5 * 64 - 1, None)],
+    ids=["all slots", "half more", "one more", "none"],
+)
+def test_a_fifth_sequence_takes_spare_room_where_there_is_memory(
+    num_tokens_free: int, grown: tuple[int, int] | None
+) -> None:
+    cache = table_for(4 * 64)
+    assert cache.make_room(20, num_slots=4)
+    cache.free_bytes = int(num_tokens_free * TOKEN_BYTES / FREE_SHARE)
+    assert cache.make_room(20, num_slots=5) == (grown is not None)
+    assert size(cache) == (grown or (4, 64))
+
+
+def test_states_take_their_part() -> None:
+    cache = table_for(4 * 64)
+    cache.state_bytes = 32 * TOKEN_BYTES  # of each sequence
+    assert not cache.make_room(20, num_slots=3)
+    assert cache.make_room(20, num_slots=2)
+    assert size(cache) == (2, 64)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""The Triton kernel of a decode step in Triton's interpreter, against plain attention: TRITON_INTERPRET=1, where Triton
-is installed."""
+"""The Triton kernel of a decode step in Triton's interpreter, against plain attention: `make triton`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from strop.rollout.native import decode_kernel
 from strop.utils.triton import triton
 
 pytestmark = pytest.mark.skipif(
-    triton is None or os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton and TRITON_INTERPRET=1"
+    triton is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs Triton and TRITON_INTERPRET=1: make triton",
 )
 PAGE, SLOTS = 32, 6
 LENGTHS = [0, 130, 31, 32, 67]

@@ -187,7 +187,7 @@ def test_the_kernel_of_a_decode_step_gives_what_torch_gives(
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    lengths = torch.tensor([1, 130, 67, 150], device=DEVICE)
+    lengths = torch.tensor([0, 130, 67, 150], device=DEVICE)
     generator = torch.Generator(DEVICE).manual_seed(0)
     query, key, value = (
         torch.randn(4, count, dim, device=DEVICE, generator=generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -451,6 +452,11 @@ def test_memory_follows_the_sequences_and_sleep_gives_it_back(
     assert token_ids(run(generate_all(engine, long))) == [answers(model, [ask])[0].token_ids for ask in long]
 
 
+def steps(batch: DecodeBatch, count: int) -> None:
+    for _ in range(count):
+        batch.step(0)
+
+
 def bounded(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """Tables of at most so many tokens in all, in steps of 4."""
     per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
@@ -527,6 +533,32 @@ def test_a_sequence_that_cannot_grow_beside_its_old_table_grows_without_it(
     output = run(generate_all(engine, [(PROMPTS[2], sampled(0, 38))]))[0]
     assert output.token_ids == wanted.token_ids
     assert output.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("piece", [100, 4])
+def test_a_prompt_that_leaves_no_room_for_its_table_ends_with_a_sentence(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Memory for the table of one sequence of 17 tokens, in steps of 4, and for half of what is computed before."""
+    computed: weakref.WeakSet[cache.ComputedTensor] = weakref.WeakSet()
+    make, per_token = cache.ComputedTensor.__init__, 2 * 2 * 2 * 8 * 4
+
+    def noted(self: cache.ComputedTensor, tensor: torch.Tensor) -> None:
+        make(self, tensor)
+        computed.add(self)
+
+    bounded(monkeypatch, 0)
+    monkeypatch.setattr(cache.ComputedTensor, "__init__", noted)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", piece)
+    batch = DecodeBatch(model, max_running=4)
+    whole = (20 / cache.FREE_SHARE + 8) * per_token
+    monkeypatch.setattr(
+        cache, "free_bytes",
+        lambda device: whole - batch._cache.held_bytes - sum(one.nbytes for one in computed),
+    )  # fmt: skip
+    batch.waiting.append(Request("0", tuple(tokens(16, 1)), sampled(0, 4)))
+    with pytest.raises(MemoryError, match="one sequence of 16 tokens: lower"):
+        steps(batch, 12)
 
 
 def test_all_that_fits_enters_whatever_a_step_computes(

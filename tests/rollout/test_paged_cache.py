@@ -27,6 +27,7 @@ from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.key_values import Computed, Entrant
 from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.pages import NOBODYS, PagePool
+from strop.rollout.native.prefill import Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 from strop.utils.rng import random_key
@@ -51,6 +52,11 @@ def in_pages(small_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sampled(index: int, max_tokens: int, **how: object) -> Sampling:
     return Sampling(key=random_key(0, "pages", index), max_tokens=max_tokens, **how)  # type: ignore[arg-type]
+
+
+def steps(batch: DecodeBatch, count: int) -> None:
+    for _ in range(count):
+        batch.step(0)
 
 
 def pages_of(batch: DecodeBatch) -> PagedCache:
@@ -440,6 +446,78 @@ def test_a_sequence_without_room_ends_with_a_sentence_and_the_next_one_runs(
 
 
 @pytest.mark.usefixtures("in_pages")
+def test_memory_that_is_free_in_pieces_ends_a_batch_with_a_sentence(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_cache, "zeros", lambda shape, like: None)
+    batch = DecodeBatch(model, max_running=4)
+    batch.waiting.append(Request("0", tuple(tokens(8, 3)), sampled(0, 8)))
+    with pytest.raises(MemoryError, match="one sequence of 8 tokens"):
+        steps(batch, 3)
+
+
+@pytest.mark.usefixtures("in_pages")
+def test_what_waiting_prompts_hold_goes_before_a_sequence_that_runs(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first one grows to 31 tokens, all 8 pages, while the other's 20 are computed two in a step: when its third
+    # page is taken, the other one has no room any more, and still holds what it began with.
+    given = [(tokens(4, 1), sampled(0, 28)), (tokens(20, 2), sampled(1, 2))]
+    wanted = [answers(model, [ask])[0] for ask in given]
+    monkeypatch.setattr("strop.rollout.native.prefill.PREFILL_TOKENS", 2)
+    bounded(monkeypatch, 9)
+    engine = NativeEngine(model, max_running=4)
+    assert token_ids(run(generate_all(engine, given))) == token_ids(wanted)
+    assert engine._batch.num_preempted == 0
+    assert engine._batch.prefill.num_computed > 4 + 20, "the other one was computed again"
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_piece_without_a_page_keeps_those_before_it(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.rollout.native.prefill.PREFILL_TOKENS", 6)
+    bounded(monkeypatch, 8)
+    cache = PagedCache(4, CPU)
+    prefill, request = Prefill(model, cache), Request("0", tuple(tokens(12, 1)), sampled(0, 20))
+    cache.expect([request])  # the pool is as large as it may get
+    prefill.compute([request])
+    others = cache.put(torch.zeros(2, 2, 2, 5 * PAGE, 8), before=None, state_bytes=0)
+    assert others is not None, "with two of the first piece all seven"
+    prefill.compute([request])
+    assert (prefill.num_computed, prefill.num_computed_of(request)) == (6, 6)
+    assert prefill.get(request) is None
+    del others
+    prefill.compute([request])
+    assert prefill.get(request) is not None
+    assert (prefill.num_computed, prefill.num_reused) == (12, 0)
+
+
+@pytest.mark.usefixtures("in_pages")
+def test_the_beginning_of_a_turn_counts_as_computed_before_it_is_given_up(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = answers(model, [(tokens(8, 3), sampled(0, 9))])[0]
+    prompt = [*tokens(8, 3), *turn.token_ids, *tokens(4, 11)]
+    wanted = answers(model, [(prompt, sampled(1, 3))])[0]
+    # Beside four pages that are kept, the turn's 21 tokens take two and one to go on in.
+    bounded(monkeypatch, 1 + 4 + 3)
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=4)
+        await engine.generate("0", tokens(8, 3), sampled(0, 9))
+        await engine.generate("0, goes on", prompt, sampled(1, 1))
+        await engine.flush_cache()
+        await engine.generate("1", tokens(8, 3), sampled(0, 9))
+        before = engine._batch.prefill.num_reused
+        second = await engine.generate("2", prompt, sampled(1, 3))
+        assert engine._batch.prefill.num_reused - before == 16
+        assert second.token_ids == wanted.token_ids
+
+    run(body())
+
+
+@pytest.mark.usefixtures("in_pages")
 def test_new_weights_in_flight_and_a_sleep_change_nothing(model: CausalLM) -> None:
     given = asks(8)
     wanted = answers(model, given, max_running=4)
@@ -515,6 +593,44 @@ class TestRoom:
         monkeypatch.setattr(torch.Tensor, "new_zeros", pieces)
         assert (self.begin(cache) is None) == (size is None)
         assert cache.pool.shape[2] == (size or 0)
+
+    def test_a_second_pool_in_a_step_takes_what_the_first_one_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(paged_cache, "PAGE_TOKENS", PAGE)
+        cache = PagedCache(64, torch.device("meta"))
+        cache.free_bytes = 30 * PAGE_BYTES
+        held = [self.begin(cache)]
+        while held[-1] is not None:
+            held.append(self.begin(cache))
+            assert cache.free_bytes + cache.held_bytes == 30 * PAGE_BYTES
+        # Pools of 4, 7, 10 and 15 pages, each beside the one before; 16 are more than 80 % of the 15 that are left.
+        assert cache.pool.shape[2] == 15
+        cache.free()
+        assert cache.free_bytes == 30 * PAGE_BYTES
+
+    def test_ranks_have_pools_of_one_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another rank has memory for 24 pages, but only in pieces of less than 7."""
+        cache, numbers = self.cache(monkeypatch, 1000), []
+        others = iter([24, 0, 0, 1])
+
+        def agreed(number: int) -> int:
+            numbers.append(number)
+            return min(number, next(others))
+
+        cache.agreed = agreed
+        cache.expect(self.requests())
+        assert self.begin(cache) is not None
+        assert numbers == [25, 1, 1, 1], "this rank had room each time"
+        assert cache.pool.shape[2] == 6
+
+    def test_most_memory_so_far_stays_known_in_another_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache = self.cache(monkeypatch, 1000)
+        self.begin(cache)  # of nobody: free again
+        assert cache.num_bytes == 3 * PAGE_BYTES
+        cache.expect(self.requests())
+        assert cache.pool.shape[2] == 25
+        assert cache.num_bytes == 3 * PAGE_BYTES
 
     def test_a_batch_takes_no_more_than_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cache, given = self.cache(monkeypatch, 11), self.requests()

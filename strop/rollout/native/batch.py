@@ -26,8 +26,9 @@ from strop.rollout.native.cpu.steps import FusedStep, fused_step
 from strop.rollout.native.cuda_graph import static_step
 from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_copy import half_copy
-from strop.rollout.native.key_values import Entrant
-from strop.rollout.native.prefill import Prefill
+from strop.rollout.native.key_values import Entrant, no_room
+from strop.rollout.native.prefill import Prefill, PrefilledPrompt
+from strop.rollout.native.rank_group import RankGroup
 from strop.rollout.native.request import Request
 from strop.rollout.native.running import Running
 from strop.rollout.native.sampling import next_tokens
@@ -70,6 +71,8 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self._slots = Running(model, max_running, records_routing=records_routing)
         self._cache = self._slots.cache
+        if model.copy_group is not None:
+            self._cache.agreed = RankGroup(model.copy_group).least
         self._half = half_copy(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
@@ -227,7 +230,7 @@ class DecodeBatch:
         logits, remaining = [], []
         for group in groups.values():
             prefilled = self.prefill.get(group[0])
-            entered = 0 if prefilled is None else self._slots.enter(group, prefilled)
+            entered = 0 if prefilled is None else self._enter(group, prefilled)
             remaining += group[entered:]
             if prefilled is not None and entered:
                 logits.append(prefilled.logits.expand(entered, -1))
@@ -235,6 +238,21 @@ class DecodeBatch:
         self.prefill.keep(self.waiting, max_bytes=self._spare_bytes)
         if logits:
             self._read(self._sample(torch.cat(logits), range(first, len(self.running)), version))
+
+    def _enter(self, group: Sequence[Request], prefilled: PrefilledPrompt) -> int:
+        """Give slots to requests with the same given tokens; how many found room.
+
+        Raises:
+            MemoryError: nothing runs, and there is no room for the first one beside its own computed beginning.
+        """
+        entered = self._slots.enter(group, prefilled)
+        if entered or self.running or self._cache.holds_computed:  # in which the next step counts it
+            return entered
+        self.prefill.forget()  # of others; this one is held here
+        self._cache.free()
+        if entered := self._slots.enter(group, prefilled):
+            return entered
+        raise no_room(len(prefilled.token_ids))
 
     def _num_admissible(self) -> int:
         """Number of waiting requests that may begin, as far as is known before they are computed.
@@ -250,14 +268,16 @@ class DecodeBatch:
             self.prefill.drop_kept()
             count = self._num_fitting(first)
         if first and count == 0 and not self.running:
-            self.prefill.forget()  # what others wait for
+            self.prefill.forget_but(first[:1])
             count = self._num_fitting(first)
         if first and count == 0 and not self.running:
+            if self._cache.holds_computed:
+                self.prefill.forget()
             self._cache.free()
             self._cache.expect(self.waiting)
             count = self._num_fitting(first)
             if count == 0:
-                raise _no_room(len(first[0].given_ids))
+                raise no_room(len(first[0].given_ids))
         return count
 
     def _num_fitting(self, requests: Sequence[Request]) -> int:
@@ -270,8 +290,8 @@ class DecodeBatch:
     def _make_room(self) -> None:
         """Room for one more token of every running sequence.
 
-        While memory is short, what is kept for later requests goes first, then the shortest sequences, which cost least
-        to compute again.
+        While memory is short, what is kept for later requests goes first, then what is computed for waiting ones alone,
+        then the shortest sequences, which cost least to compute again.
         """
         while self.running and not self._cache.reserve(self._slots.lengths):
             self._is_short = True
@@ -280,6 +300,8 @@ class DecodeBatch:
                 continue
             if self.prefill.num_bytes:
                 self.prefill.drop_kept()
+                continue
+            if self.prefill.forget_but(self.running):
                 continue
             slot = int(self._slots.lengths.argmin())
             request = self.running[slot]
@@ -376,11 +398,3 @@ class DecodeBatch:
             computed = self._cache.computed(slot, int(self._slots.lengths[slot]))
             self.prefill.add(self.running[slot], computed, max_bytes=self._spare_bytes)
             self._slots.vacate(slot)
-
-
-def _no_room(num_tokens: int) -> MemoryError:
-    """The error of a batch that cannot hold one sequence."""
-    return MemoryError(
-        f"there is no memory for the keys and values of one sequence of {num_tokens} tokens: "
-        f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
-    )

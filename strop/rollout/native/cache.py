@@ -83,6 +83,7 @@ class SlotCache:
         self._sources, self._num_shared = np.arange(capacity), np.zeros(capacity, dtype=np.int64)
         self.state_bytes = 0
         self.free_bytes: int | None = None
+        self.agreed: Callable[[int], int] = lambda number: number
         self.reclaim: Callable[[bool], bool] = lambda is_needed: False
 
     def expect(self, requests: Sequence[Request]) -> None:

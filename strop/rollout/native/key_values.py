@@ -54,6 +54,8 @@ class KeyValueCache(Protocol):
     """Memory that a sequence takes elsewhere, however many tokens it has."""
     free_bytes: int | None
     """Memory that is free on every rank that holds a part of the heads; None: what this process finds free."""
+    agreed: Callable[[int], int]
+    """The smallest of the numbers that these ranks call it with at one time, so that all of them grow alike."""
     reclaim: Callable[[bool], bool]
     """Gives up something that only later requests could use, with True also where they are seen to use it; False where
     there is nothing."""
@@ -65,7 +67,11 @@ class KeyValueCache(Protocol):
 
     def num_fitting(self, entrants: Sequence[Entrant], lengths: NDArray[np.int64]) -> int:
         """Number of these, from the first on, for which there is room beside running sequences of these lengths, with a
-        token more for each. Before anything was put in, all."""
+        token more for each. Before anything was put in, all.
+
+        Where room is short, this reclaims what later requests could use, at last also what these were to begin with:
+        then `put` finds no room, and the next call counts without it.
+        """
 
     def put(self, key_values: Tensor, *, before: Computed | None, state_bytes: int) -> Computed | None:
         """Take keys and values [2, L, Hkv, N, D] of tokens behind `before`: all of them together, or None where there
@@ -119,3 +125,11 @@ class KeyValueCache(Protocol):
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, Hkv, T, D] of one layer."""
+
+
+def no_room(num_tokens: int) -> MemoryError:
+    """The error of a batch that cannot hold one sequence."""
+    return MemoryError(
+        f"there is no memory for the keys and values of one sequence of {num_tokens} tokens: "
+        f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
+    )

@@ -97,6 +97,7 @@ class PagedCache:
         self._expected = (0, 0)  # sequences and pages
         self.state_bytes = 0
         self.free_bytes: int | None = None
+        self.agreed: Callable[[int], int] = lambda number: number
         self.reclaim: Callable[[bool], bool] = lambda is_needed: False
         self.reads_padding = False
         """The attention of some layer gathers the longest sequence's length of every slot."""
@@ -181,7 +182,7 @@ class PagedCache:
         self.state_bytes = state_bytes
         if self._data is None:
             _, layers, heads, _, dim = key_values.shape
-            self._data = key_values.new_zeros(2, layers, 0, heads, PAGE_TOKENS, dim)
+            self._hold(key_values.new_zeros(2, layers, 0, heads, PAGE_TOKENS, dim))
         start = 0 if before is None else before.num_tokens
         stop, whole = start + key_values.shape[3], start // PAGE_TOKENS
         count = num_pages(stop) - whole
@@ -248,7 +249,7 @@ class PagedCache:
         """As strop.rollout.native.key_values.KeyValueCache has it."""
         if self._data is not None:
             _, layers, _, heads, tokens, dim = self._data.shape
-            self._data = self._data.new_empty(2, layers, 0, heads, tokens, dim)
+            self._hold(self._data.new_empty(2, layers, 0, heads, tokens, dim))
         self._pages = PagePool(0)
         self._rows, self._counts[:] = np.full((self.capacity, 1), NOBODYS, dtype=np.int32), 0
         self._table, self._num_changed, self._expected, self._most_running = None, 0, (0, 0), 0
@@ -330,20 +331,32 @@ class PagedCache:
         sequences, expected = self._expected
         free = self._free_bytes + (self.held_bytes if is_empty else 0)
         most = int(POOL_SHARE * free - sequences * self.state_bytes) // self.page_bytes
-        size = min(max(least, expected, int(GROW_SHARE * len(self._pages))), most)
+        size = self.agreed(min(max(least, expected, int(GROW_SHARE * len(self._pages))), most))
         if is_empty and size >= least:  # nothing is to be moved
-            self._pages, self._data = PagePool(0), self.pool[:, :, :0].clone()
+            self._pages = PagePool(0, most_used=self._pages.most_used)
+            self._hold(self.pool[:, :, :0].clone())
         while size >= least:
-            shape = list(self.pool.shape)
-            shape[2] = size
-            if (larger := zeros(tuple(shape), self.pool)) is not None:
+            if (larger := self._pool_of(size)) is not None:
                 larger[:, :, : len(self._pages)] = self.pool
                 self.num_moves += self._pages.num_used > 0
                 self._pages.grow(size)
-                self._data = larger
+                self._hold(larger)
                 return True
             size = max(least, size // 2) if size > least else 0
         return False
+
+    def _pool_of(self, size: int) -> Tensor | None:
+        """A pool of so many pages; None where some rank has so much only in pieces."""
+        shape = list(self.pool.shape)
+        shape[2] = size
+        pool = zeros(tuple(shape), self.pool)
+        return pool if self.agreed(int(pool is not None)) else None
+
+    def _hold(self, pool: Tensor) -> None:
+        """Have this pool in place of the one before."""
+        if self.free_bytes is not None:  # that was before this step
+            self.free_bytes -= pool.nbytes - self.held_bytes
+        self._data = pool
 
 
 def num_pages(num_tokens: int) -> int:

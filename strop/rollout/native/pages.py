@@ -11,11 +11,11 @@ NOBODYS = 0
 class PagePool:
     """Numbers of pages, on the host. A page is free when nobody holds it any more."""
 
-    def __init__(self, num_pages: int) -> None:
-        """All are free but NOBODYS."""
+    def __init__(self, num_pages: int, *, most_used: int = 0) -> None:
+        """All are free but NOBODYS; as many were held at one time in the pool before this one."""
         self._holders = [0] * num_pages
         self._free = list(range(num_pages - 1, NOBODYS, -1))
-        self.most_used = 0
+        self.most_used = most_used
         """Pages that were held at one time."""
 
     def __len__(self) -> int:

@@ -105,6 +105,9 @@ class KeptPrefixes(Protocol):
     def find(self, request: Request) -> Computed | None:
         """Keys and values of most first tokens of a request, never of all."""
 
+    def num_shared(self, request: Request) -> int:
+        """Number of tokens that `find` gives; this is no use of them."""
+
     def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Take what a request began with; of all that is kept, at most so much."""
 
@@ -175,17 +178,28 @@ class Prefill:
         return self._done.get(request.given_key)
 
     def num_computed_of(self, request: Request) -> int:
-        """Tokens of a waiting request that are computed."""
+        """Tokens of a waiting request whose keys and values are in the cache."""
         key = request.given_key
+        if not self._cache.holds_computed:
+            return 0
         if key in self._done:
             return self._done[key].key_values.num_tokens
-        return self._begun[key][0].num_tokens if key in self._begun else 0
+        if key in self._begun:
+            return self._begun[key][0].num_tokens
+        return 0 if self._kept is None or request.media else self._kept.num_shared(request)
 
     def forget(self) -> None:
         """Drop everything computed."""
         self._done.clear()
         self._begun.clear()
         self.drop_kept()
+
+    def forget_but(self, requests: Iterable[Request]) -> bool:
+        """Drop what is computed for no request of these; False where there is nothing."""
+        keys, before = {request.given_key for request in requests}, len(self._done) + len(self._begun)
+        self._done = {key: prefilled for key, prefilled in self._done.items() if key in keys}
+        self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
+        return len(self._done) + len(self._begun) < before
 
     def drop_kept(self) -> None:
         """Drop what only later requests could use."""
@@ -218,10 +232,9 @@ class Prefill:
         for request in requests:
             if request.given_key in self._done:
                 continue
-            prefix, states, routed = self._begun.pop(request.given_key, (None, (), ()))
+            prefix, states, routed = self._begun.get(request.given_key, (None, (), ()))
             if prefix is None and self._kept is not None and not request.media:
                 prefix = self._kept.find(request)
-                self.num_reused += 0 if prefix is None else prefix.num_tokens
             start = 0 if prefix is None else prefix.num_tokens
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
@@ -251,7 +264,6 @@ class Prefill:
         else:
             for piece, logits, key_values in zip(pieces, *computed, strict=True):
                 self._note(piece, ComputedTensor(key_values), logits)
-        self.num_computed += sum(piece.stop - piece.start for piece in pieces)
 
     def _own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """As the argument `own` of FusedPrefill.prefill."""
@@ -272,9 +284,13 @@ class Prefill:
     ) -> None:
         """Keep keys and values of all tokens up to the end of a piece, and the logits [V] behind it."""
         request = piece.request
+        self.num_computed += piece.stop - piece.start
+        if request.given_key not in self._begun:
+            self.num_reused += piece.start
         if piece.stop < len(request.given_ids):
             self._begun[request.given_key] = key_values, states, routed
         else:
+            self._begun.pop(request.given_key, None)
             self._done[request.given_key] = PrefilledPrompt(
                 request.given_ids, key_values, logits.clone(), shift, states, routed
             )
@@ -321,7 +337,7 @@ class Prefill:
                 before=piece.prefix,
                 state_bytes=sum(part.nbytes for parts in states for part in parts),
             )
-            if computed is None:  # it waits until there is room
+            if computed is None:  # it waits until there is room, with the pieces before
                 continue
             routed = piece.routed
             if chosen is not None:

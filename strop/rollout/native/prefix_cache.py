@@ -45,6 +45,10 @@ class PrefixStore:
         self._use(match)
         return (match, shared) if shared else None
 
+    def num_shared(self, token_ids: Sequence[int]) -> int:
+        """Number of first tokens that `find` finds, by their hashes alone; no prefix counts as used."""
+        return sum(1 for _ in takewhile(self._holder.__contains__, beginnings(token_ids)))
+
     def add(self, prefix: Prefix, *, max_bytes: int) -> None:
         """Keep a prefix, which needs to hold its own memory, and drop others until `max_bytes` are enough."""
         if prefix.key_values.nbytes > max_bytes:

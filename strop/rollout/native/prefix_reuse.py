@@ -42,6 +42,10 @@ class KeptTurns:
         shared = min(shared, len(request.given_ids) - 1)
         return prefix.key_values.first(shared) if shared else None
 
+    def num_shared(self, request: Request) -> int:
+        """Number of first tokens of a request whose keys and values `find` gives, which stay as old as they are."""
+        return min(self._store.num_shared(request.given_ids), len(request.given_ids) - 1)
+
     def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Keep what a request began with, unless it is known with others behind it."""
         prefix = self._store.find(token_ids)

@@ -7,7 +7,8 @@ which requests are new, which are to end, how much memory each has left, and a c
 where each has logits of its own, ranks that do not compute to the same bit would go apart without a word.
 
 Concurrency: `exchange` is a collective of the group; every rank calls it before each step, until all of them have
-left. It waits for the others, so not on an event loop. Every wait ends with the group's timeout.
+left. It waits for the others, so not on an event loop. `least` is one inside of a step, which all of them are in. Every
+wait ends with the group's timeout.
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ class RankGroup:
         return [
             _note(header, bytes(said[: header[0]])) for header, said in zip(headers, contents, strict=True)
         ]
+
+    def least(self, number: int) -> int:
+        """The smallest of the numbers that all ranks call this with; a collective."""
+        return min(first for (first,) in self._gathered(torch.tensor([number])))
 
     def _gathered(self, tensor: torch.Tensor) -> list[list[int]]:
         every = tensor.new_empty((self.size, *tensor.shape))
