@@ -15,6 +15,7 @@ from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
 from strop.engines.cpu.layers import use_cpu_layers
+from strop.engines.lora import products
 from strop.engines.lora.adapters import add_lora
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.trainer.plan.batches import Group, packed_shape
@@ -120,6 +121,19 @@ def test_products_of_a_cpu_keep_what_real_ones_keep(
     assert passes.saved_bytes() - wider == pytest.approx(saved, rel=0.002)
     whole = max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes)
     assert whole - wider == pytest.approx(update, rel=0.03)
+
+
+def test_an_adapter_is_traced_as_it_is_added_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=160, vocab_size=300,
+    )  # fmt: skip
+    form = PassForm(compute_dtype=torch.float32, lora=LoraConfig(rank=4))
+    in_place = trace_passes(config, form, packed_shape([(16, (40,))]))
+    monkeypatch.setattr(products, "_is_plain", lambda *given: False)  # PEFT's own forward pass
+    apart = trace_passes(config, form, packed_shape([(16, (40,))]))
+    # Per layer: seven products that are multiplied by a factor and added, in operators of their own.
+    assert apart.layers_forward.num_calls - in_place.layers_forward.num_calls >= 2 * 7 * 2
 
 
 def traced(config: Qwen3Config | Qwen3MoeConfig | DeepseekV3Config, **form: object) -> Passes:
