@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -9,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strop.data.tiny_model import make_tiny_model
+from strop.engines import cpu_products
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.cpu_products import LayerProducts
+from strop.engines.lora.adapters import add_lora
 from strop.engines.lora.products import add_in_place
+from strop.engines.model import load_model
 from strop.trainer.plan.tracing import Recorder
 
 ADAPTER = "default"
@@ -61,6 +68,42 @@ def test_a_layer_in_autocast_computes_as_peft_does() -> None:
         expected = layer(hidden)
         add_in_place(layer)
         assert torch.equal(layer(hidden), expected)
+
+
+def test_a_layer_whose_product_is_that_of_onednn_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states of a layer that is not trained need no gradient, and nor does what is added to in place."""
+    make_tiny_model(tmp_path, seed=0, num_layers=1)
+    model = load_model(ModelConfig(path=str(tmp_path), dtype="float32"), device="cpu")
+    add_lora(model, LoraConfig(rank=4, target_modules=("q_proj",)))
+    (layer,) = (part for part in model.module.modules() if hasattr(part, "lora_A"))
+    nn.init.normal_(layer.lora_B[ADAPTER].weight)
+    hidden, taken = torch.randn(2, 9, 128), []
+
+    def results() -> list[Tensor]:
+        output = layer(hidden)
+        output.square().sum().backward()
+        grads = [layer.lora_A[ADAPTER].weight.grad, layer.lora_B[ADAPTER].weight.grad]
+        layer.zero_grad()
+        return [output.detach(), *grads]
+
+    wanted = results()
+    product = cpu_products._product
+    monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "_product", lambda *given: taken.append(1) or product(*given))
+    with LayerProducts():
+        found = results()
+    assert taken == [1]  # W x, of which nobody needs a gradient
+    for got, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_states_of_one_dimension_go_peft_s_own_way() -> None:
+    layer, hidden = adapted(), torch.randn(6, dtype=torch.float64)
+    expected = layer(hidden)
+    add_in_place(layer)
+    assert torch.equal(layer(hidden), expected)
 
 
 def test_an_adapter_that_is_off_adds_nothing() -> None:

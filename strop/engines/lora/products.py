@@ -3,6 +3,10 @@
 PEFT makes three tensors of the size of the output beside it (B A x, the same times its factor, the sum), and their
 gradients. They are freed at once, but on a CPU what the backward pass keeps lies between them, so that the heap of the
 C library is left with gaps of their size: benchmarks/RESULTS.md has the memory of both.
+
+The product with B is no `torch.nn.functional.linear` any more, so what takes the place of that function does not see
+it: the gradient by B comes with the backward pass (parallel/weight_gradients.py), and torch multiplies
+(cpu_products.py).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def add_in_place(layer: Any) -> None:
@@ -34,8 +39,9 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
 
 
 def _is_plain(outer: nn.Module, hidden: Tensor) -> bool:
-    """The second matrix of an adapter is whole, and of the precision of the hidden states."""
-    if torch.is_autocast_enabled(hidden.device.type) or type(outer) is not nn.Linear:
+    """The second matrix of an adapter is whole, which it is in a trace too, and of the precision of the hidden states,
+    which are rows."""
+    if torch.is_autocast_enabled(hidden.device.type) or type(outer) is not nn.Linear or hidden.dim() < 2:
         return False
     weight = outer.weight
-    return type(weight) in (Tensor, nn.Parameter) and weight.dtype == hidden.dtype
+    return type(weight) in (Tensor, nn.Parameter, FakeTensor) and weight.dtype == hidden.dtype

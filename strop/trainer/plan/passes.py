@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
+from strop.engines.cpu_products import HalfProducts, is_half_faster
 from strop.engines.half_weights import weights_of_products
 from strop.engines.head import chunk_rows
 from strop.engines.lora import adapters
@@ -260,6 +262,8 @@ def _prepared(
         for weight in weights_of_products(module, torch.device("cuda" if form.is_accelerator else "cpu")):
             if not (form.lora.enabled and weight.requires_grad):
                 weight.data = weight.data.to(form.compute_dtype)
+    if form.compute_dtype == torch.bfloat16 and not form.is_accelerator:
+        is_half_faster()  # by a measurement, which needs numbers
     with recording(recorder):
         module.to_empty(device="cpu")
         model.device = torch.device("cpu")
@@ -268,6 +272,13 @@ def _prepared(
             parameter.requires_grad_(is_trained)
             parameter.grad = torch.zeros_like(parameter) if is_trained else None
         yield _Run(model, form, batch, attention, recorder, kept), kinds
+
+
+def _products(form: PassForm) -> contextlib.AbstractContextManager[object]:
+    """Products of layers as CausalLM.precision has them on a CPU, of weights without numbers."""
+    if form.is_accelerator or form.checkpointing or form.compute_dtype != torch.bfloat16:
+        return contextlib.nullcontext()
+    return HalfProducts(FakeTensor)
 
 
 class _Run:
@@ -395,7 +406,8 @@ class _Run:
         batch, model = self._batch, self._model
         ids = torch.zeros(1, batch.num_tokens, dtype=torch.int64)
         positions = torch.zeros(1, batch.num_tokens, dtype=torch.int64)
-        hidden = model.backbone(ids, positions, self._attention)
+        with _products(self._form):
+            hidden = model.backbone(ids, positions, self._attention)
         index = torch.zeros(batch.num_predicted, dtype=torch.int64)
         predicting = nn.functional.embedding(index, hidden)
         saved = self._recorder.mark()

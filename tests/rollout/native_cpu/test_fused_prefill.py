@@ -191,7 +191,8 @@ def test_what_proves_nothing_is_not_taken_for_a_proof(
     assert step.prefill([(ids[1:], before)], partial(own, model)) is None
     nothing = [part * float("nan") for part in own(model, ids[:32])]
     assert step.prefill([(ids, None)], lambda given: (nothing[0], nothing[1])) is None
-    assert not step.is_disabled and not caplog.records
+    assert not step.is_disabled
+    assert not caplog.records
     logits, _ = fused(model, [(ids[:1], None), (ids, None)], step)
     torch.testing.assert_close(logits[0], own(model, ids[:1])[0], atol=1e-4, rtol=1e-4)
 
@@ -200,7 +201,8 @@ def test_what_proves_nothing_is_not_taken_for_a_proof(
 def test_a_decode_step_that_differs_goes_on_from_no_key_of_a_compiled_prefill(
     size: int, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model's own forward pass computes a prompt of one token: a sequence goes on from that, else it is given up."""
+    """The model's own forward pass computes a prompt of one token, from which a sequence goes on; another is given
+    up."""
     model = load(tiny_folder("llama"))
 
     def played(count: int) -> list[int]:

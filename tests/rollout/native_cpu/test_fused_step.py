@@ -23,6 +23,8 @@ from strop.rollout.types import Sampling
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the step is compiled by gcc")
 LENGTHS = [1, 13, 30, 2, 7]
+EVERY, FEW = (*range(1, 14), 48, 97), (1, 5, 13)
+"""Counts of sequences."""
 KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 
 
@@ -87,33 +89,45 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(
-    ("how", "lanes", "head_dim"),
+    ("how", "lanes", "head_dim", "group", "counts"),
     [
-        ("float32", 8, 10),
-        ("float32", 16, 32),
-        ("bfloat16", 8, 32),
-        ("bfloat16", 16, 10),
-        ("bfloat16 without instructions for it", 8, 10),
-        ("bfloat16 without instructions for it", 16, 32),
+        ("float32", 8, 10, 2, EVERY),
+        ("float32", 16, 32, 2, EVERY),
+        ("float32", 8, 64, 7, FEW),
+        ("float32", 16, 96, 2, FEW),
+        ("bfloat16", 8, 32, 2, EVERY),
+        ("bfloat16", 16, 10, 2, EVERY),
+        ("bfloat16", 16, 32, 2, FEW),
+        ("bfloat16", 16, 128, 4, FEW),
+        ("bfloat16 without instructions for it", 8, 10, 2, EVERY),
+        ("bfloat16 without instructions for it", 16, 32, 2, EVERY),
     ],
 )
 def test_every_count_of_sequences_and_sizes_that_fill_no_panel(
-    how: str, lanes: int, head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str,
+    lanes: int,
+    head_dim: int,
+    group: int,
+    counts: Sequence[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With two threads, and the tiles of processors of either width, which a compiler can make for any: each width in a
-    register with each size of heads, and each precision with each of both."""
+    register with each size of heads, and each precision with each of both; values are gathered a part of a head and of
+    the heads that share it at a time, where these are wide or many."""
     dtype, *without = how.split(maxsplit=1)
     flags = [f"-DLANES={lanes}", "-Wno-psabi", "-O1", *(["-mno-avx512bf16"] if without else [])]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernel, "FLAGS", (*kernel.FLAGS, *flags))
     monkeypatch.setattr(steps, "compiled", kernel.compiled.__wrapped__)
-    sizes = {"hidden_size": 40, "intermediate_size": 50, "num_heads": 4, "num_kv_heads": 2}
+    monkeypatch.setattr(kernel, "attend", lambda *given: None)  # the model's own is by torch
+    sizes = {"hidden_size": 40, "intermediate_size": 50, "num_heads": 2 * group, "num_kv_heads": 2}
     make_tiny_model(tmp_path / "model", seed=0, num_layers=2, head_dim=head_dim, **sizes)
     model = load(tmp_path / "model", dtype)
     step = step_of(model)
     assert step._kernel.panel_width == 2 * lanes
     tolerance = 2e-5 if dtype == "float32" else 0.02
-    for count in (*range(1, 14), 48, 97):
+    for count in counts:
         logits, expected, ours, own = both(model, step, [(7 * slot) % 39 for slot in range(count)])
         for ours_of, own_of in ((logits, expected), (ours.table, own.table)):
             assert float((ours_of - own_of).abs().max()) < tolerance * float(own_of.abs().max()), count
@@ -263,7 +277,7 @@ def test_a_step_that_differs_is_not_used(
     assert not caplog.records
     monkeypatch.setattr(steps, "_vector", lambda weight: torch.zeros(weight.shape))
     assert played(model) == wanted
-    assert "decoding goes through the model's own forward pass, which is slower" in caplog.text
+    assert "generation goes through the model's own forward pass, which is slower" in caplog.text
 
 
 def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:

@@ -10,10 +10,13 @@ import torch
 from plan_configs import config_of
 from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
+from strop.engines import cpu_products
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
 from strop.engines.cpu.layers import use_cpu_layers
+from strop.engines.lora import products
+from strop.engines.lora.adapters import add_lora
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.trainer.plan.batches import Group, packed_shape
 from strop.trainer.plan.parameters import model_sizes
@@ -49,7 +52,12 @@ def test_an_update_takes_what_an_h100_took(
     assert update_phase(actor, {}, is_cpu=False).device_bytes / GIB == pytest.approx(measured, rel=0.1)
 
 
-def real_passes(config: Qwen3Config, groups: list[Group]) -> tuple[int, int]:
+def real_passes(
+    config: Qwen3Config,
+    groups: list[Group],
+    dtype: torch.dtype = torch.float32,
+    lora: LoraConfig | None = None,
+) -> tuple[int, int]:
     """Bytes that a real forward pass keeps, and most of a whole update, beside weights and gradients."""
     batch = packed_shape(groups)
     attention = PackedAttention(batch.segments, device=torch.device("cpu"))
@@ -61,9 +69,11 @@ def real_passes(config: Qwen3Config, groups: list[Group]) -> tuple[int, int]:
         use_packed_attention(model, None, by_formula=False)
         use_cpu_layers(model)
         use_rotary_kernel(model)
-        causal = CausalLM(model, compute_dtype=torch.float32)
+        causal = CausalLM(model, compute_dtype=dtype)
+        if lora is not None:
+            add_lora(causal, lora)
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         state = recorder.live
         hidden = causal.backbone(ids, ids, attention)
         predicting = torch.nn.functional.embedding(
@@ -87,6 +97,43 @@ def test_all_layers_follow_from_two() -> None:
     saved, update = real_passes(config, groups)
     assert passes.saved_bytes() == pytest.approx(saved, rel=0.02)
     assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(update, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora"),
+    [(torch.bfloat16, LoraConfig()), (torch.float32, LoraConfig(rank=4))],
+    ids=["half", "adapter"],
+)
+@pytest.mark.parametrize("is_half_faster", [True, False])
+def test_products_of_a_cpu_keep_what_real_ones_keep(
+    dtype: torch.dtype, lora: LoraConfig, is_half_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: is_half_faster)
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=160, vocab_size=300, tie_word_embeddings=True,
+    )  # fmt: skip
+    groups: list[Group] = [(16, (40, 32)), (24, (64,))]
+    passes = trace_passes(config, PassForm(compute_dtype=dtype, lora=lora), packed_shape(groups))
+    saved, update = real_passes(config, groups, dtype, lora if lora.enabled else None)
+    # Traced norms keep float32: those of the queries and keys of 173 tokens, 6 heads of 16 numbers, have bfloat16.
+    wider = 5 * 173 * 6 * 16 * 2 if dtype == torch.bfloat16 else 0
+    assert passes.saved_bytes() - wider == pytest.approx(saved, rel=0.002)
+    whole = max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes)
+    assert whole - wider == pytest.approx(update, rel=0.03)
+
+
+def test_an_adapter_is_traced_as_it_is_added_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=160, vocab_size=300,
+    )  # fmt: skip
+    form = PassForm(compute_dtype=torch.float32, lora=LoraConfig(rank=4))
+    in_place = trace_passes(config, form, packed_shape([(16, (40,))]))
+    monkeypatch.setattr(products, "_is_plain", lambda *given: False)  # PEFT's own forward pass
+    apart = trace_passes(config, form, packed_shape([(16, (40,))]))
+    # Per layer: seven products that are multiplied by a factor and added, in operators of their own.
+    assert apart.layers_forward.num_calls - in_place.layers_forward.num_calls >= 2 * 7 * 2
 
 
 def traced(config: Qwen3Config | Qwen3MoeConfig | DeepseekV3Config, **form: object) -> Passes:

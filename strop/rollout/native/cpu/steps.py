@@ -161,9 +161,9 @@ class FusedStep:
         self._disable()
         if self._is_prefill_checked:
             raise RuntimeError(
-                "a compiled decode step differs from the model's own forward pass, though the compiled prefill did not, "
-                "whose keys and values the running sequences have: they are given up, and later ones go through the "
-                "model's own forward pass; model.attn_implementation=eager goes through it from the beginning"
+                "a compiled decode step differs from the model's own forward pass, though the compiled prefill, whose "
+                "keys and values the running sequences have, did not: they are given up, and later ones go through "
+                "the model's own forward pass; model.attn_implementation=eager goes through it from the beginning"
             )
         return forward()  # what the other left in the cache is overwritten
 
