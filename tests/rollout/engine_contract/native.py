@@ -18,15 +18,17 @@ def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) ->
 
     async def start(folder: Path) -> StartedEngine:
         model = load_model(ModelConfig(path=str(folder), dtype=dtype), device="cpu")
+        started = engine(model, max_running=64)
 
         def damage() -> None:
             def broken(*arguments: object) -> torch.Tensor:
                 raise RuntimeError("the device is lost, for example")
 
             model.hidden = broken  # type: ignore[method-assign]
+            started._batch.prefill._fused = None  # compiled steps do not go through the model's own pass
 
         return StartedEngine(
-            engine=engine(model, max_running=64),
+            engine=started,
             target=ModuleTarget(model.module),
             dtype=model.compute_dtype,
             damage=damage,
