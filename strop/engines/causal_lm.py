@@ -318,7 +318,7 @@ class CausalLM:
         with contextlib.ExitStack() as entered:
             if self.compute_dtype in HALF and not self.is_sharded:
                 entered.enter_context(torch.autocast(self.device.type, dtype=self.compute_dtype))
-                if is_computed_here:
+                if is_computed_here and self.compute_dtype == torch.bfloat16:
                     entered.enter_context(HalfProducts())
             elif is_computed_here:
                 entered.enter_context(layer_products(self.module.parameters()))

@@ -26,6 +26,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.data.sft.config import SftDistillationConfig
 from strop.engines import attention, varlen
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.cpu import layers
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
@@ -234,8 +235,9 @@ def one_call(
 
 
 def test_packing_for_flash_attention_reads_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: half precision, and one call for all segments."""
+    """As on a GPU: half precision, one call for all segments, and norms that are not those of a CPU."""
     calls = []
+    monkeypatch.setattr(layers, "library_for", lambda *states: None)
     monkeypatch.setattr(varlen, "runs_on", lambda device: True)
     monkeypatch.setattr(attention, "runs_on", lambda device: True)
     monkeypatch.setattr(varlen, "flash_attention", lambda: calls.append(1) or one_call)
