@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -113,6 +114,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             print(json.dumps({"benchmark": "plan", "published": published(Path(temporary))}))
         return
+    torch.set_num_threads(
+        1
+    )  # as the runs have; a forked child would wait for ever for threads of this process
     names = arguments.cases.split("|") if arguments.cases else list(CASES)
     for on_ray in {CASES[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
@@ -246,6 +250,7 @@ def forked(function: Callable[[], int], log: Path) -> int:
         return pid
     code = 1
     try:
+        signal.alarm(int(CASE_LIMIT_S))  # ends a child that waits for ever
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
