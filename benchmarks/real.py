@@ -3,14 +3,14 @@
     make bench BENCH=real                          seconds to the rate as well, within 20 steps
     make bench BENCH=real ARGS="--max-steps 3"     seconds per step alone
 
-SmolLM2-135M-Instruct, float32, on a CPU; 16 prompts and 8 samples a step, at most 8 tokens, the same prompts in the
-same order, the same learning rate and reward. Sides run one after the other: TRL until a step reaches the rate, strop
-to the last step. `ratio_trl` is TRL's median step over strop's, both over `steps_compared`, as many as both made, after
-the first one, which warms up. Both learn, so answers may come to differ in length: `mean_response_tokens` are those of
-the same steps, and where they differ by more than a tenth, `is_equal_work` is false, and the ratio should not be
-quoted. `seconds_to_rate` is the time of all steps up to the first whose samples are right at that rate, null where no
-step was. A step has all that it does by default on either side, without validation. Prints one JSON line; without
-`--json` a line per side before it.
+SmolLM2-135M-Instruct on a CPU, weights in float32, both sides computing in `--precision`; 16 prompts and 8 samples a
+step, at most 8 tokens, the same prompts in the same order, the same learning rate and reward. Sides run one after the
+other: strop to the last step, TRL until a step reaches the rate. `ratio_trl` is TRL's median step over strop's, both
+over `steps_compared`, as many as both made, after the first one, which warms up. Both learn, so answers may come to
+differ in length: `mean_response_tokens` are those of the same steps, and where they differ by more than a tenth,
+`is_equal_work` is false, and the ratio should not be quoted. `seconds_to_rate` is the time of all steps up to the first
+whose samples are right at that rate, null where no step was. A step has all that it does by default on either side,
+without validation. Prints one JSON line; without `--json` a line per side before it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=20, help="of each side, two at least")
     parser.add_argument("--rate", type=float, default=0.85, help="share of right samples that ends a side")
     parser.add_argument("--batch", type=int, default=32, help="samples of a forward pass of TRL")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--trl-python", type=Path, default=HERE.parent / ".venv-trl/bin/python")
     options = parser.parse_args()
     if options.max_steps < 2:
@@ -69,6 +70,7 @@ def main() -> None:
         "benchmark": "real",
         **comparison(sides["strop"], sides["trl"], options.rate),
         "rate": options.rate,
+        "precision": options.precision,
         "machine": where,
     }
     print(json.dumps(line))
@@ -126,6 +128,7 @@ def strop_steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "--out", str(out), f"model.path={folder / 'model'}", f"data.train_files=[{folder / 'data.jsonl'}]",
             "data.val_files=[]", "data.ground_truth_key=answer", "data.sampler=in_order", "eval.every=0",
             "run.save_every=0", "trainer.trackers=[jsonl]", f"trainer.max_steps={options.max_steps}",
+            f"model.dtype={options.precision}",
         ]
     )  # fmt: skip
     metrics = [row for row in read_metrics(out / "metrics.jsonl") if "timing_s/step" in row]
@@ -144,7 +147,7 @@ def trl_steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         str(folder / "model"),
         str(folder / "data.jsonl"),
     ]
-    words = [str(options.max_steps), str(options.rate), str(options.batch)]
+    words = [str(options.max_steps), str(options.rate), str(options.batch), options.precision]
     result: dict[str, Any] = json.loads(run([*command, *words]).splitlines()[-1])
     return result
 

@@ -1,6 +1,6 @@
 """Steps of TRL on the task of examples/smollm2; started by real.py in TRL's own environment.
 
-    real_trl.py MODEL DATA.jsonl MAX_STEPS RATE BATCH
+    real_trl.py MODEL DATA.jsonl MAX_STEPS RATE BATCH float32|bfloat16
 
 prints one JSON line: seconds of every step, the rate of right samples and the mean length of answers, up to the first
 step that reaches RATE, the second at least.
@@ -40,7 +40,8 @@ class Steps(TrainerCallback):
         if "reward" in logs:
             self.rates.append(float(logs["reward"]))
             self.lengths.append(float(logs["completions/mean_length"]))
-            control.should_training_stop = self.rates[-1] >= self.rate and len(self.rates) > 1
+            if self.rates[-1] >= self.rate and len(self.rates) > 1:
+                control.should_training_stop = True
         return control
 
 
@@ -51,14 +52,14 @@ def right(completions, answer, **_):
 
 
 def main():
-    model, data, max_steps, rate, batch = sys.argv[1:]
+    model, data, max_steps, rate, batch, precision = sys.argv[1:]
     rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
     steps = Steps(float(rate))
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder,
             use_cpu=True,
-            bf16=False,
+            bf16=precision == "bfloat16",
             seed=0,
             report_to=[],
             save_strategy="no",
