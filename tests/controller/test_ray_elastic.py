@@ -185,3 +185,4 @@ def test_workers_that_share_rows_are_not_replaced(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="only data-parallel workers are replaced one by one"),
     ):
         runtime.groups({"rollout": spec}, is_elastic=True)
+    assert list(tmp_path.iterdir()) == [], "no process was started"
