@@ -7,8 +7,8 @@
 
     first, second = run_ranks(gradient, 2, 10)           # the results in the order of the ranks
 
-Processes are started once and serve later calls, from a server that has imported torch, which takes seconds; each has
-one thread.
+Processes are started once and serve later calls, as forks of a server that has imported what they need (fork_server);
+each has one thread.
 After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
 survives the test run: the processes end with the one that started them.
 """
@@ -19,7 +19,6 @@ import atexit
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import multiprocessing.connection
 import os
 import sys
@@ -32,12 +31,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fork_server import CONTEXT, not_preloaded
+
 from strop.controller.store_server import RendezvousServer
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "transformers"])  # imported once for all ranks
 _START_TIMEOUT_S = 240.0
-"""Limit of a process's start: torch and transformers are imported, on a machine that may be busy."""
+"""Limit of a process's start: the first one waits for the server's imports, on a machine that may be busy."""
 
 
 class RankFailed(RuntimeError):
@@ -108,8 +107,8 @@ class _Child:
     """One process that calls functions."""
 
     def __init__(self) -> None:
-        self.connection, theirs = _CONTEXT.Pipe()
-        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process: BaseProcess = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self._ready = False
@@ -118,7 +117,9 @@ class _Child:
         if not self._ready and not self.connection.poll(_START_TIMEOUT_S):
             raise RankFailed(f"a rank's process did not start within {_START_TIMEOUT_S} s")
         if not self._ready:
-            self.connection.recv()
+            missing: list[str] = self.connection.recv()
+            if missing:
+                raise RankFailed(f"the server of processes could not import {', '.join(missing)}")
             self._ready = True
 
     def kill(self) -> None:
@@ -167,6 +168,7 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
 
 def _serve(connection: Connection) -> None:
     """Life of a process: calls, until the one that started it is gone."""
+    missing = not_preloaded()
     faulthandler.enable()  # a rank that crashes says where
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     import torch
@@ -177,7 +179,7 @@ def _serve(connection: Connection) -> None:
     from strop.engines.parallel.process_group import leave_ranks
 
     gc.freeze()  # imported modules are not looked through at each collection
-    connection.send("ready")
+    connection.send(missing)
     while True:
         try:
             path, name, ranks, args = connection.recv()
@@ -193,6 +195,7 @@ def _serve(connection: Connection) -> None:
         finally:
             value = None
             gc.collect()  # models and their collectives go before the group that they belong to
+            gc.freeze()  # and what the call has imported is not looked through after each of the next ones
             leave_ranks()
 
 
