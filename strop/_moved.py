@@ -7,7 +7,6 @@ package is looked for at the same place below the first of them.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -104,7 +103,7 @@ class _MovedModule(types.ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _MovedModules:
     """Finds old names, after all that is there under its own name."""
 
     def find_spec(
