@@ -8,6 +8,7 @@ nowhere else. It ends with the process of pytest.
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -104,6 +105,7 @@ def _be_program(words: list[str], out: Path, err: Path, cwd: Path, env: dict[str
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     sys.path[:] = [first, *filter(None, places), *installed]
     sys.argv = [how or rest[0], *rest[1:]]
+    gc.freeze()  # what the server has imported is not looked through at each collection
     try:
         if how == "-c":
             exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -67,11 +67,11 @@ def owner(name: str) -> str:
     return name
 
 
-def type_checking(tree: ast.Module) -> set[ast.AST]:
-    """Nodes that only a type checker reads."""
+def type_checking(nodes: Sequence[ast.AST]) -> set[ast.AST]:
+    """Those of a module's nodes that only a type checker reads."""
     blocks = (
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     )
     return {node for block in blocks for statement in block.body for node in ast.walk(statement)}
@@ -79,9 +79,10 @@ def type_checking(tree: ast.Module) -> set[ast.AST]:
 
 def references(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Modules of strop that a module names, with the line: imports at the top and in functions, and strings."""
-    left_out = type_checking(tree)
-    left_out |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    left_out = type_checking(nodes)
+    left_out |= {node.value for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    for node in nodes:
         if node in left_out:
             continue
         match node:
