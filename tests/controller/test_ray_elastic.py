@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-from ray_workers import CPUS, Doubler, Mortal, batch, shared_cluster
+from ray_cluster import shared_cluster
+from ray_workers import CPUS, Doubler, Mortal, batch
 
 from strop.controller import Mesh, WorkerFailed, WorkerGroup, WorkerLost, role
 from strop.controller.ray import RayRuntime
