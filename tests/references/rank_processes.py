@@ -33,10 +33,13 @@ from typing import Any
 
 from fork_server import CONTEXT, not_preloaded
 
-from strop.controller.store_server import RendezvousServer
+from strop.controller.auth_listener import new_secret
+from strop.controller.store_server import _GROUPS, RendezvousServer
 
 _START_TIMEOUT_S = 240.0
 """Limit of a process's start: the first one waits for the server's imports, on a machine that may be busy."""
+_SECRET = new_secret()
+"""Of all meetings, of which there are hundreds: each secret is looked for in whatever its process writes later."""
 
 
 class RankFailed(RuntimeError):
@@ -89,7 +92,7 @@ def run_ranks(
     try:
         for child in used:
             child.wait_until_ready()
-        place = RendezvousServer("127.0.0.1")
+        place = RendezvousServer("127.0.0.1", secret=_SECRET)
         try:
             for rank, child in enumerate(used):
                 child.connection.send((sys.path, name, Ranks(rank, world_size, place.rendezvous), args))
@@ -197,6 +200,7 @@ def _serve(connection: Connection) -> None:
             gc.collect()  # models and their collectives go before the group that they belong to
             gc.freeze()  # and what the call has imported is not looked through after each of the next ones
             leave_ranks()
+            _GROUPS.clear()  # the next meeting has the same secret, and may have the same port
 
 
 def _end_with(parent: int) -> None:
