@@ -13,6 +13,10 @@ import sys
 import types
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader  # with files of packages, temporary files and archives
 
 MOVED: dict[str, tuple[str, ...]] = {
     old: tuple(new.split())
@@ -109,7 +113,9 @@ class _MovedModules:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if homes_of(fullname) else None
+        if not homes_of(fullname):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _MovedModule(spec.name)
