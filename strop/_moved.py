@@ -7,13 +7,16 @@ package is looked for at the same place below the first of them.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader  # with files of packages, temporary files and archives
 
 MOVED: dict[str, tuple[str, ...]] = {
     old: tuple(new.split())
@@ -104,13 +107,15 @@ class _MovedModule(types.ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _MovedModules:
     """Finds old names, after all that is there under its own name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if homes_of(fullname) else None
+        if not homes_of(fullname):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _MovedModule(spec.name)

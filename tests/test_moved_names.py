@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fork_server import run_program
 
 from strop._moved import MOVED
 
@@ -29,7 +30,7 @@ _IMPORT_ALL = """
 import importlib, json, sys, warnings
 warnings.simplefilter("always")
 told = {}
-for old in json.load(sys.stdin):
+for old in sys.argv[1:]:
     sys.modules.pop(old, None)
     with warnings.catch_warnings(record=True) as caught:
         importlib.import_module(old)
@@ -39,14 +40,8 @@ print(json.dumps(told))
 
 
 def test_an_old_name_says_where_its_things_are() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL],
-        input=json.dumps(sorted(MOVED)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
+    run = run_program(["-c", _IMPORT_ALL, *sorted(MOVED)])
+    assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     silent = [
         old

@@ -183,9 +183,10 @@ class Layers:
 
     def _forget(self, key: str) -> None:
         """Go back to the default of a full key, with all that is below it."""
+        below = f"{key}."
         table: dict[str, Any]
         for table in (self.values, self._origins, self._files, self._typed):
-            for name_of_entry in [name for name in table if name == key or name.startswith(f"{key}.")]:
+            for name_of_entry in [name for name in table if name == key or name.startswith(below)]:
                 del table[name_of_entry]
 
     def _change_entry(self, target: Key, entry: tuple[str, ...], override: Override) -> None:

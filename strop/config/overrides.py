@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -46,7 +47,7 @@ def _spelling_advice(key: str, value: str) -> str:
         return f"an entry of a mapping is written {key}.{value}"
     whole = f"{key}={_with_quotes(value)}"
     try:
-        OverridesParser.create().parse_override(whole)
+        _parser().parse_override(whole)
     except HydraException:
         whole = f'{key}="..."'
     return f"put a value with special characters in quotes, within those of the whole: {shell_word(whole)}"
@@ -89,6 +90,12 @@ _KINDS: dict[OverrideType, Literal["set", "add", "reset"]] = {
 }
 
 
+@cache
+def _parser() -> OverridesParser:
+    """Hydra's parser: to make one takes longer than to parse an override."""
+    return OverridesParser.create()
+
+
 def parse_override(text: str) -> Override:
     """The override that a text of the command line stands for.
 
@@ -105,7 +112,7 @@ def parse_override(text: str) -> Override:
         )
         raise ValueError(f"{text!r} is not an override: {hint}")
     try:
-        parsed = OverridesParser.create().parse_override(text)
+        parsed = _parser().parse_override(text)
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
         way = _spelling_advice(key, text.partition("=")[2].strip())

@@ -5,7 +5,7 @@
     ledger.py         every issued sample has one fate
     digests.py        digests of the results of a step's stages; fingerprints.py: a hash chain of them
     samples/          trained and validation samples, as Parquet
-    checkpoints.py    atomic checkpoints; manifest.py: their files and facts
+    checkpoints.py    atomic checkpoints; manifest.py: their files and facts; sealing.py: sealed in a thread
     lock.py           one writer per folder
     naming.py         RUN on a command line: the run, the checkpoint of it, and its model folder
     processes.py      processes of a run, from its settings

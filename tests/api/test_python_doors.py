@@ -17,6 +17,7 @@ import datasets
 import pandas as pd
 import pytest
 from door_rewards import BONUS, first_letter
+from fork_server import run_program
 
 import strop
 from strop import GRPO, evaluate, sft, train
@@ -289,13 +290,7 @@ def test_a_program_without_a_guard_is_run_once(
         model=str(tiny_model), rows=rows, short=vars(SHORT), small=SMALL, out=str(tmp_path / "x")
     )
     (tmp_path / "program.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program([tmp_path / "program.py"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["once", "{0.5}"]
     assert "SCALE for _ in completions" in (tmp_path / "x-inputs" / "reward_0.py").read_text(), "for a reader"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from benchmark_modules import BENCHMARKS, benchmark_module
+from fork_server import run_program
 
 SIDES = {"real_trl", "rollout_sides", "trl_grpo", "workloads"}
 """Processes that benchmarks start, some in environments of other libraries."""
@@ -32,9 +31,7 @@ for path in sys.argv[1:]:
 
 
 def test_every_benchmark_answers_help() -> None:
-    """In one process, so that torch is imported once."""
-    command = [sys.executable, "-c", ASK, *map(str, SCRIPTS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = run_program(["-c", ASK, *SCRIPTS])
     ended = [line for line in done.stdout.splitlines() if line.startswith(("ended", "worked"))]
     assert ended == [f"ended {path} 0" for path in SCRIPTS], done.stderr[-2000:]
     assert done.stdout.count("usage: ") == len(SCRIPTS)

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,11 @@ import torch.distributed as dist
 
 from strop.controller import BatchAndMetrics, Dispatch, Execute, Worker, register, register_dispatch_mode
 from strop.controller.errors import FollowerLost
-from strop.controller.ray import Cluster
 from strop.controller.worker import Follower, FollowerAddress
 from strop.protocol import DataProto, jagged
 
 CPUS = 0.1
 """Cores per process: the tests start more processes than a small machine has cores."""
-
-
-@cache
-def shared_cluster() -> Cluster:
-    """The private cluster that all tests of the session share; it ends with the test process."""
-    return Cluster()
 
 
 def round_robin(group: Any, numbers: list[int]) -> Any:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-from ray_workers import CPUS, Doubler, Mortal, batch, shared_cluster
+from ray_cluster import shared_cluster
+from ray_workers import CPUS, Doubler, Mortal, batch
 
 from strop.controller import Mesh, WorkerFailed, WorkerGroup, WorkerLost, role
 from strop.controller.ray import RayRuntime
@@ -185,3 +186,4 @@ def test_workers_that_share_rows_are_not_replaced(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="only data-parallel workers are replaced one by one"),
     ):
         runtime.groups({"rollout": spec}, is_elastic=True)
+    assert list(tmp_path.iterdir()) == [], "no process was started"

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
+from ray_cluster import shared_cluster
+from ray_workers import CPUS, Doubler, Faulty, batch
 
 from strop.controller import Failure, GroupStopped, NotEnoughDevices, WorkerCall, role
 from strop.controller.errors import CallTimeout, WorkerFailed

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import ray
 import torch
-from ray_workers import CPUS, Doubler, batch, shared_cluster
+from ray_cluster import shared_cluster
+from ray_workers import CPUS, Doubler, batch
 
 from strop.controller import Mesh, Partition, as_list, role
 from strop.controller.ray import (

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import ray
 import torch
-from ray_workers import batch, shared_cluster
+from ray_cluster import shared_cluster
+from ray_workers import batch
 
 from strop.controller.ray.future import DataProtoFuture, LocalBatch
 from strop.controller.ray.transport import HEAVY_BYTES, BatchRefs, detached_from_store, payload_bytes

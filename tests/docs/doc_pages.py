@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from fork_server import run_program
+
 import strop
 from strop.algorithms.losses.policy import STATISTIC
 from strop.cli.main import main
@@ -153,9 +155,14 @@ class Session:
         self.transcript.append(self.output)
 
     def _command(self, line: str) -> tuple[int, str]:
-        """Carry out one line: in this process when it is a plain call of strop, which saves its start-up."""
+        """Carry out one line: in this process when it is a plain call of strop, and in a fork when it is one of Python,
+        which saves what they import."""
         words = shlex.split(line, comments=True)
-        if words[0] != "strop" or _SHELL_WORDS & set(words):
+        is_plain = not _SHELL_WORDS & set(words)
+        if words[0] == "python" and is_plain:
+            program = run_program(words[1:], cwd=self.folder, timeout_s=_COMMAND_TIMEOUT_S)
+            return program.returncode, program.stdout + program.stderr
+        if words[0] != "strop" or not is_plain:
             programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
             done = subprocess.run(
                 ["bash", "-c", line], cwd=self.folder, env={**os.environ, "PATH": programs}, text=True,

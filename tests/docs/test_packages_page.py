@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from doc_pages import ROOT, blocks, entry_point_groups
+from fork_server import run_program
 
 from strop.data.tiny_model import make_tiny_model
 
@@ -25,19 +26,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def run(command: list[str], folder: Path, path: Path | None = None) -> str:
-    """Standard output and error of a program."""
+def run(words: list[str], folder: Path, path: Path | None = None) -> str:
+    """Standard output of a program of Python, with these packages on its path."""
     places = [str(place) for place in (path, ROOT) if place]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    done = run_program(words, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -52,7 +46,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.write_text(block.text)
     target = folder / "installed"
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
-    run([sys.executable, "-m", "pip", "install", *options, "./strop-example"], folder)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "./strop-example"],
+        cwd=folder,
+        check=True,
+        timeout=250,
+    )
     return target
 
 
@@ -88,7 +87,7 @@ def test_a_run_is_trained_with_the_parts_of_an_installed_package(installed: Path
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     (command,) = [line for block in blocks(PAGE) for line in block.commands if line.startswith("strop train")]
-    output = run([sys.executable, "-m", *command.split()], tmp_path, installed)
+    output = run(["-m", *command.split()], tmp_path, installed)
     out = tmp_path / "runs" / "example"
 
     assert "strop_example generates" in output, "the engine"
@@ -96,8 +95,8 @@ def test_a_run_is_trained_with_the_parts_of_an_installed_package(installed: Path
     assert [line.split()[0] for line in lines] == ["1", "2"], "the tracker"
     samples = []
     for step in ("1", "2"):
-        command = [sys.executable, "-m", "strop", "samples", str(out), "--json", "--step", step]
-        samples += json.loads(run(command, tmp_path))["samples"]
+        words = ["-m", "strop", "samples", str(out), "--json", "--step", step]
+        samples += json.loads(run(words, tmp_path))["samples"]
     assert len(samples) == 12
     assert any("letters" in sample["response"] for sample in samples), "the tool, called by its format"
     groups = defaultdict(list)
@@ -134,13 +133,7 @@ def test_packages_that_cannot_be_used(tmp_path: Path, packages: dict[str, str], 
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[strop.estimators]\nmine = {name}\ngrpo = {name}\n")
     places = os.pathsep.join(map(str, (tmp_path, ROOT)))
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK_UP],
-        env={**os.environ, "PYTHONPATH": places},
-        text=True,
-        capture_output=True,
-        timeout=120,
-    )
+    done = run_program(["-c", LOOK_UP], env={**os.environ, "PYTHONPATH": places})
     assert sentence in done.stderr
     assert "'mine'" in done.stdout, "names of packages are known without being imported"
     assert "grpo is there" in done.stdout

@@ -17,7 +17,7 @@ import torch
 
 from strop.engines.checkpoint import load_sharded
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -36,7 +36,7 @@ TRAINER = (
     TENSORS
     + """
 from strop.run import CheckpointStore
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 sealing = None
 store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=0)
 live = tensors(0)
@@ -180,7 +180,7 @@ def test_a_full_disk_comes_to_light_at_the_next_save(tmp_path: Path) -> None:
         TENSORS
         + """
 from strop.run import CheckpointError, CheckpointStore
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 store = CheckpointStore(Path(sys.argv[1]), keep_last=1, keep_best=0)
 alone = Parallel(device=torch.device("cpu"))
 

@@ -7,8 +7,8 @@
 
     first, second = run_ranks(gradient, 2, 10)           # the results in the order of the ranks
 
-Processes are started once and serve later calls, from a server that has imported torch, which takes seconds; each has
-one thread.
+Processes are started once and serve later calls, as forks of a server that has imported what they need (fork_server);
+each has one thread.
 After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
 survives the test run: the processes end with the one that started them.
 """
@@ -19,7 +19,6 @@ import atexit
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import multiprocessing.connection
 import os
 import sys
@@ -32,12 +31,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from strop.controller.store_server import RendezvousServer
+from fork_server import CONTEXT, not_preloaded
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "transformers"])  # imported once for all ranks
+from strop.controller.auth_listener import new_secret
+from strop.controller.store_server import _GROUPS, RendezvousServer
+
 _START_TIMEOUT_S = 240.0
-"""Limit of a process's start: torch and transformers are imported, on a machine that may be busy."""
+"""Limit of a process's start: the first one waits for the server's imports, on a machine that may be busy."""
+_SECRET = new_secret()
+"""Of all meetings, of which there are hundreds: each secret is looked for in whatever its process writes later."""
 
 
 class RankFailed(RuntimeError):
@@ -90,7 +92,7 @@ def run_ranks(
     try:
         for child in used:
             child.wait_until_ready()
-        place = RendezvousServer("127.0.0.1")
+        place = RendezvousServer("127.0.0.1", secret=_SECRET)
         try:
             for rank, child in enumerate(used):
                 child.connection.send((sys.path, name, Ranks(rank, world_size, place.rendezvous), args))
@@ -108,8 +110,8 @@ class _Child:
     """One process that calls functions."""
 
     def __init__(self) -> None:
-        self.connection, theirs = _CONTEXT.Pipe()
-        self.process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process: BaseProcess = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self._ready = False
@@ -118,7 +120,9 @@ class _Child:
         if not self._ready and not self.connection.poll(_START_TIMEOUT_S):
             raise RankFailed(f"a rank's process did not start within {_START_TIMEOUT_S} s")
         if not self._ready:
-            self.connection.recv()
+            missing: list[str] = self.connection.recv()
+            if missing:
+                raise RankFailed(f"the server of processes could not import {', '.join(missing)}")
             self._ready = True
 
     def kill(self) -> None:
@@ -167,6 +171,7 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
 
 def _serve(connection: Connection) -> None:
     """Life of a process: calls, until the one that started it is gone."""
+    missing = not_preloaded()
     faulthandler.enable()  # a rank that crashes says where
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     import torch
@@ -177,7 +182,7 @@ def _serve(connection: Connection) -> None:
     from strop.engines.parallel.process_group import leave_ranks
 
     gc.freeze()  # imported modules are not looked through at each collection
-    connection.send("ready")
+    connection.send(missing)
     while True:
         try:
             path, name, ranks, args = connection.recv()
@@ -193,7 +198,9 @@ def _serve(connection: Connection) -> None:
         finally:
             value = None
             gc.collect()  # models and their collectives go before the group that they belong to
+            gc.freeze()  # and what the call has imported is not looked through after each of the next ones
             leave_ranks()
+            _GROUPS.clear()  # the next meeting has the same secret, and may have the same port
 
 
 def _end_with(parent: int) -> None:

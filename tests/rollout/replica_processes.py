@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from fork_server import CONTEXT
 from rollout.engine_process.address import EngineAddress
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.server import EngineServer
@@ -23,8 +23,6 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native.engine import NativeEngine
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["rollout.replica_processes"])
 START_S = 120.0
 STEP_S = 0.01
 """What a step of the small model is made to take, so that there is time for something to happen."""
@@ -127,7 +125,7 @@ class ReplicaProcesses(AbstractAsyncContextManager["ReplicaProcesses"]):
         await self.end(index)
         self.num_starts += 1
         file = self._scratch / f"{index}-{self.num_starts}"
-        process = _SERVER.Process(
+        process = CONTEXT.Process(
             target=serve, args=(str(self._folder), self.version, str(file)), daemon=True
         )
         process.start()

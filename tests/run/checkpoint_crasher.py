@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strop.run import CheckpointStore
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 

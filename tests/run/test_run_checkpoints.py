@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 
 
 def writer(content: bytes = b"weights" * 100) -> Callable[[Path], None]:

@@ -118,7 +118,7 @@ ENDLESS_SAVER = """
 import os, sys, threading
 from pathlib import Path
 from strop.run import CheckpointStore
-from strop.trainer.fault_tolerance.background import Sealing
+from strop.run.sealing import Sealing
 
 def say(line):  # in one write: two processes have this pipe
     os.write(1, f"{line}\\n".encode())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from fork_server import run_program
 from tiny_runs import Project, resume_in
 
 from strop.config import save_config
@@ -76,9 +75,7 @@ def test_a_disk_that_does_not_answer_ends_the_run_and_it_goes_on_later(
     (tmp_path / "hanging.py").write_text(HANGING)
     words = [tmp_path / "hanging.py", "--config", tmp_path / "run.yaml", "--out", tmp_path / "run"]
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(words)
     assert done.returncode == disk.EXIT_CODE, done.stderr
     assert time.monotonic() - begun < 60
     assert "the checkpoint of step 2 could not be written within resources.call_timeout_s" in done.stderr

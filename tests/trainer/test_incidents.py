@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from fork_server import start_program
 from test_ray_runs import RAY, worker_processes
 from tiny_runs import Project, train_in
 
@@ -70,20 +72,19 @@ def test_a_run_that_hangs_in_a_scorer_and_is_killed(
     )
     run = tmp_path / "run"
     words = ["train", "--config", str(tmp_path / "config.yaml"), "--out", str(run)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "strop.cli.main", *words], stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            wait_for(lambda: '"kind":"step"' in (run / "events.jsonl").read_text(), process)
-            (tmp_path / "flag").touch()
-            wait_for(lambda: [beat for beat in read_beats(run / "logs") if beat.item_s > 2.0], process)
-            text = told(run, capsys)
-            assert f"{run} is running at step " in text
-            assert ", gen for " in text
-            assert "samples the slowest is e" in text
-            assert " scored, for " in text
-        finally:
-            process.send_signal(signal.SIGKILL)
+    process = start_program(["-m", "strop.cli.main", *words], out=tmp_path / "out", err=tmp_path / "err")
+    try:
+        wait_for(lambda: '"kind":"step"' in (run / "events.jsonl").read_text(), process.is_alive)
+        (tmp_path / "flag").touch()
+        wait_for(lambda: [beat for beat in read_beats(run / "logs") if beat.item_s > 2.0], process.is_alive)
+        text = told(run, capsys)
+        assert f"{run} is running at step " in text
+        assert ", gen for " in text
+        assert "samples the slowest is e" in text
+        assert " scored, for " in text
+    finally:
+        process.kill()
+        process.join()
     text = told(run, capsys)
     assert f"{run} was killed at step " in text
     assert "samples the slowest is e" in text
@@ -93,15 +94,15 @@ def test_a_run_that_hangs_in_a_scorer_and_is_killed(
     assert [beat["process"] for beat in found["beats"]] == ["controller"]
 
 
-def wait_for(is_so: object, process: subprocess.Popen[bytes]) -> None:
+def wait_for(is_so: Callable[[], object], is_running: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while True:
         try:
-            if is_so():  # type: ignore[operator]
+            if is_so():
                 return
         except OSError:
             pass
-        assert process.poll() is None, "the run ended"
+        assert is_running(), "the run ended"
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -124,7 +125,9 @@ def test_a_rank_that_does_not_answer_stands_first(
     with subprocess.Popen(
         [sys.executable, "-m", "strop.cli.main", *words], stderr=subprocess.DEVNULL
     ) as process:
-        wait_for(lambda: '"kind":"step"' in (run / "events.jsonl").read_text(), process)
+        wait_for(
+            lambda: '"kind":"step"' in (run / "events.jsonl").read_text(), lambda: process.poll() is None
+        )
         stopped = worker_processes(psutil.Process(process.pid).children(recursive=True))[-1]
         stopped.send_signal(signal.SIGSTOP)
         assert process.wait(timeout=120) == 2

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from ray_cluster import shared_cluster
 from tiny_runs import Done, Project, check_records, resume_in, stages_that_differ, train_in
 
 from strop.config import save_config
@@ -47,6 +48,7 @@ def log_prob_columns(done: Done, step: int) -> list[torch.Tensor]:
 def test_a_worker_in_another_process_does_the_same_to_the_bit(
     on_policy: Done, project: Project, tmp_path: Path
 ) -> None:
+    shared_cluster()  # the run joins it
     settings = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
     done = train_in(tmp_path / "run", project.config(*settings, *RAY))
     assert [one.chain for one in done.chain] == [one.chain for one in on_policy.chain]

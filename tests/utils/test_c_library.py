@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
+from fork_server import run_program
 
 from strop.engines.checksum import host
 from strop.engines.cpu import library
 from strop.rollout.native.cpu import kernel
 
 WIDE = "-mprefer-vector-width=512"
-PROCESS = """
-import platform
-platform.machine = lambda: "aarch64"
+PROGRAM = """
+import importlib, platform
 from strop.engines.checksum import host
 from strop.engines.cpu import library
 from strop.rollout.native.cpu import kernel
+from strop.utils import c_library
+platform.machine = lambda: "aarch64"
+for module in (c_library, host, library, kernel):
+    importlib.reload(module)
 print([flag for module in (host, library, kernel) for flag in module.FLAGS if flag.startswith("-m")])
 """
 
@@ -29,7 +31,5 @@ def test_wide_vectors_are_asked_for_on_x86() -> None:
 
 
 def test_nothing_of_x86_is_asked_for_on_arm() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", PROCESS], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert result.stdout.strip() == str(["-march=native"] * 3)
+    result = run_program(["-c", PROGRAM])
+    assert result.stdout.strip() == str(["-march=native"] * 3), result.stderr

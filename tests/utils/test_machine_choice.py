@@ -7,18 +7,18 @@ import json
 import logging
 import os
 import platform
-import subprocess
-import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import run_program
 
 from strop.utils import machine_choice as module
 from strop.utils.machine_choice import machine_choice
 
-PROCESS = """
+PROGRAM = """
 import sys, time
 from strop.utils.machine_choice import machine_choice
 def measured():
@@ -105,12 +105,10 @@ def test_without_the_kernels_word_platforms_differ(
 
 
 def test_processes_that_measure_at_once_agree(cache: Path) -> None:
-    running = [
-        subprocess.Popen([sys.executable, "-c", PROCESS, word], stdout=subprocess.PIPE, text=True)
-        for word in ("2.0", "1.0")
-    ]
-    answers = {process.communicate(timeout=60)[0].strip() for process in running}
-    assert len(answers) == 1
+    with ThreadPoolExecutor(2) as threads:
+        running = list(threads.map(lambda word: run_program(["-c", PROGRAM, word]), ("2.0", "1.0")))
+    answers = {program.stdout.strip() for program in running}
+    assert len(answers) == 1, running
     assert answers <= {"True", "False"}
 
 

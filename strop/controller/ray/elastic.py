@@ -38,6 +38,14 @@ NUM_OBJECTS = 16
 """Values that a call returns beside its response: heavy columns of a batch and the rest of it. Unused ones are None."""
 
 
+def check_replaceable(role: str, mesh: Mesh) -> None:
+    """Refuse workers that share rows: ValueError where the mesh is not data parallel alone."""
+    if mesh.dp != mesh.world_size:
+        raise ValueError(
+            f"role {role!r} has the mesh {mesh}, but only data-parallel workers are replaced one by one"
+        )
+
+
 class ElasticGroup(RoleGroup[W]):
     """Data-parallel workers of one role, of which some may be lost and replaced."""
 
@@ -60,18 +68,11 @@ class ElasticGroup(RoleGroup[W]):
 
         Args:
             spec: of which they were made, and of which others will be.
-            mesh: their parallel axes.
+            mesh: data parallel alone (`check_replaceable`).
             role, manager, members, call_timeout_s, traffic: as of RoleGroup.
             pool: places of their processes.
             options: of the start of these, and of others.
-
-        Raises:
-            ValueError: the workers are not data parallel alone.
         """
-        if mesh.dp != mesh.world_size:
-            raise ValueError(
-                f"role {role!r} has the mesh {mesh}, but only data-parallel workers are replaced one by one"
-            )
         super().__init__(
             spec.worker_class,
             mesh,

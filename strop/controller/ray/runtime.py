@@ -14,7 +14,7 @@ from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Cluster, this_address
 from strop.controller.ray.detached import DetachedName, store_group_info
-from strop.controller.ray.elastic import ElasticGroup
+from strop.controller.ray.elastic import ElasticGroup, check_replaceable
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
@@ -124,8 +124,8 @@ class PoolsRuntime(Runtime):
                 them: an ElasticGroup.
 
         Raises:
-            ValueError: there is no such pool, a role's mesh does not fit it, or its ranks span nodes and a role has no
-                followers.
+            ValueError: there is no such pool, a role's mesh does not fit it, its ranks span nodes and a role has no
+                followers, or an elastic group would share rows; no process has started.
             WorkerFailed: a process died, or a constructor raised an error.
             CallTimeout: processes or constructors took too long; names them.
         """
@@ -137,6 +137,9 @@ class PoolsRuntime(Runtime):
         places = self._pools[pool]
         meshes = meshes_on(places.name, places.world_size, roles)
         _check_followers(places, roles)
+        if is_elastic:
+            for role, mesh in meshes.items():
+                check_replaceable(role, mesh)
         try:
             members = self._started(pool, places)
             make_workers(self._manager, members, places, roles, meshes, self._start_timeout_s)

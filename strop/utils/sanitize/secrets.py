@@ -54,12 +54,7 @@ def remember_secret(value: str) -> None:
         return
     with _lock:
         _remembered.add(value)
-        _forms = tuple(
-            sorted(
-                {form for known in _remembered for form in _spellings(known)},
-                key=lambda form: (-len(form), form),
-            )
-        )
+        _forms = tuple(sorted({*_forms, *_spellings(value)}, key=lambda form: (-len(form), form)))
 
 
 def remember_named(values: Mapping[str, str]) -> None:

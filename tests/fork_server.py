@@ -1,0 +1,118 @@
+"""Processes of tests, forked from one that has imported what they all import: a start takes milliseconds of a core,
+where a fresh interpreter takes seconds.
+
+There is one such server for each process of pytest (multiprocessing has but one), so what it imports is named here and
+nowhere else. It ends with the process of pytest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+PRELOADED = (
+    "pytest",
+    "torch.distributed.fsdp",
+    "transformers.modeling_utils",
+    "strop.cli.main",
+    "strop.trainer.train",
+)
+"""Modules of the server. None of tests/, which is not on its path."""
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(list(PRELOADED))
+
+
+def not_preloaded() -> list[str]:
+    """Modules of `PRELOADED` that this process began without: a server passes over what it cannot import."""
+    return [name for name in PRELOADED if name not in sys.modules]
+
+
+def start_program(
+    words: Sequence[str | Path],
+    *,
+    out: Path,
+    err: Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> BaseProcess:
+    """Start `python WORDS...` in a fork of the server; the caller ends it.
+
+    For programs whose own imports nobody looks at: strop, torch and transformers are there already. Variables that
+    are read before a program begins (those of malloc and of Python itself) are without effect.
+
+    Args:
+        words: `-c TEXT`, `-m MODULE` or a file, and the arguments of the program.
+        out: file for standard output.
+        err: file for standard error.
+        cwd: current directory; None: that of this process.
+        env: all environment variables; None: those of this process.
+    """
+    arguments = [str(word) for word in words], out, err, cwd or Path.cwd(), dict(env or os.environ)
+    process = CONTEXT.Process(target=_be_program, args=arguments)
+    process.start()
+    return process
+
+
+def run_program(
+    words: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, as `start_program` starts it.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer, and was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = start_program(words, out=out, err=err, cwd=cwd, env=env)
+        try:
+            process.join(timeout_s)
+            if process.exitcode is None:
+                raise subprocess.TimeoutExpired([*map(str, words)], timeout_s)
+            return subprocess.CompletedProcess(
+                [*map(str, words)], process.exitcode, out.read_text(), err.read_text()
+            )
+        finally:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _be_program(words: list[str], out: Path, err: Path, cwd: Path, env: dict[str, str]) -> None:
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    if missing := not_preloaded():
+        raise RuntimeError(f"the server of processes could not import {', '.join(missing)}")
+    how, rest = (words[0], words[1:]) if words[0] in ("-c", "-m") else ("", words)
+    first = {"-c": "", "-m": str(cwd)}.get(how, str(Path(rest[0]).parent))
+    places = env.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path[:] = [first, *filter(None, places), *installed]
+    sys.argv = [how or rest[0], *rest[1:]]
+    gc.freeze()  # what the server has imported is not looked through at each collection
+    try:
+        if how == "-c":
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        elif how == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(rest[0], run_name="__main__")
+    finally:  # as an interpreter ends, which a process of multiprocessing does not
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
