@@ -26,9 +26,9 @@ from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_memory import freed_copies
 from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import update_phase
-from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
@@ -372,7 +372,7 @@ def test_gradients_above_a_size_lie_beside_the_heap(
 ) -> None:
     config = small(tmp_path, "resources.runtime=ray", *settings)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", limit)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", limit)
     assert gradient_gaps(actor, 0) == pytest.approx(resident(actor).gradients - left_out, rel=1e-12)
 
 
@@ -389,7 +389,7 @@ def test_experts_with_ranks_of_their_own_are_reduced_by_themselves(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     experts = 8 * 3 * 64 * 32
     assert actor.sizes.experts_total == 4 * experts
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", 4 * experts / 2 - 1)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 4 * experts / 2 - 1)
     assert gradient_gaps(actor, 0) == pytest.approx(4 * (actor.sizes.total - 4 * experts) / 2, rel=1e-12)
 
 
@@ -401,7 +401,7 @@ def test_gathered_parameters_above_a_size_lie_beside_the_heap(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     all_in = freed_copies(actor)
     assert all_in == 2 * actor.share(0).gathered.total  # in bfloat16
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", 2 * ROOT / shared - 1)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 2 * ROOT / shared - 1)
     assert freed_copies(actor) == pytest.approx(all_in - 2 * ROOT / shared, rel=1e-12)
 
 
