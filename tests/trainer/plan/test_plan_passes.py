@@ -19,9 +19,10 @@ from strop.engines.lora import products
 from strop.engines.lora.adapters import add_lora
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.trainer.plan.batches import Group, packed_shape
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import model_sizes
 from strop.trainer.plan.pass_memory import update_phase
-from strop.trainer.plan.passes import Passes, PassForm, trace_passes
+from strop.trainer.plan.passes import Passes, trace_passes
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.tracing import Recorder
@@ -116,11 +117,8 @@ def test_products_of_a_cpu_keep_what_real_ones_keep(
     groups: list[Group] = [(16, (40, 32)), (24, (64,))]
     passes = trace_passes(config, PassForm(compute_dtype=dtype, lora=lora), packed_shape(groups))
     saved, update = real_passes(config, groups, dtype, lora if lora.enabled else None)
-    # Traced norms keep float32: those of the queries and keys of 173 tokens, 6 heads of 16 numbers, have bfloat16.
-    wider = 5 * 173 * 6 * 16 * 2 if dtype == torch.bfloat16 else 0
-    assert passes.saved_bytes() - wider == pytest.approx(saved, rel=0.002)
-    whole = max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes)
-    assert whole - wider == pytest.approx(update, rel=0.03)
+    assert passes.saved_bytes() == pytest.approx(saved, rel=0.002)
+    assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(update, rel=0.03)
 
 
 def test_an_adapter_is_traced_as_it_is_added_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
