@@ -3,9 +3,12 @@ it costs them to talk."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,14 +32,13 @@ _ONE = """
 print(json.dumps({"num_bytes": most()}))
 """
 _TWO = """
-import datetime, os, tempfile, time
+import datetime, sys, time
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from strop.engines.parallel.fsdp import fully_shard
 torch.set_num_threads(1)
-place = "file://" + tempfile.mktemp()
-rank = int(os.fork() == 0)
-dist.init_process_group("gloo", place, datetime.timedelta(0, 60), 2, rank)
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", "file://" + meeting, datetime.timedelta(0, 60), 2, rank)
 pass_and_step(fully_shard(torch.nn.Linear(256, 256), mesh=init_device_mesh("cpu", (2,))))
 def seconds(numbers, repeats):
     sent = torch.zeros(numbers)
@@ -83,15 +85,32 @@ def baseline(*, uses_ray: bool = False, is_one_of_several: bool = False) -> Base
         is_one_of_several: ranks that hold a model together.
     """
     program = ("import ray\n" if uses_ray else "") + _PROCESS + (_TWO if is_one_of_several else _ONE)
+    output = _output(program, num_ranks=2 if is_one_of_several else 1)
     try:
-        result = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ASSUMED
-    if result.returncode:
-        return ASSUMED
-    try:
-        return Baseline(**json.loads(result.stdout.splitlines()[-1]))
+        return Baseline(**json.loads(output.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):  # no line, or none that says it
         return ASSUMED
+
+
+def _output(program: str, *, num_ranks: int) -> str:
+    """Output of the first of as many processes, each with its rank and the path of a file to meet at as arguments;
+    empty where one of them fails, or has not ended in time.
+
+    Each is started, and none forked: a fork may wait for ever for threads that it has not.
+    """
+    end = time.monotonic() + TIMEOUT_S
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes = []
+        for rank in range(num_ranks):
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        try:
+            output, _ = processes[0].communicate(timeout=TIMEOUT_S)
+            failed = [process for process in processes if process.wait(max(0.0, end - time.monotonic()))]
+        except subprocess.TimeoutExpired:
+            return ""
+    return "" if failed else output
