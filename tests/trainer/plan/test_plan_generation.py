@@ -39,11 +39,11 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     assert one == pytest.approx(4 * four, rel=1e-6)
 
 
-def test_ranks_of_an_engine_talk_four_times_in_each_layer(tmp_path: Path) -> None:
+def test_ranks_of_an_engine_talk_four_times_in_each_layer_and_seven_times_beside(tmp_path: Path) -> None:
     # 4 layers of 64 numbers in bfloat16: 16 sequences of 128 bytes, and half a second for each time.
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
     device = replace(device_named("h100"), collective_s=0.5, link=1024.0, network=512.0, per_node=2)
     assert sent_seconds(actor, device, running=16, ranks=1) == 0
-    assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * (16 * 128 / 1024 + 0.5)
-    assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * (16 * 128 / 512 + 0.5)
+    assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * 16 * 128 / 1024 + (4 * 4 + 7) * 0.5
+    assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * 16 * 128 / 512 + (4 * 4 + 7) * 0.5
