@@ -239,8 +239,19 @@ def test_what_could_not_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.
         said.append([line for line in plan.assumptions if "could not be measured here" in line])
     assert said[1] == []
     assert said[0] == [
-        "a process without a model could not be measured here: 0.73 GiB, and ranks that send 1.5 GB/s, 200 us a time"
+        "a process without a model could not be measured here: 0.73 GiB, and ranks that send 0.7 GB/s, 500 us a time"
     ]
+
+
+def test_what_ranks_were_seen_to_pay_for_talking_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Baseline(num_bytes=GIB, call_s=300e-6, bytes_per_s=0.8e9)
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: process)
+    ranks = ("resources.runtime=ray", "resources.ranks=2")
+    for settings, is_said in ((ranks, True), ((), False)):
+        plan = make_plan(small(tmp_path, *settings), device="cpu", memory_gib=30, advises=False)
+        assert any("sends 0.8 GB/s, and 300 us go to" in line for line in plan.assumptions) is is_said
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from strop.engines import cpu_products
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
+from strop.engines.cpu import library
 from strop.engines.cpu.layers import use_cpu_layers
 from strop.engines.lora import products
 from strop.engines.lora.adapters import add_lora
@@ -110,6 +112,26 @@ def test_products_of_a_cpu_keep_what_real_ones_keep(
     dtype: torch.dtype, lora: LoraConfig, is_half_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_products, "is_half_faster", lambda: is_half_faster)
+    check_traced_as_real(dtype, lora)
+
+
+def test_norms_and_gates_that_are_not_compiled_keep_what_real_ones_keep(
+    without_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: True)
+    check_traced_as_real(torch.bfloat16, LoraConfig())
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No layer has compiled functions."""
+    monkeypatch.setattr(library, "_DEFINED", {})
+    library.update_library.cache_clear()
+    yield
+    library.update_library.cache_clear()
+
+
+def check_traced_as_real(dtype: torch.dtype, lora: LoraConfig) -> None:
     config = Qwen3Config(
         hidden_size=64, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         intermediate_size=160, vocab_size=300, tie_word_embeddings=True,
