@@ -39,8 +39,8 @@ from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.trainer.loading import load
 from strop.trainer.plan.baseline import baseline
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, model_sizes, share_of
-from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import make_plan
 from strop.trainer.plan.state_memory import optimizer_bytes
 from strop.trainer.train import train  # noqa: F401  (imported before the forks)

@@ -115,12 +115,12 @@ def measure(folder: str, pairs: Sequence[Pair], *, budget: int, repeats: int) ->
     computed: dict[str, int] = {}
     for _ in range(repeats + 1):
         for side, rows in (("shared", shared), ("apart", apart)):
-            before = engine.token_counts.computed
+            before = engine.counts.tokens.computed
             start = time.perf_counter()
             engine.accumulate(rows, _loss)
             engine.step()
             seconds[side].append(time.perf_counter() - start)
-            computed[side] = engine.token_counts.computed - before
+            computed[side] = engine.counts.tokens.computed - before
     medians = {
         side: statistics.median(times[1:]) for side, times in seconds.items()
     }  # the first one warms up

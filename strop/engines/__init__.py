@@ -29,6 +29,7 @@ model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
+pass_counts.py        Operations and tokens of the passes of an engine
 pipelined.py          Passes of micro-batches through the stages of a pipeline
 precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike

@@ -18,7 +18,7 @@ from strop.engines.compiled_layers import in_compiled_layers, uncompiled
 from strop.engines.cpu_products import HalfProducts, layer_products
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
-from strop.engines.model_facts import check_saved
+from strop.engines.model_facts import check_saved, logit_form, max_positions
 from strop.engines.moe.layers import moe_layers
 from strop.engines.moe.routing import RouterPass, Routers, RoutingRecord, routers_of
 from strop.engines.multimodal.vl_model import Vision
@@ -372,36 +372,6 @@ def use_packed_attention(module: Any, media: Vision | None, *, by_formula: bool)
     """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
     name = FORMULA_NAME if by_formula else ATTENTION_NAME
     module.set_attn_implementation(name if media is None else media.attention(name, by_formula=by_formula))
-
-
-def max_positions(config: Any) -> int | None:
-    """Longest sequence that a model's positions are made for; None when its configuration names none.
-
-    Rotary embeddings of types longrope and dynamic change all frequencies beyond their original length, for every
-    sequence of a pack, so that a token's log-prob would depend on its neighbours: they end there. Kinds of layers may
-    have embeddings of their own.
-    """
-    text = config.get_text_config()
-    limit: int | None = getattr(text, "max_position_embeddings", None)
-    rope = getattr(text, "rope_parameters", None) or {}
-    for settings in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-        if limit is not None and settings.get("rope_type") in ("longrope", "dynamic"):
-            limit = min(limit, int(settings.get("original_max_position_embeddings") or limit))
-    return limit
-
-
-def logit_form(module: Any) -> tuple[float, float | None]:
-    """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
-
-    Whether that is all that happens to them is asked when the model is loaded.
-    """
-    text = module.config.get_text_config()
-    if module.get_output_embeddings() is None:  # a value head
-        return 1.0, None
-    scale = float(getattr(text, "logit_scale", None) or 1.0) / float(
-        getattr(text, "logits_scaling", None) or 1.0
-    )
-    return scale, getattr(text, "final_logit_softcapping", None)
 
 
 def _backbone(module: Any) -> nn.Module:

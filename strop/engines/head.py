@@ -16,11 +16,12 @@ from torch import Tensor
 from strop.engines import head_kernels
 from strop.engines.cpu_products import linear
 from strop.engines.parallel.vocabulary import VocabularyShard
+from strop.utils.glibc import LARGEST_HEAP_BYTES
 from strop.utils.triton import has_kernels
 
-HEAD_CHUNK_ELEMENTS = 1 << 23
-"""Logits held at one time on a CPU, in numbers, at least: 32 MiB in float32, which glibc takes from the system and
-gives back at once. Less would lie in the heap, where a chunk finds no place between what was kept of those before."""
+HEAD_CHUNK_ELEMENTS = LARGEST_HEAP_BYTES // 4
+"""Logits held at one time on a CPU, in numbers of float32, at least. Less would lie in the heap, where a chunk finds no
+place between what was kept of those before."""
 DEVICE_CHUNK_ELEMENTS = 1 << 28
 """The same on an accelerator: 1 GiB, since products of few rows leave it idle, and read the whole head each time."""
 BANNED_LOGIT = -1e9

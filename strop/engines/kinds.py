@@ -21,8 +21,9 @@ from strop.engines.megatron.checks import check_installed
 from strop.engines.moe.losses import RouterLoss
 from strop.engines.optimizer import StepReport
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.pass_counts import PassCounts
 from strop.engines.token_budget import TokenBudget
-from strop.engines.tokens import TokenCounts, TokenFunction
+from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, Loss, TrainEngine
 from strop.protocol import DataProto
 
@@ -34,8 +35,7 @@ class ModelEngine(Protocol):
     """The model under its Hugging Face names. Whether it has values outside of `full_parameters` is the engine's
     affair: they are read through `streamed_weights`."""
     parallel: Parallel
-    operations: float | None
-    token_counts: TokenCounts
+    counts: PassCounts
     budget: TokenBudget
     """Bound on the tokens of a micro-batch."""
     replays_routing: bool

@@ -50,6 +50,36 @@ def says_tied(config: Any) -> bool:
     return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 
 
+def max_positions(config: Any) -> int | None:
+    """Longest sequence that a model's positions are made for; None when its configuration names none.
+
+    Rotary embeddings of types longrope and dynamic change all frequencies beyond their original length, for every
+    sequence of a pack, so that a token's log-prob would depend on its neighbours: they end there. Kinds of layers may
+    have embeddings of their own.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for settings in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if limit is not None and settings.get("rope_type") in ("longrope", "dynamic"):
+            limit = min(limit, int(settings.get("original_max_position_embeddings") or limit))
+    return limit
+
+
+def logit_form(module: Any) -> tuple[float, float | None]:
+    """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
+
+    Whether that is all that happens to them is asked when the model is loaded.
+    """
+    text = module.config.get_text_config()
+    if module.get_output_embeddings() is None:  # a value head
+        return 1.0, None
+    scale = float(getattr(text, "logit_scale", None) or 1.0) / float(
+        getattr(text, "logits_scaling", None) or 1.0
+    )
+    return scale, getattr(text, "final_logit_softcapping", None)
+
+
 def check_saved(folder: Path) -> None:
     """Compare config.json of a saved language model with the files beside it: as many numbers as it describes.
 

@@ -24,7 +24,6 @@ from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_
 from strop.engines.checkpoint_reader import DTYPE_NAMES, DTYPES
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.flops import model_work
 from strop.engines.grad_scaler import LossScale
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.micro_batch import pack
@@ -37,10 +36,11 @@ from strop.engines.parallel.host_activations import activations_on_host
 from strop.engines.parallel.offload import HostCopies, offload, offload_optimizer
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.pass_counts import PassCounts
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
 from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
 from strop.engines.token_budget import TokenBudget
-from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
+from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto
 from strop.utils import timeline
 from strop.utils.host_copy import HostCopy
@@ -69,11 +69,7 @@ class Engine:
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
-        self._work = model_work(model)
-        self.operations: float | None = 0.0 if self._work else None
-        """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self.token_counts = TokenCounts()
-        """Of all passes of this rank so far."""
+        self.counts = PassCounts(model, self.parallel)
         self.budget = TokenBudget(config.max_tokens_per_device)
         """Bound on the tokens of a micro-batch."""
         self.replays_routing = False
@@ -162,7 +158,7 @@ class Engine:
             )
             if rows or not together:  # the empty ones say nothing of others that are there with them
                 self.budget.begin_pass(tokens.num_tokens, self.parallel)
-            self._count(tokens, trains=trains)
+            self.counts.add(tokens, trains=trains)
             return tokens
 
         return packed
@@ -170,13 +166,6 @@ class Engine:
     def expert_counts(self, data: DataProto) -> Tensor:
         """As `strop.engines.moe.counts.expert_counts`."""
         return expert_counts(self, data)
-
-    def _count(self, tokens: Tokens, *, trains: bool) -> None:
-        """Note a pass over a micro-batch; ranks that share a sequence, or its layers, share its operations."""
-        self.token_counts = self.token_counts.with_pass(tokens)
-        if self._work is not None and self.operations is not None:
-            operations = self._work.training(tokens) if trains else self._work.forward(tokens)
-            self.operations += operations / (self.parallel.ranks_per_row * self.parallel.pp_size)
 
     def streamed_weights(self) -> Iterator[tuple[str, Tensor]] | None:
         """Every weight with its adapter added, in the order of the weight map; None where the model has none, and its

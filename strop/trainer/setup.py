@@ -18,9 +18,9 @@ from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler
 from strop.data.streaming import StreamedPrompts
 from strop.data.visit_ids import val_uid
-from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model_config, load_tokenizer
+from strop.engines.model_facts import max_positions
 from strop.engines.model_folder import named_ends
 from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig

@@ -16,9 +16,9 @@ from strop.data.sampler import PromptSampler
 from strop.data.sft.config import SftConfig
 from strop.data.sft.dataset import SftDataset
 from strop.data.visit_ids import visit_uid
-from strop.engines.causal_lm import max_positions
 from strop.engines.learning_rates import too_large
 from strop.engines.model import load_model_config, load_tokenizer
+from strop.engines.model_facts import max_positions
 from strop.engines.model_folder import named_ends
 from strop.engines.parallel.axes import check_axes
 from strop.engines.parallel.model_axes import check_model_axes

@@ -13,6 +13,7 @@ deadline.py            Time that has limits of its own, as that of a program in 
 device.py              The device this machine computes on
 field_types.py         Types of configuration fields
 gc_freeze.py           Python's garbage collection during a run
+glibc.py               The heap of glibc's allocator
 host_copy.py           Tensors of a device on their way to host memory
 http_client.py         Calls of a service that takes and gives JSON over HTTP
 http_post.py           One POST of JSON with one deadline for all of it

@@ -109,10 +109,11 @@ class TrainedWorker(ModelWorker):
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """The passes inside belong to an update."""
-        before, tokens_before = self.engine.operations or 0.0, self.engine.token_counts
+        counts = self.engine.counts
+        before, tokens_before = counts.operations or 0.0, counts.tokens
         yield
-        self._in_updates += (self.engine.operations or 0.0) - before
-        self._tokens_in_updates += self.engine.token_counts.since(tokens_before)
+        self._in_updates += (counts.operations or 0.0) - before
+        self._tokens_in_updates += counts.tokens.since(tokens_before)
 
     def rehearsed_loss(self, tokens: Tokens) -> Tensor:
         """A loss that asks these tokens for what an update asks them for."""
@@ -131,7 +132,7 @@ class TrainedWorker(ModelWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def usage(self) -> Usage:
         """Work and memory of this rank since the previous call."""
-        updates, tokens, total = self._in_updates, self._tokens_in_updates, self.engine.operations
+        updates, tokens, total = self._in_updates, self._tokens_in_updates, self.engine.counts.operations
         operations = None if total is None else total - self._seen
         self._in_updates, self._tokens_in_updates, self._seen = 0.0, TokenCounts(), total or 0.0
         return usage_of(self.engine.model, done=operations, updates=updates, tokens=tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -85,12 +86,12 @@ def rehearsed(
 @contextlib.contextmanager
 def _leaving_nothing(engine: TrainableEngine) -> Iterator[None]:
     """Passes inside leave neither gradients nor counts."""
-    counts = engine.operations, engine.token_counts
+    counts = copy.copy(engine.counts)
     try:
         yield
     finally:
         engine.drop_gradients()
-        engine.operations, engine.token_counts = counts
+        engine.counts = counts
 
 
 def random_rows(groups: Sequence[Group], model: CausalLM) -> DataProto:

@@ -25,7 +25,7 @@ def run(ranks: Ranks, case: Case, rehearses: bool) -> dict[str, Any]:
     if rehearses:
         engine.make_optimizer_state()
         found = rehearsed(engine, GROUPS, lambda tokens: tokens.log_probs(temperature=1.0)[0].sum())
-        assert engine.token_counts.of_rows == 0
+        assert engine.counts.tokens.of_rows == 0
         assert all(p.grad is None for _, p in engine.model.named_parameters())
     steps = []
     for step in range(2):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_runs import Project, train_in
 
-from strop.engines.causal_lm import max_positions
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model, load_model_config
+from strop.engines.model_facts import max_positions
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
 from strop.evaluation.evaluate import evaluate

@@ -267,7 +267,7 @@ def test_a_rehearsal_leaves_nothing_behind(tiny_model: Path, name: str) -> None:
     random = torch.get_rng_state()
     for _ in range(2):
         before, state = other.checksum(), state_of(other.engine)
-        counts = other.engine.operations, other.engine.token_counts
+        counts = other.engine.counts.operations, other.engine.counts.tokens
         other.make_optimizer_state()
         found = other.rehearse(GROUPS)
         assert found.num_micro_batches == 2
@@ -278,7 +278,7 @@ def test_a_rehearsal_leaves_nothing_behind(tiny_model: Path, name: str) -> None:
         assert after[1] == state[1]
         assert all(torch.equal(after[0][key], tensor) for key, tensor in state[0].items())
         assert all(p.grad is None for _, p in other.engine.model.named_parameters())
-        assert (other.engine.operations, other.engine.token_counts) == counts
+        assert (other.engine.counts.operations, other.engine.counts.tokens) == counts
         updates = [case.update(worker, batch) for worker in (plain, other)]
         assert metric_values(updates[0].metrics) == metric_values(updates[1].metrics)
         assert_equal(other, plain)

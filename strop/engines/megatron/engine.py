@@ -25,7 +25,6 @@ from strop.engines.checkpoint_reader import Parts, SavedTensors
 from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.flops import model_work
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.megatron import passes
 from strop.engines.megatron.checks import check_device, check_settings
@@ -41,9 +40,10 @@ from strop.engines.optimizer import StepReport
 from strop.engines.packing import micro_batches
 from strop.engines.parallel.offload import HostCopies
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.pass_counts import PassCounts
 from strop.engines.role_tensors import MODEL, OPTIMIZER
 from strop.engines.token_budget import TokenBudget
-from strop.engines.tokens import TokenCounts, TokenFunction, Tokens
+from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Loss
 from strop.protocol import DataProto
 
@@ -80,11 +80,7 @@ class MegatronEngine:
         self.replays_routing = False
         self._config = config
         join_groups(config, self.parallel)
-        self._work = model_work(model)
-        self.operations: float | None = 0.0 if self._work else None
-        """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self.token_counts = TokenCounts()
-        """Of all passes of this rank so far."""
+        self.counts = PassCounts(model, self.parallel)
         self.budget = TokenBudget(config.max_tokens_per_device)
         """Bound on the tokens of a micro-batch."""
         self._parts = MegatronModel(model, config, self.parallel)
@@ -180,10 +176,7 @@ class MegatronEngine:
 
     def _count(self, micro: Sequence[Tokens], *, trains: bool) -> None:
         for tokens in micro:
-            self.token_counts = self.token_counts.with_pass(tokens)
-        if self._work is not None and self.operations is not None:
-            count = self._work.training if trains else self._work.forward
-            self.operations += sum(map(count, micro)) / (self.parallel.ranks_per_row * self.parallel.pp_size)
+            self.counts.add(tokens, trains=trains)
 
     @torch.no_grad()
     def _take_weights(self) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from strop.engines.attention import NoContext, PackedAttention
 from strop.engines.attention_form import AttentionContext, AttentionForm
-from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_packed_attention
+from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.head import Head
 from strop.engines.linear_attention.packed import LINEAR, Context, Run
 from strop.engines.linear_attention.states import Recurrence
+from strop.engines.model_facts import logit_form, max_positions
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.multimodal.probe import MediaProbe
 from strop.engines.segments import Segment

@@ -15,4 +15,5 @@ over_issue.py        Steps that start more prompts than they train, and do not w
 pacing.py            Staleness bound of generation ahead of training, and selection of finished groups
 refill.py            Groups that cannot teach, and those that are begun in their place
 replayed.py          The recorded order in which a run that is repeated took its groups (strop replay)
+saved_state.py       Small state of a collector in a checkpoint, a JSON file
 """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from strop.data.visit_ids import parse_visit_uid
 from strop.protocol.trajectory import Prompt
-from strop.run import CheckpointError
+from strop.trainer.collectors.saved_state import restore_state
 from strop.workers.reports import EpisodeReport
 
 
@@ -52,17 +52,8 @@ class Lengths:
         return json.dumps({str(row): mean for row, mean in self._mean.items()})
 
     def restore(self, file: Path) -> None:
-        """Restore the state of a checkpoint; nothing where there is no such file.
+        """Restore the state of a checkpoint; as `restore_state`."""
+        restore_state(file, self._take)
 
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        if not file.is_file():
-            return
-        try:
-            self._mean = {int(row): float(mean) for row, mean in json.loads(file.read_text()).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "
-                f"continues from an earlier one"
-            ) from error
+    def _take(self, means: Mapping[str, float]) -> None:
+        self._mean = {int(row): float(mean) for row, mean in means.items()}

@@ -8,11 +8,12 @@ a checkpoint, so that a run that is resumed or made again starts the same ones.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
-from strop.run import CheckpointError
 from strop.trainer.collectors.dynamic_sampling import LOWEST_RATE
+from strop.trainer.collectors.saved_state import restore_state
 
 FILE = "teaching_share.json"
 _KEPT = 0.5
@@ -60,19 +61,9 @@ class Refill:
         return json.dumps(counts)
 
     def restore(self, file: Path) -> None:
-        """Restore the state of a checkpoint; nothing where there is no such file.
+        """Restore the state of a checkpoint; as `restore_state`."""
+        restore_state(file, self._take)
 
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        if not file.is_file():
-            return
-        try:
-            counts = json.loads(file.read_text())
-            self._num_seen, self._num_teaching = float(counts["seen"]), float(counts["teaching"])
-            self.num_unfilled = int(counts["unreplaced"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "
-                f"continues from an earlier one"
-            ) from error
+    def _take(self, counts: Mapping[str, float]) -> None:
+        self._num_seen, self._num_teaching = float(counts["seen"]), float(counts["teaching"])
+        self.num_unfilled = int(counts["unreplaced"])

@@ -14,6 +14,7 @@ memory.py             Memory of a rank in each phase of a step
 parameters.py         Parameters of a model by their place, and the share of a rank
 pass_memory.py        Memory of a rank in the passes of a role
 pass_time.py          Seconds of the passes of a role
+meta_model.py         A model as a plan sees it, with few layers and without numbers
 passes.py             Memory and work of the passes of a model over a micro-batch
 placement.py          Search for a placement by the cost model
 placement_prices.py   Seconds of placements that fit, by parts that many have in common

@@ -8,6 +8,7 @@ FlashAttention (engines/varlen.py), of norms in one kernel (engines/fused_norms.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -93,8 +94,8 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
 
 
-def use_traced_norms(module: nn.Module) -> None:
-    """Let the plain norms of a model keep what the fused kernel keeps."""
+def use_traced_norms(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    """Let the plain norms of a model compute by a function of norm and hidden states."""
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1:
@@ -102,16 +103,19 @@ def use_traced_norms(module: nn.Module) -> None:
         twin = copy.copy(part)
         twin._parameters = {"weight": nn.Parameter(torch.ones(len(weight)))}
         if is_plain_norm(twin):
-            part.forward = MethodType(_norm, part)
+            part.forward = MethodType(forward, part)
 
 
-def _norm(norm: Any, hidden: Tensor) -> Tensor:
+def fused_norm(norm: Any, hidden: Tensor) -> Tensor:
+    """By the fused kernel, in the wider precision of hidden states and weight."""
     wide = torch.promote_types(hidden.dtype, norm.weight.dtype)
-    out: Tensor = _Norm.apply(hidden.to(wide), norm.weight.to(wide))  # type: ignore[no-untyped-call]
+    out: Tensor = NormKernel.apply(hidden.to(wide), norm.weight.to(wide))  # type: ignore[no-untyped-call]
     return out
 
 
-class _Norm(torch.autograd.Function):
+class NormKernel(torch.autograd.Function):
+    """A norm in one kernel, of hidden states [..., D] and its weight [D]."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
         scale = torch.empty(*hidden.shape[:-1], 1, dtype=torch.float32)

@@ -14,7 +14,7 @@ from strop.engines.parallel.tensor import check_tensor_parallel
 from strop.rollout.registry import OWN_PROCESSES
 from strop.trainer.config import Config
 from strop.trainer.plan.changes import of_engines
-from strop.trainer.plan.passes import truncated_module
+from strop.trainer.plan.meta_model import truncated_module
 from strop.trainer.plan.roles import RolePlan
 
 TENSOR = (1, 2, 4, 8)

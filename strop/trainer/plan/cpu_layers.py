@@ -9,29 +9,34 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
+from strop.engines.cpu.attention import MAX_GROUP_LANES
 from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
-from strop.trainer.plan.accelerator import use_traced_norms
+from strop.trainer.plan.accelerator import NormKernel, use_traced_norms
 from strop.trainer.plan.tracing import Recorder, Work
 
-_LANES = 16
-"""Heads are of whole vectors of so many numbers, or go into buckets; 8 on processors without AVX-512."""
 
-
-def use_traced_cpu_layers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what the compiled ones
-    keep."""
-    if update_library(dtype) is None:
-        return
-    use_traced_norms(module)
+def use_traced_cpu_layers(module: nn.Module) -> None:
+    """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what those of
+    `use_cpu_layers` keep."""
+    use_traced_norms(module, _norm_forward)
     with torch.no_grad():
         for part in module.modules():
             if is_plain_gate(part):
                 part.forward = MethodType(_gate_forward, part)
+
+
+def _norm_forward(norm: Any, hidden: Tensor) -> Tensor:
+    if update_library(hidden.dtype) is None or update_library(norm.weight.dtype) is None:
+        output: Tensor = type(norm).forward(norm, hidden)
+        return output.to(hidden.dtype)
+    normed: Tensor = NormKernel.apply(hidden, norm.weight.float())  # type: ignore[no-untyped-call]
+    return normed
 
 
 class CpuAttention:
@@ -46,9 +51,10 @@ class CpuAttention:
         if torch.is_autocast_enabled("cpu"):
             half = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(half), key.to(half), value.to(half)
-        is_plain = form.is_fused and form.chunk is None
-        is_whole = not query.shape[2] % _LANES and not value.shape[2] % _LANES
-        if not is_plain or not is_whole or update_library(query.dtype) is None:
+        library = update_library(query.dtype)
+        lanes = 0 if library is None or not form.is_fused or form.chunk is not None else library.lanes()
+        is_whole = lanes and not query.shape[2] % lanes and not value.shape[2] % lanes
+        if not is_whole or query.shape[1] // key.shape[1] > MAX_GROUP_LANES * lanes:
             return self._packed.attend(layer, query, key, value, form)
         output: Tensor = _Attend.apply(query, key, value, self._pairs, self._recorder)  # type: ignore[no-untyped-call]
         return output
@@ -76,7 +82,9 @@ class _Attend(torch.autograd.Function):
 
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
     gates, ups = part.gate_proj(hidden), part.up_proj(hidden)
-    output: Tensor = part.down_proj(_Gate.apply(gates, ups))  # type: ignore[no-untyped-call]
+    is_compiled = update_library(gates.dtype) is not None
+    gated = _Gate.apply(gates, ups) if is_compiled else F.silu(gates) * ups  # type: ignore[no-untyped-call]
+    output: Tensor = part.down_proj(gated)
     return output
 
 

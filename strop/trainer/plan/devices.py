@@ -54,7 +54,7 @@ class Device:
     link: float
     """Bytes per second that a device sends within a node."""
     collective_s: float
-    """Seconds of a collective of a few tokens, beside what it sends."""
+    """Seconds of a collective of a few tokens, beside what it sends, with what Python does around it."""
     network: float
     """The same to other nodes."""
     per_node: int

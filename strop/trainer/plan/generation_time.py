@@ -24,6 +24,9 @@ LAYER_CALLS = 60
 """Operators of a layer in a decode step by torch."""
 TRIAL_SEQUENCES, TRIAL_CONTEXT, TRIAL_STEP_S = 64, 512, 0.01
 """Most sequences and tokens of a decode step that is carried out, and seconds of its products."""
+STEP_COLLECTIVES = 7
+"""Of a decode step beside its layers: embeddings, hidden states, four of sampling, and what ranks tell each other
+before it."""
 SAMPLE_S = 30e-6
 """Host's share of a decode step, and per running sequence of its record a thirtieth of that."""
 
@@ -79,10 +82,19 @@ def generation_seconds(
         step = (point + 0.5) * last / POINTS
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
-        layers, rest = decode_seconds(actor, device, running=running, context=context, ranks=ranks)
+        whole, part = (
+            decode_seconds(actor, device, running=running, context=context, ranks=n) for n in (1, ranks)
+        )
+        layers, rest = map(_real_seconds, whole, part, (ratios.layer, ratios.rest))
         sent = sent_seconds(actor, device, running=running, ranks=ranks)
-        total += (layers * ratios.layer + rest * ratios.rest + sent) * last / POINTS
+        total += (layers + rest + sent) * last / POINTS
     return prefill + total + ratios.packed_number * actor.sizes.decoded
+
+
+def _real_seconds(whole: float, part: float, ratio: float) -> float:
+    """Seconds of one of several ranks, of planned ones of all the work and of its part, and the ratio of real ones of
+    all: where that is above 1, the rest is Python and small operators, of which a rank has as many."""
+    return max(ratio * part, ratio * whole - (whole - part))
 
 
 def decode_ratios(actor: RolePlan, device: Device, *, running: int) -> DecodeTimes:
@@ -153,7 +165,8 @@ def sent_seconds(actor: RolePlan, device: Device, *, running: float, ranks: int)
     link = device.link if ranks <= device.per_node else device.network
     sizes = actor.sizes
     sent = running * sizes.hidden * actor.form.compute_dtype.itemsize
-    return COLLECTIVES * len(sizes.layers) * (sent / link + device.collective_s)
+    in_layers = COLLECTIVES * len(sizes.layers)
+    return in_layers * sent / link + (in_layers + STEP_COLLECTIVES) * device.collective_s
 
 
 def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: int) -> float:

@@ -2,7 +2,7 @@
 
 glibc looks for 96 bytes more than an aligned tensor has, and gives them back when it has found them. So a tensor fits
 into the place of another of its size only where that one's neighbours are free too (sourceware.org/bugzilla, 14581).
-Tensors above `LARGEST_PIECE` come from the system, which has them back at once.
+Larger tensors than the heap has (`strop.utils.glibc`) leave none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from strop.trainer.plan.parameters import Part, computed_count, held_count
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import resident
-
-LARGEST_PIECE = 32 << 20
-"""Bytes of a tensor that glibc takes from its heap, at most."""
+from strop.utils.glibc import LARGEST_HEAP_BYTES
 
 
 def gradient_gaps(role: RolePlan, stage: int) -> float:
@@ -51,4 +49,4 @@ def _units(role: RolePlan) -> list[Part]:
 
 def _share_in_heap(pieces: Sequence[float]) -> float:
     """Of the bytes of these tensors."""
-    return sum(piece for piece in pieces if piece <= LARGEST_PIECE) / max(1.0, sum(pieces))
+    return sum(piece for piece in pieces if piece <= LARGEST_HEAP_BYTES) / max(1.0, sum(pieces))

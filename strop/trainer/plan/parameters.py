@@ -18,7 +18,7 @@ from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
 from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
 from strop.engines.parallel.stages import stage_layers
-from strop.trainer.plan.passes import PassForm, causal_lm, layer_list, truncated_module
+from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 
 
 @dataclass(frozen=True)

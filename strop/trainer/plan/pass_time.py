@@ -13,6 +13,8 @@ from strop.trainer.plan.trial import PassTimes, pass_ratios, pass_times
 
 COLLECTIVES = 4
 """Of a layer over tensor-parallel ranks, forward."""
+BESIDE_LAYERS = 4
+"""The same of a pass beside its layers: embeddings, hidden states, and two of the head."""
 OVERLAP = 0.6
 """Share of the traffic of sharded parameters that passes hide."""
 HOST_BANDWIDTH = 20e9
@@ -101,7 +103,7 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     state = tokens * sizes.hidden * item
     tensor = COLLECTIVES * layers * all_gather(state / axes.tensor, axes.tensor) / inner
     if axes.tensor > 1:
-        tensor += COLLECTIVES * layers * num_batches * device.collective_s
+        tensor += (COLLECTIVES * layers + BESIDE_LAYERS) * num_batches * device.collective_s
     keys = 2 * tokens * sizes.key_heads * sizes.key_dim * item
     heads = tokens * sizes.num_heads * sizes.key_dim * item + keys
     sequence = 2 * layers * all_to_all(heads, axes.sequence) / inner

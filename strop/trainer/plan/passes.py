@@ -1,59 +1,36 @@
 """Memory and work of the passes of a model over a micro-batch, from its configuration alone.
 
-A model of its first layer and the last one of each kind (attention, experts, windows) is traced (tracing.py) on a
-micro-batch; layers of a kind are alike, so that all the others follow. Nothing of the size of a weight or an activation
-is allocated.
+A model of few layers (meta_model.py) is traced (tracing.py) on a micro-batch, and all the others follow from them.
+Nothing of the size of a weight or an activation is allocated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
-from strop.engines.config import LoraConfig
 from strop.engines.cpu_products import HalfProducts, is_half_faster
 from strop.engines.half_weights import weights_of_products
 from strop.engines.head import chunk_rows
-from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
-from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.segments import Segment
-from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, use_traced_norms
+from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, fused_norm, use_traced_norms
 from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
+from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
 
 HEAD_CHUNKS = 2
 """Chunks of the head that are traced; the others are like them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassForm:
-    """A model as a pass runs it."""
-
-    compute_dtype: torch.dtype
-    weights_dtype: torch.dtype = torch.float32
-    is_sharded: bool = False
-    """Parameters are gathered in the precision of computation (FSDP2), in place of being cast in each product."""
-    is_accelerator: bool = False
-    """Kernels of an accelerator: FlashAttention, norms in one kernel, large chunks of the head."""
-    checkpointing: bool = False
-    has_value_head: bool = False
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    holds_half: bool = False
-    """Weights that are not trained are held in the precision of computation (engines/half_weights.py)."""
-    by_formula: bool = False
-    """model.attn_implementation=eager."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,82 +121,6 @@ def trace_forward_bytes(shape: PreTrainedConfig, form: PassForm, batch: PackedSh
         return run.without_gradient()
 
 
-def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
-    """The model on the meta device."""
-    auto: Any = AutoModelForSequenceClassification if form.has_value_head else language_model_class(shape)
-    shape = copy.deepcopy(shape)
-    if form.has_value_head:
-        shape.num_labels = 1
-    with torch.device("meta"):
-        module = auto.from_config(shape, dtype=form.weights_dtype)
-    module.tie_weights()
-    module.eval()
-    return module
-
-
-def causal_lm(module: Any, form: PassForm) -> CausalLM:
-    """The model as an engine has it, with its adapter; nothing of this has numbers."""
-    model = CausalLM(module, compute_dtype=form.compute_dtype)
-    if form.lora.enabled:
-        with torch.device("meta"):  # adapters of experts are large
-            adapters.add_lora(model, replace(form.lora, path=""))
-    return model
-
-
-def layer_kind(layer: nn.Module) -> Hashable:
-    """Equal for layers that compute alike: class, shapes of parameters, window."""
-    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-    windows = tuple(
-        getattr(part, "sliding_window", None) for part in layer.modules() if hasattr(part, "sliding_window")
-    )
-    return type(layer).__name__, shapes, windows
-
-
-def layer_list(module: Any) -> nn.ModuleList:
-    count = module.config.get_text_config().num_hidden_layers
-    for part in module.modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
-            return part
-    raise ValueError(f"{type(module).__name__} has no list of its {count} layers")
-
-
-def truncate(module: Any, kinds: Sequence[Hashable]) -> list[Hashable]:
-    """Keep the first layer, whose input may need no gradient, and the last one of each kind, in order; the kinds of
-    those that are left."""
-    layers, config = layer_list(module), module.config.get_text_config()
-    last = {kind: i for i, kind in enumerate(kinds)}
-    chosen = sorted({0, *last.values()})
-    kept = [layers[i] for i in chosen]
-    del layers[:]
-    layers.extend(kept)
-    for number, layer in enumerate(kept):
-        for part in layer.modules():
-            if hasattr(part, "layer_idx"):
-                part.layer_idx = number  # type: ignore[assignment]
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in chosen]
-    config.num_hidden_layers = len(kept)
-    return [kinds[i] for i in chosen]
-
-
-_TEMPLATES: dict[tuple[object, ...], tuple[Any, tuple[Hashable, ...], list[Hashable]]] = {}
-"""Truncated modules: hundreds of layers take seconds to make."""
-
-
-def truncated_module(
-    shape: PreTrainedConfig, form: PassForm
-) -> tuple[Any, tuple[Hashable, ...], list[Hashable]]:
-    """The model on the meta device with few layers (`truncate`); kinds of all layers, and of those that are left."""
-    experts = getattr(shape, "_experts_implementation", None)
-    key = (type(shape), shape.to_json_string(), experts, form.has_value_head, form.weights_dtype)
-    if key not in _TEMPLATES:
-        module = meta_module(shape, form)
-        kinds = tuple(layer_kind(layer) for layer in layer_list(module))
-        _TEMPLATES[key] = module, kinds, truncate(module, kinds)
-    module, kinds, kept = _TEMPLATES[key]
-    return copy.deepcopy(module), kinds, kept
-
-
 @contextlib.contextmanager
 def _traced_model(
     shape: PreTrainedConfig, form: PassForm, batch: PackedShape
@@ -243,9 +144,9 @@ def _prepared(
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
     if form.is_accelerator:
-        use_traced_norms(module)
+        use_traced_norms(module, fused_norm)
     else:
-        use_traced_cpu_layers(module, form.compute_dtype)
+        use_traced_cpu_layers(module)
     model = causal_lm(module, form)
     attention: Any = PackedAttention(batch.segments, device=torch.device("cpu"))
     _ = attention.buckets  # index tensors need numbers: they are made before the trace

@@ -202,6 +202,12 @@ def _assumptions(
             f"a process without a model could not be measured here: {process.num_bytes / 2**30:.2f} GiB, and ranks "
             f"that send {process.bytes_per_s / 1e9:g} GB/s, {process.call_s * 1e6:.0f} us a time"
         )
+    elif process is not None and any(role.axes.world > 1 for role in roles):
+        lines.append(
+            f"seconds are of a rank's processor: it sends {process.bytes_per_s / 1e9:.2g} GB/s, and "
+            f"{process.call_s * 1e6:.0f} us go to each exchange of a layer, as two processes had it just now; beside "
+            f"other programs both change, and ranks wait for the slowest"
+        )
     if config.rollout.own_processes is None and knows_no_validation(config):
         lines.append(
             "a validation of as many prompts as rollout.max_running, or as a step where that has more: "

@@ -23,8 +23,9 @@ from strop.trainer.plan.batches import (
     packed_shape,
     packed_tokens,
 )
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, ModelSizes, Share, model_sizes, share_of
-from strop.trainer.plan.passes import PackedShape, Passes, PassForm, trace_forward_bytes, trace_passes
+from strop.trainer.plan.passes import PackedShape, Passes, trace_forward_bytes, trace_passes
 
 LEARNERS = ("actor", "critic", "prm")
 VALUE_MODELS = ("critic", "reward_model")

@@ -30,14 +30,8 @@ from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
-from strop.trainer.plan.passes import (
-    PackedShape,
-    Passes,
-    PassForm,
-    layer_list,
-    trace_passes,
-    truncated_module,
-)
+from strop.trainer.plan.meta_model import PassForm, layer_list, truncated_module
+from strop.trainer.plan.passes import PackedShape, Passes, trace_passes
 from strop.trainer.plan.roles import Shape
 from strop.trainer.plan.tracing import Work
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from strop.engines.causal_lm import max_positions
+from strop.engines.model_facts import max_positions
 
 _CHANGE = 0.3
 """Size of the noise that makes other weights, as a share of a weight's own spread: far beyond any tolerance."""

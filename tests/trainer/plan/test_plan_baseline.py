@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_a_process_that_does_not_end_is_assumed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_PROCESS", "import time\ntime.sleep(60)")
     monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
     assert baseline.__wrapped__() == ASSUMED
+
+
+def test_ranks_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that fails or waits for ever is assumed too, and no process is left."""
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(module, "_PROCESS", f"import os, sys, time\npid = {str(pid)!r}\n")
+    monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
+    said = "print('{\"num_bytes\": 5}')"
+    for of_second in ("sys.exit(1)", "open(pid, 'w').write(str(os.getpid())); time.sleep(60)"):
+        monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': {of_second}\n{said}")
+        assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    monkeypatch.setattr(module, "_TWO", said)
+    assert baseline.__wrapped__(is_one_of_several=True) == Baseline(num_bytes=5)
 
 
 def test_a_process_that_says_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

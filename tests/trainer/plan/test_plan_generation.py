@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from plan_configs import config_of
 
+from strop.trainer.plan import generation_time
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_time import decode_ratios, generation_seconds, sent_seconds
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
+from strop.trainer.plan.trial import DecodeTimes
 
 
 @pytest.mark.parametrize(
@@ -39,11 +41,31 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     assert one == pytest.approx(4 * four, rel=1e-6)
 
 
-def test_ranks_of_an_engine_talk_four_times_in_each_layer(tmp_path: Path) -> None:
+def test_a_rank_has_as_much_python_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Real layers take three times what their products do: of two ranks each saves half of the products, and no more.
+    config = config_of(tmp_path)
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    cpu = replace(
+        device_named("h100"), product_flops=1e9, bandwidth=1e30, weight_bandwidth=1e30, collective_s=0.0, link=1e30,
+        threads=1,
+    )  # fmt: skip
+    spent = {}
+    for ratio in (1.0, 3.0, 0.5):
+        ratios = DecodeTimes(layer=ratio, rest=1.0, packed_number=0.0)
+        monkeypatch.setattr(generation_time, "decode_ratios", lambda *_, ratios=ratios, **__: ratios)
+        spent[ratio] = [
+            generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) for ranks in (1, 2)
+        ]
+    layers = (spent[3.0][0] - spent[1.0][0]) / 2  # of one process, at the rates of the device
+    assert spent[3.0][1] == pytest.approx(spent[1.0][1] + 2 * layers)
+    assert spent[0.5][1] == pytest.approx(spent[1.0][1] - layers / 4)
+
+
+def test_ranks_of_an_engine_talk_four_times_in_each_layer_and_seven_times_beside(tmp_path: Path) -> None:
     # 4 layers of 64 numbers in bfloat16: 16 sequences of 128 bytes, and half a second for each time.
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
     device = replace(device_named("h100"), collective_s=0.5, link=1024.0, network=512.0, per_node=2)
     assert sent_seconds(actor, device, running=16, ranks=1) == 0
-    assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * (16 * 128 / 1024 + 0.5)
-    assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * (16 * 128 / 512 + 0.5)
+    assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * 16 * 128 / 1024 + (4 * 4 + 7) * 0.5
+    assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * 16 * 128 / 512 + (4 * 4 + 7) * 0.5

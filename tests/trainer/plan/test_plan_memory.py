@@ -26,9 +26,9 @@ from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_memory import freed_copies
 from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import update_phase
-from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
@@ -239,8 +239,19 @@ def test_what_could_not_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.
         said.append([line for line in plan.assumptions if "could not be measured here" in line])
     assert said[1] == []
     assert said[0] == [
-        "a process without a model could not be measured here: 0.73 GiB, and ranks that send 1.5 GB/s, 200 us a time"
+        "a process without a model could not be measured here: 0.73 GiB, and ranks that send 0.7 GB/s, 500 us a time"
     ]
+
+
+def test_what_ranks_were_seen_to_pay_for_talking_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Baseline(num_bytes=GIB, call_s=300e-6, bytes_per_s=0.8e9)
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: process)
+    ranks = ("resources.runtime=ray", "resources.ranks=2")
+    for settings, is_said in ((ranks, True), ((), False)):
+        plan = make_plan(small(tmp_path, *settings), device="cpu", memory_gib=30, advises=False)
+        assert any("sends 0.8 GB/s, and 300 us go to" in line for line in plan.assumptions) is is_said
 
 
 @pytest.mark.slow
@@ -372,7 +383,7 @@ def test_gradients_above_a_size_lie_beside_the_heap(
 ) -> None:
     config = small(tmp_path, "resources.runtime=ray", *settings)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", limit)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", limit)
     assert gradient_gaps(actor, 0) == pytest.approx(resident(actor).gradients - left_out, rel=1e-12)
 
 
@@ -389,7 +400,7 @@ def test_experts_with_ranks_of_their_own_are_reduced_by_themselves(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     experts = 8 * 3 * 64 * 32
     assert actor.sizes.experts_total == 4 * experts
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", 4 * experts / 2 - 1)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 4 * experts / 2 - 1)
     assert gradient_gaps(actor, 0) == pytest.approx(4 * (actor.sizes.total - 4 * experts) / 2, rel=1e-12)
 
 
@@ -401,7 +412,7 @@ def test_gathered_parameters_above_a_size_lie_beside_the_heap(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     all_in = freed_copies(actor)
     assert all_in == 2 * actor.share(0).gathered.total  # in bfloat16
-    monkeypatch.setattr(heap_gaps, "LARGEST_PIECE", 2 * ROOT / shared - 1)
+    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 2 * ROOT / shared - 1)
     assert freed_copies(actor) == pytest.approx(all_in - 2 * ROOT / shared, rel=1e-12)
 
 

@@ -16,9 +16,9 @@ from strop.engines.config import LoraConfig
 from strop.engines.optimizers.muon import Muon
 from strop.trainer.plan.batches import packed_shape
 from strop.trainer.plan.devices import device_named
+from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import model_sizes
 from strop.trainer.plan.pass_time import has_trial, pass_seconds, update_ratios
-from strop.trainer.plan.passes import PassForm
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import Shape, planned_roles
 from strop.trainer.plan.tracing import Work
