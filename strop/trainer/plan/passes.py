@@ -27,6 +27,7 @@ from strop.engines.half_weights import weights_of_products
 from strop.engines.head import chunk_rows
 from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
+from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.segments import Segment
 from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, use_traced_norms
@@ -159,6 +160,7 @@ def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
 
 def causal_lm(module: Any, form: PassForm) -> CausalLM:
     """The model as an engine has it, with its adapter; nothing of this has numbers."""
+    use_compute_precision(module)
     model = CausalLM(module, compute_dtype=form.compute_dtype)
     if form.lora.enabled:
         with torch.device("meta"):  # adapters of experts are large
