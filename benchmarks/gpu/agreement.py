@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -19,6 +21,7 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
+from strop.rollout.native import batch, running
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.paged_cache import PagedCache
@@ -131,7 +134,8 @@ def _little_memory(look: Look, facts: Facts) -> None:
     asked = asks(prompts, samples, prompt=prompt, tokens=tokens, seed=2)
     needed = 2 * token_bytes(look) * (prompts * prompt + len(asked) * tokens)
     for name, free_bytes in (("plenty", None), ("little", needed // 2)):
-        engine = NativeEngine(model, max_running=64)
+        with _in_pages():
+            engine = NativeEngine(model, max_running=64)
         if free_bytes is not None:
             engine._batch.use_memory(free_bytes)
         outputs.append(generate(engine, asked))
@@ -140,6 +144,16 @@ def _little_memory(look: Look, facts: Facts) -> None:
     facts["equal_tokens"] = _equal_share(*outputs)
     if not facts["little"]["preempted"]:
         raise RuntimeError("no sequence waited: memory was enough")
+
+
+@contextlib.contextmanager
+def _in_pages() -> Iterator[None]:
+    """Engines that are made inside have pages, also in a rehearsal."""
+    with (
+        mock.patch.object(running, "new_cache", lambda device, capacity: PagedCache(capacity, device)),
+        mock.patch.object(batch, "fused_step", return_value=None),
+    ):
+        yield
 
 
 def _uncaptured(look: Look, facts: Facts) -> None:
