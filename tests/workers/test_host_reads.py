@@ -32,6 +32,7 @@ from references.language_models import save_tiny
 from references.token_passes import log_probs_of, of_log_probs
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.sft.config import SftDistillationConfig
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
 from strop.engines.kinds import frozen_engine, train_engine
 from strop.engines.micro_batch import pack
@@ -67,6 +68,15 @@ OnCard = Callable[..., Any]
 def on_card() -> Iterator[OnCard]:
     with card_process() as call:
         yield call
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a Qwen3 model of one layer: each operation of the device takes Python a while."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    sizes = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 64}
+    make_tiny_model(folder, seed=0, num_layers=1, num_heads=2, num_kv_heads=1, **sizes)
+    return folder
 
 
 READS: tuple[Callable[[Tensor], object], ...] = (
@@ -173,8 +183,8 @@ UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_a_policy_update_reads_once(on_card: OnCard, tiny_model: Path, name: str) -> None:
-    waits = on_card(updated, str(tiny_model), *UPDATES[name])
+def test_a_policy_update_reads_once(on_card: OnCard, small_model: Path, name: str) -> None:
+    waits = on_card(updated, str(small_model), *UPDATES[name])
     assert waits.total() == 1, waits
 
 
@@ -306,14 +316,14 @@ def of_log_prob_pass(card: Card, folder: str) -> Waits:
     [(of_critic, ()), (of_fine_tuning, (0.0,)), (of_fine_tuning, (1.0,)), (of_log_prob_pass, ())],
 )
 def test_each_role_reads_once(
-    on_card: OnCard, tiny_model: Path, function: Callable[..., Waits], args: tuple[Any, ...]
+    on_card: OnCard, small_model: Path, function: Callable[..., Waits], args: tuple[Any, ...]
 ) -> None:
-    waits = on_card(function, str(tiny_model), *args)
+    waits = on_card(function, str(small_model), *args)
     assert waits.total() == 1, waits
 
 
-def test_a_process_reward_model_reads_once(on_card: OnCard, tiny_model: Path) -> None:
-    for waits in on_card(of_process_rewards, str(tiny_model)):
+def test_a_process_reward_model_reads_once(on_card: OnCard, small_model: Path) -> None:
+    for waits in on_card(of_process_rewards, str(small_model)):
         assert waits.total() == 1, waits
 
 
@@ -351,9 +361,9 @@ def offloaded(card: Card, folder: str) -> tuple[Waits, int, int]:
 
 
 def test_weights_leave_for_host_memory_and_come_back_without_a_read(
-    on_card: OnCard, tiny_model: Path
+    on_card: OnCard, small_model: Path
 ) -> None:
-    waits, before, left = on_card(offloaded, str(tiny_model))
+    waits, before, left = on_card(offloaded, str(small_model))
     assert before > 0
     assert left == 0
     assert waits.total() == 0, waits
@@ -374,8 +384,8 @@ def synced(card: Card, folder: str) -> Waits:
     return card.lines
 
 
-def test_a_sync_of_weights_reads_their_digests_at_once(on_card: OnCard, tiny_model: Path) -> None:
-    waits = on_card(synced, str(tiny_model))
+def test_a_sync_of_weights_reads_their_digests_at_once(on_card: OnCard, small_model: Path) -> None:
+    waits = on_card(synced, str(small_model))
     assert waits.total() == 1, waits
 
 
@@ -404,9 +414,9 @@ def packed_for_ranks(card: Card, folder: str, axes: dict[str, int]) -> Waits:
     "axes", [{"sp_size": 2}, {"cp_size": 2}, {"sp_size": 2, "cp_size": 2}], ids=lambda axes: "-".join(axes)
 )
 def test_a_rank_takes_its_part_of_a_micro_batch_without_a_read(
-    on_card: OnCard, tiny_model: Path, axes: dict[str, int]
+    on_card: OnCard, small_model: Path, axes: dict[str, int]
 ) -> None:
-    waits = on_card(packed_for_ranks, str(tiny_model), axes)
+    waits = on_card(packed_for_ranks, str(small_model), axes)
     assert waits.total() == 0, waits
 
 
@@ -445,9 +455,9 @@ def decoded(card: Card, folder: str, dtype: str, way: str, is_static: bool, read
 @pytest.mark.parametrize("is_fast", [False, True], ids=["own pass, at once", "captured, behind"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decoded_token_of_all_sequences_is_read_once(
-    on_card: OnCard, tiny_model: Path, way: str, is_fast: bool
+    on_card: OnCard, small_model: Path, way: str, is_fast: bool
 ) -> None:
-    waits, lengths, captured = on_card(decoded, str(tiny_model), "float32", way, is_fast, is_fast)
+    waits, lengths, captured = on_card(decoded, str(small_model), "float32", way, is_fast, is_fast)
     assert waits.total() == 3, waits
     assert lengths == {7 - is_fast}
     assert captured == is_fast
@@ -475,9 +485,9 @@ def entered(card: Card, folder: str) -> Waits:
     return card.lines
 
 
-def test_a_prompt_enters_with_one_read(on_card: OnCard, tiny_model: Path) -> None:
+def test_a_prompt_enters_with_one_read(on_card: OnCard, small_model: Path) -> None:
     """Of its first token, beside that of the tokens of the step before."""
-    waits = on_card(entered, str(tiny_model))
+    waits = on_card(entered, str(small_model))
     assert waits.total() == 2, waits
 
 
