@@ -61,7 +61,7 @@ class Card(TorchDispatchMode):
     """The device, while the context lasts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: dict[int, torch.UntypedStorage] = {}  # kept, so that no address comes twice
         self.lines: Counter[str] = Counter()

@@ -45,7 +45,8 @@ def test_the_gradient_of_logits_is_that_of_torch(
     grads, entropies = torch.randn(5, num_targets, device=DEVICE), torch.randn(5, device=DEVICE)
     statistics = head_kernels.statistics(logits)
     given = (targets, grads, entropies if has_entropy else None)
-    found = head_kernels.gradient(logits, *statistics, *given, slope=0.7, dtype=dtype)
+    normalizers, means = statistics
+    found = head_kernels.gradient(logits, normalizers, means, *given, slope=0.7, dtype=dtype)
     assert found.dtype == dtype
     monkeypatch.setattr("strop.engines.head.has_kernels", lambda device: False)
     wanted = _gradient(logits, statistics, *given, slope=0.7, dtype=dtype)

@@ -70,8 +70,9 @@ class ModuleTarget:
             tensor = live[name]
             if id(tensor) not in totals:
                 total, num_bytes = self._sums.get(id(tensor), (None, -1))
-                is_read = total is not None and num_bytes == tensor.nbytes
-                totals[id(tensor)] = total if is_read else word_sum(tensor)
+                if total is None or num_bytes != tensor.nbytes:
+                    total = word_sum(tensor)
+                totals[id(tensor)] = total
         self._sums.clear()
         numbers = dict(zip(totals, to_ints(list(totals.values())), strict=True))
         return {name: finish(numbers[id(live[name])], live[name].nbytes) for name in names}
