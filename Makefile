@@ -180,7 +180,7 @@ harness: .venv-harness/.made
 # Beside the environment, since builds of torch for a CPU come without it.
 triton: .venv-triton/.made
 	PYTHONPATH=$(CURDIR)/.venv-triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-		tests/rollout/test_decode_kernel.py $(ARGS)
+		tests/rollout/test_decode_kernel.py tests/engines/test_triton_kernels.py $(ARGS)
 
 .venv-triton/.made: $(STAMPS)/test
 	$(PIP) --target .venv-triton --upgrade triton==3.9.0

@@ -14,7 +14,8 @@ costs itself alone.
     machine      step env: card, versions, ceilings of the card, costs of small calls
     kernels      step kernels: attention, sampling and the log-prob head, alone
     checks       steps tests and quickstart: what is right on this card
-    agreement    step agreement: log-probs of rollout and trainer, greedy tokens of `generate`
+    agreement    step agreement: log-probs of rollout and trainer, greedy tokens of `generate`, tokens in little memory
+    compiled     step compile: layers as functions of torch.compile, and a model sharded over one rank
     generation   step rollout: tokens per second beside transformers
     update       step update: tokens per second beside a padded loop
     training     step grpo: whole steps of `strop train`, their phases, waits and idle share

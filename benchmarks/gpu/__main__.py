@@ -53,6 +53,7 @@ STEPS = (
     Step("tests", 130, 1, "tests marked gpu"),
     Step("quickstart", 130, 1, "strop quickstart: does it learn"),
     Step("agreement", 100, 1, "log-probs of rollout and trainer, tokens of generate"),
+    Step("compile", 130, 1, "compiled layers, and a model sharded over one rank"),
     Step("rollout", 80, 2, "tokens/s of generation beside transformers"),
     Step("update", 75, 3, "tokens/s of an update beside a padded loop"),
     Step("grpo", 75, 4, "whole steps: phases, waits, idle share"),

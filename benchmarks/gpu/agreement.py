@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.gpu.look import Facts, Look
-from benchmarks.gpu.workload import Ask, asks, generate, loaded, model_folder, random_prompts
+from benchmarks.gpu.timing import GIB
+from benchmarks.gpu.workload import Ask, asks, generate, loaded, model_folder, random_prompts, token_bytes
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
+from strop.rollout.native import batch, running
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.types import TokenOutput
 
 LIMITS = {"float32": 1e-3, "bfloat16": 0.3}
@@ -31,6 +36,7 @@ def agreement(look: Look) -> None:
     for dtype in LIMITS:
         look.measure(f"rollout and trainer, {dtype}", partial(_log_probs, look, dtype))
         look.measure(f"greedy tokens, {dtype}", partial(_greedy, look, dtype))
+    look.measure("tokens in little memory", lambda facts: _little_memory(look, facts), needs_s=10)
     look.measure(
         "a model whose steps cannot be captured (GPT-2)", lambda facts: _uncaptured(look, facts), needs_s=15
     )
@@ -57,6 +63,16 @@ def note_captures(engine: NativeEngine, facts: Facts) -> None:
     steps = engine._batch._steps
     if isinstance(steps, StaticStep):
         facts |= {"num_captured": steps.num_captured, "captures_disabled": steps.is_disabled}
+
+
+def pages(engine: NativeEngine) -> Facts:
+    """GiB of the pool of pages and of those that were used at one time, and how often a larger pool took its place;
+    nothing on a CPU."""
+    cache = engine._batch._cache
+    if not isinstance(cache, PagedCache):
+        return {}
+    gib = {"pool_gib": cache.held_bytes, "used_gib": cache.num_bytes}
+    return {**{name: round(num / GIB, 3) for name, num in gib.items()}, "pool_moves": cache.num_moves}
 
 
 def _equal_share(ours: Sequence[TokenOutput], others: Sequence[TokenOutput]) -> float:
@@ -108,6 +124,36 @@ def _greedy(look: Look, dtype: str, facts: Facts) -> None:
         raise ValueError(
             f"{count - facts['rows_equal']} of {count} greedy rows differ from those of generate"
         )
+
+
+def _little_memory(look: Look, facts: Facts) -> None:
+    """Sequences that wait for pages give the tokens that they give beside plenty of memory; in float32, since other
+    numbers of them run together."""
+    model, outputs = loaded(look, "float32"), []
+    prompts, samples, prompt, tokens = look.size(8, 2), 4, look.size(128, 40), look.size(160, 40)
+    asked = asks(prompts, samples, prompt=prompt, tokens=tokens, seed=2)
+    needed = 2 * token_bytes(look) * (prompts * prompt + len(asked) * tokens)
+    for name, free_bytes in (("plenty", None), ("little", needed // 2)):
+        with _in_pages():
+            engine = NativeEngine(model, max_running=64)
+        if free_bytes is not None:
+            engine._batch.use_memory(free_bytes)
+        outputs.append(generate(engine, asked))
+        facts[name] = {"preempted": engine._batch.num_preempted, **pages(engine)}
+        asyncio.run(engine.close())
+    facts["equal_tokens"] = _equal_share(*outputs)
+    if not facts["little"]["preempted"]:
+        raise RuntimeError("no sequence waited: memory was enough")
+
+
+@contextlib.contextmanager
+def _in_pages() -> Iterator[None]:
+    """Engines that are made inside have pages, also in a rehearsal."""
+    with (
+        mock.patch.object(running, "new_cache", lambda device, capacity: PagedCache(capacity, device)),
+        mock.patch.object(batch, "fused_step", return_value=None),
+    ):
+        yield
 
 
 def _uncaptured(look: Look, facts: Facts) -> None:

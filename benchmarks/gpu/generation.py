@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu.agreement import note_captures
+from benchmarks.gpu.agreement import note_captures, pages
 from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.profiling import profiled, waits_by_line
 from benchmarks.gpu.timing import GIB, peak_gib, quantiles, seconds
@@ -75,7 +75,7 @@ def _note_rate(look: Look, facts: Facts, *, batch: int, tokens: int, taken: floa
 
 def _native(look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: bool = False) -> None:
     """Twice: the first time shapes are captured, the second time they are there. With `waits` the tokens of a step are
-    read before the next one is launched."""
+    read before the next one is launched. `slots_gib`: keys and values without pages that samples of a prompt share."""
     engine, tokens = NativeEngine(model, max_running=batch), look.size(512, 24)
     if waits:
         engine._batch._reads_behind = False
@@ -93,7 +93,9 @@ def _native(look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: boo
         facts["shorter"] = sum(len(output.token_ids) < tokens for output in outputs)
     _note_rate(look, facts, batch=batch, tokens=tokens, taken=taken)
     note_captures(engine, facts)
-    facts["cache_gib"] = round(engine._batch.cache_bytes / GIB, 3)
+    slots = batch * (_prompt_tokens(look) + tokens) * token_bytes(look)
+    facts |= {"cache_gib": round(engine._batch.cache_bytes / GIB, 3), "slots_gib": round(slots / GIB, 3)}
+    facts |= pages(engine)
     asyncio.run(engine.close())
 
 

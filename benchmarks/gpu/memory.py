@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.look import Facts, Look
-from benchmarks.gpu.timing import GIB, seconds
+from benchmarks.gpu.timing import GIB, peak_gib, seconds
 from benchmarks.gpu.workload import (
     asks,
     generate,
@@ -34,7 +34,9 @@ UPDATE_GIB = 12
 
 def memory(look: Look) -> None:
     """Offload and restore, the engine's sleep, and the end of memory."""
+    look.measure("weights that are not trained", lambda facts: _frozen(look, facts))
     look.measure("offload of the policy and back", lambda facts: _offload(look, facts))
+    look.measure("activations on the host", lambda facts: _activations(look, facts), needs_s=6)
     look.measure("sleep of the engine", lambda facts: _sleep(look, facts))
     if look.is_rehearsal:
         look.skip("out of memory", "only on a card")
@@ -56,6 +58,31 @@ def _held(look: Look) -> dict[str, float]:
         "allocated": round(torch.cuda.memory_allocated() / GIB, 3),
         "reserved": round(torch.cuda.memory_reserved() / GIB, 3),
     }
+
+
+def _frozen(look: Look, facts: Facts) -> None:
+    """The model as a reference holds it, beside float32."""
+    for name, holds_half in (("wide", False), ("half", True)):
+        before = _held(look).get("allocated", 0.0)
+        model = loaded(look, "bfloat16", holds_half=holds_half)
+        facts[f"{name}_gib"] = round(_held(look).get("allocated", 0.0) - before, 3)
+        facts[f"{name}_dtypes"] = sorted({str(weight.dtype) for weight in model.module.parameters()})
+        del model
+        look.clean()
+
+
+def _activations(look: Look, facts: Facts) -> None:
+    """An update whose activations wait for the backward pass in host memory, beside one where they stay."""
+    batch, totals = update_batch(look, look.size(2, 1), 4, look.size(256, 8), look.size(768, 16))
+    for name, on_host in (("here", False), ("on_host", True)):
+        actor = make_actor(look, offload_activations=on_host)
+        update = partial(actor.update_policy, batch, totals)
+        update()
+        look.clean()
+        facts[f"{name}_s"] = round(seconds(look, update, warm=0), 3)
+        facts |= {f"{name}_{key}": value for key, value in peak_gib(look).items()}
+        del actor, update
+        look.clean()
 
 
 def _offload(look: Look, facts: Facts) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.gpu.agreement import agreement
 from benchmarks.gpu.checks import gpu_tests, quickstart
+from benchmarks.gpu.compiled import compiled
 from benchmarks.gpu.generation import rollout
 from benchmarks.gpu.kernels import kernels
 from benchmarks.gpu.look import Look
@@ -21,6 +22,7 @@ STEPS: dict[str, Callable[[Look], None]] = {
     "tests": gpu_tests,
     "quickstart": quickstart,
     "agreement": agreement,
+    "compile": compiled,
     "rollout": rollout,
     "update": update,
     "grpo": grpo,

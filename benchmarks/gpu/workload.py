@@ -123,9 +123,10 @@ def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return fast
 
 
-def loaded(look: Look, dtype: str) -> CausalLM:
-    """The model on the device."""
-    return load_model(ModelConfig(path=str(model_folder(look)), dtype=dtype), device=look.device)  # type: ignore[arg-type]
+def loaded(look: Look, dtype: str, *, holds_half: bool = False) -> CausalLM:
+    """The model on the device; arguments as of `load_model`."""
+    config = ModelConfig(path=str(model_folder(look)), dtype=dtype)  # type: ignore[arg-type]
+    return load_model(config, device=look.device, holds_half=holds_half)
 
 
 def random_prompts(count: int, length: int, *, seed: int = 0) -> list[list[int]]:
@@ -156,11 +157,15 @@ def generate(engine: NativeEngine, asked: list[Ask]) -> list[TokenOutput]:
     return asyncio.run(every())
 
 
-def make_actor(look: Look, *, checkpointing: bool = False, max_tokens: int = 16384) -> ActorWorker:
-    """A policy with a fresh optimizer, in bfloat16 over float32 weights."""
+def make_actor(
+    look: Look, *, checkpointing: bool = False, max_tokens: int = 16384, **engine: Any
+) -> ActorWorker:
+    """A policy with a fresh optimizer, in bfloat16 over float32 weights; further settings are of its engine."""
     return ActorWorker(
         ModelConfig(path=str(model_folder(look)), dtype="bfloat16", gradient_checkpointing=checkpointing),
-        ActorConfig(optim=OptimizerConfig(lr=1e-6), engine=EngineConfig(max_tokens_per_device=max_tokens)),
+        ActorConfig(
+            optim=OptimizerConfig(lr=1e-6), engine=EngineConfig(max_tokens_per_device=max_tokens, **engine)
+        ),
         AlgorithmConfig(),
         TrainingInit(device=look.device, num_updates=10),
     )

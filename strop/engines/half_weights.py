@@ -2,12 +2,12 @@
 
 Parameters are float32, so that small steps of the optimizer are not lost, and a pass in half precision rounds those of
 products in each product anew. Where nothing is trained they can be rounded once: the same numbers, of half the memory,
-without a cast. Norms, embeddings, a head that is tied to them, and experts are not rounded by a pass of one process,
-and stay wide; FSDP rounds every parameter that it gathers.
+without a cast. Norms, embeddings and a head that is tied to them are not rounded by a pass of one process, and stay
+wide; FSDP rounds every parameter that it gathers.
 
-A folder that has all its weights in that precision is read so, linear layer by linear layer (`linear_layers_in`):
-matrices of linear layers, without head and experts, are never there in float32. A folder in float32 is read whole and
-then rounded, on the host.
+A folder that has all its weights in that precision is read so, layer by layer (`linear_layers_in`): matrices of linear
+layers, without the head, and of experts are never there in float32. A folder in float32 is read whole and then rounded,
+on the host.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from strop.engines.causal_lm import HALF, CausalLM, head_of
+from strop.engines.moe.layers import has_standard_experts, is_class_of_experts
 from strop.engines.multimodal.families import takes_media
 
 _LINEAR = (nn.Linear, Conv1D)
@@ -79,19 +80,25 @@ def weights_of_products(module: Any, device: torch.device) -> Iterator[nn.Parame
     # What reads media asks its weights for their dtype.
     language: nn.Module = module.get_decoder() if takes_media(module.config) else module
     for part in language.modules():
-        if type(part) not in _LINEAR:
+        if not is_multiplied(part):
             continue
         own = list(part.parameters(recurse=False))
-        if part.weight is not head:
+        if getattr(part, "weight", None) is not head:
             yield from own
         elif device.type != "cpu" and id(head) not in kept:
             yield from (weight for weight in own if weight is head)  # a bias is added to wide logits
 
 
+def is_multiplied(part: nn.Module) -> bool:
+    """True of a linear layer, and of experts."""
+    return type(part) in _LINEAR or has_standard_experts(part)
+
+
 @contextlib.contextmanager
 def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
-    """Inside, linear layers that this thread makes have parameters of this dtype, in which transformers then reads
-    them; the head has not, which may be tied to an embedding. Threads beside it may load models of their own."""
+    """Inside, linear layers and experts that this thread makes have parameters of this dtype, in which transformers
+    then reads them; the head has not, which may be tied to an embedding. Threads beside it may load models of their
+    own."""
     thread = threading.get_ident()
 
     def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -99,7 +106,8 @@ def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
             return None
         if parameter is None or name in layer._parameters:  # later ones come from a file, or are tied
             return None
-        if type(layer) not in _LINEAR or parameter.shape[0] == vocab_size:
+        is_head = type(layer) in _LINEAR and parameter.shape[0] == vocab_size
+        if is_head or not (type(layer) in _LINEAR or is_class_of_experts(type(layer))):
             return None
         return nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
 

@@ -32,6 +32,7 @@ from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
 from strop.engines.model_facts import settle_config
 from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code, stored_dtypes
+from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
 from strop.engines.multimodal.vl_model import Vision
@@ -204,6 +205,7 @@ def prepare_model(
 ) -> CausalLM:
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
+    use_compute_precision(module)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:

@@ -110,6 +110,13 @@ def turned(states: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype, *
     """The rotation of states [1, H, N, D], or its transpose, in this precision; heads of a token lie together."""
     if states.device.type == "cpu":
         return cpu_turned(states, cosines, sines, is_back=is_back)
+    return triton_turned(states, cosines, sines, dtype, is_back=is_back)
+
+
+def triton_turned(
+    states: Tensor, cosines: Tensor, sines: Tensor, dtype: torch.dtype, *, is_back: bool
+) -> Tensor:
+    """The same by the kernel of Triton."""
     _, heads, count, dim = states.shape
     states = states if states.stride(3) == 1 else states.contiguous()
     cosines, sines = cosines.contiguous(), sines.contiguous()

@@ -111,8 +111,8 @@ def _num_devices(name: str) -> int:
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of host memory on a device, without waiting for the device."""
-    if device.type != "cuda":
+    """A tensor of host memory on a device, without waiting for the device; the tensor itself where it is there."""
+    if device.type != "cuda" or tensor.device.type == "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

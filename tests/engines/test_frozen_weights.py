@@ -107,7 +107,7 @@ def test_only_a_folder_that_is_read_in_half_needs_the_size_of_its_vocabulary(
         read_module(config, AutoModelForCausalLM, half=torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_biased", "gpt2", "gemma3", "phi"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_biased", "gpt2", "gemma3", "phi", "mixtral"])
 def test_a_frozen_model_gives_the_bits_of_autocast(tiny: Tiny, kind: str) -> None:
     wide, half = tiny(kind, dtype="bfloat16"), tiny(kind, dtype="bfloat16")
     expected = log_probs_of(Engine(wide, EngineConfig(), is_frozen=True), rows(), temperature=0.7)
@@ -137,6 +137,16 @@ def test_matrices_of_layers_take_half_the_memory_and_norms_and_embeddings_stay_w
     frozen_engine(model, EngineConfig(), alone(CPU))
     assert num_bytes(model) == 4 * (embedding + norms) + 2 * matrices
     assert all("proj" in name for name in held(model))
+
+
+def test_experts_take_half_the_memory(tiny: Tiny) -> None:
+    model = tiny("mixtral", dtype="bfloat16")
+    # Layers of 4 experts with three matrices of 32 x 48; of 4 query and 2 key heads of 8; a head of 61 x 32.
+    experts, matrices = 2 * 4 * 3 * 32 * 48, 2 * (2 * 32 * 32 + 2 * 32 * 16)
+    wide = num_bytes(model)
+    frozen_engine(model, EngineConfig(), alone(CPU))
+    assert wide - num_bytes(model) == 2 * (experts + matrices)
+    assert sum("experts" in name for name in held(model)) == 4
 
 
 def test_an_untied_head_is_held_in_half_where_logits_come_from_half(tiny: Tiny) -> None:
@@ -191,13 +201,14 @@ def test_the_base_of_an_adapter_learns_the_same_bits(
 
 @contextlib.contextmanager
 def read_parameters() -> Iterator[list[torch.dtype]]:
-    """Types of the matrices of layers that a file brings, as they are handed to their linear layers."""
+    """Types of the matrices of layers and experts that a file brings, as they are handed to them."""
     dtypes: list[torch.dtype] = []
 
     def registered(layer: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is None or parameter.is_meta or parameter.dim() != 2:
+        if parameter is None or parameter.is_meta or parameter.dim() < 2:
             return
-        if isinstance(layer, nn.Linear | Conv1D) and 61 not in parameter.shape:  # tokens: the head
+        is_linear = isinstance(layer, nn.Linear | Conv1D) and 61 not in parameter.shape  # tokens: the head
+        if is_linear or type(layer).__name__.endswith("Experts"):
             dtypes.append(parameter.dtype)
 
     handle = register_module_parameter_registration_hook(registered)

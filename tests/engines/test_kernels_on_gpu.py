@@ -1,4 +1,4 @@
-"""What a GPU computes by kernels of its own, beside the same by torch's operations: head, attention, norms."""
+"""What a GPU computes by kernels of its own, beside the same by torch's operations: head, attention, rotations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from strop.engines import head_kernels
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
-from strop.engines.head import Head, _gradient, _statistics
+from strop.engines.head import Head
 from strop.engines.parallel.context import context_layout
 from strop.engines.rotary_kernels import rotate
 from strop.engines.segments import Segment
@@ -18,33 +17,6 @@ from strop.engines.segments import Segment
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
-
-
-@pytest.mark.parametrize("vocab", [300, 4096, 50_000])
-def test_statistics_of_logits_are_those_of_torch(vocab: int) -> None:
-    logits = 4 * torch.randn(33, vocab, device=DEVICE)
-    normalizers, means = head_kernels.statistics(logits)
-    probs = torch.softmax(logits.double(), -1)
-    torch.testing.assert_close(
-        normalizers.double(), torch.logsumexp(logits.double(), -1), atol=1e-5, rtol=1e-6
-    )
-    torch.testing.assert_close(means.double(), (probs * logits.double()).sum(-1), atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_targets", [1, 4])
-@pytest.mark.parametrize("has_entropy", [False, True])
-def test_the_gradient_of_logits_is_that_of_torch(
-    monkeypatch: pytest.MonkeyPatch, num_targets: int, has_entropy: bool
-) -> None:
-    logits = 3 * torch.randn(17, 9_000, device=DEVICE)
-    targets = torch.randint(0, 9_000, (17, num_targets), device=DEVICE)
-    grads, entropies = torch.randn(17, num_targets, device=DEVICE), torch.randn(17, device=DEVICE)
-    statistics = _statistics(logits)
-    given = (targets, grads, entropies if has_entropy else None)
-    found = _gradient(logits, statistics, *given, slope=0.7, dtype=torch.float32)
-    monkeypatch.setattr("strop.engines.head.has_kernels", lambda device: False)
-    wanted = _gradient(logits, statistics, *given, slope=0.7, dtype=torch.float32)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_log_probs_in_half_precision_are_near_those_in_full() -> None:

@@ -1,4 +1,4 @@
-"""Rotations that the kernels take the place of; these are tried in test_kernels_on_gpu.py and test_cpu_layers.py."""
+"""Rotations that the kernels take the place of; these are tried in test_triton_kernels.py and test_cpu_layers.py."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ def make_critic(
     sequence_parallel: int = 1,
     lora: LoraConfig | None = None,
     checkpoint: Path | None = None,
+    device: str = "cpu",
 ) -> CriticWorker:
     """A critic with a fresh optimizer, or that of a checkpoint."""
     return CriticWorker(
@@ -39,7 +40,7 @@ def make_critic(
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
-        TrainingInit(device="cpu", num_updates=10, checkpoint=checkpoint),
+        TrainingInit(device=device, num_updates=10, checkpoint=checkpoint),
     )
 
 

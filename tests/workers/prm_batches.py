@@ -27,12 +27,14 @@ def make_prm(
     path: str = "",
     max_tokens: int = 1000,
     checkpoint: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float64",
     **engine: Any,
 ) -> PrmWorker:
     """A process reward model with a fresh optimizer, or that of a checkpoint; further settings are of its engine."""
     return PrmWorker(
         # The policy's adapter must not reach it.
-        ModelConfig(path=str(model), dtype="float64", lora=LoraConfig(rank=2)),
+        ModelConfig(path=str(model), dtype=dtype, lora=LoraConfig(rank=2)),  # type: ignore[arg-type]
         PrmConfig(
             path=path,
             beta=BETA,
@@ -43,7 +45,7 @@ def make_prm(
                 **engine,
             ),
         ),
-        TrainingInit(device="cpu", num_updates=10, checkpoint=checkpoint),
+        TrainingInit(device=device, num_updates=10, checkpoint=checkpoint),
     )
 
 

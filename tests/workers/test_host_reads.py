@@ -1,11 +1,14 @@
-"""The host waits for the device once per optimizer step and once per decoded token, packing included.
+"""On a CUDA device every path runs, in the precision of its kernels, and the host waits for the device once per
+optimizer step and once per decoded token, packing included.
 
-On a CPU nothing waits, so tensors that would lie on a device are followed (device_reads.py).
+The device computes nothing (fake_card.py), and is that of a process of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,131 +19,252 @@ import torch
 import torch.distributed as dist
 from actor_batches import make_actor, random_batch, totals_of
 from critic_batches import make_critic, value_batch
-from device_reads import DeviceReads, device_reads
+from fake_card import DEVICE, Card, card_process
 from prm_batches import make_prm, outcome_batch, prm_ref
 from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 
 from references.language_models import save_tiny
-from references.token_passes import log_probs_of
+from references.token_passes import log_probs_of, of_log_probs
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.sft.config import SftDistillationConfig
-from strop.engines import attention, varlen
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.cpu import layers
+from strop.data.tiny_model import make_tiny_model
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfig, OptimizerConfig
+from strop.engines.kinds import frozen_engine, train_engine
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.parallel.offload import HostCopies
+from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.ulysses import SequenceShard
-from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
-from strop.rollout.native import batch as batch_module
-from strop.rollout.native import running, sampling
+from strop.rollout.native import cuda_graph, sampling
 from strop.rollout.native.batch import DecodeBatch
-from strop.rollout.native.cpu import kernel
 from strop.rollout.native.cuda_graph import StaticStep
-from strop.rollout.native.paged_cache import PagedCache
+from strop.rollout.native.half_copy import HalfCopy
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.stream import parameter_stream
 from strop.utils.device import sent
 from strop.utils.host_copy import HostCopy
-from strop.workers.models import TrainedWorker, TrainingInit
+from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
 
-MANY, FEW = 15, 1000
+MANY, FEW = 20, 1000
 """Tokens of a micro-batch: for several of them, and for one."""
+Waits = Counter[str]
+"""Waits by line of strop."""
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        float, bool, Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.nonzero, Tensor.unique,
-        lambda x: x.to("cpu"), lambda x: x[x > 0], lambda x: torch.equal(x, x), lambda x: x.masked_select(x > 0),
-        lambda x: torch.zeros(1).repeat_interleave(x.long()), lambda x: x.clone().index_put_((x > 0,), x),
-    ],
+OnCard = Callable[..., Any]
+"""Calls a function of a card and other arguments, in a process that has one."""
+
+
+@pytest.fixture(scope="module")
+def on_card() -> Iterator[OnCard]:
+    with card_process() as call:
+        yield call
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a Qwen3 model of one layer: each operation of the device takes Python a while."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    sizes = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 64}
+    make_tiny_model(folder, seed=0, num_layers=1, num_heads=2, num_kv_heads=1, **sizes)
+    return folder
+
+
+READS: tuple[Callable[[Tensor], object], ...] = (
+    float, bool, Tensor.item, lambda x: x.tolist(), Tensor.cpu, Tensor.nonzero, Tensor.unique, lambda x: x.to("cpu"),
+    lambda x: x[x > 0], lambda x: torch.equal(x, x), lambda x: x.masked_select(x > 0),
+    lambda x: torch.zeros(1, device=DEVICE).repeat_interleave(x.long()),
+    lambda x: x.clone().index_put_((x > 0,), x), lambda x: torch.zeros(1).copy_(x),
 )  # fmt: skip
-def test_each_kind_of_read_is_noticed(read: Callable[[Tensor], object]) -> None:
-    weight = torch.ones(1)
-    with device_reads([weight]) as reads:
-        hidden = 2 * weight.view(1, 1) + torch.ones(1)
-        read(hidden[0])
-        assert reads.count == 1
-        read(torch.ones(1))  # in host memory
-    assert reads.count == 1
-
-
-@pytest.mark.parametrize(
-    "send",
-    [
-        lambda x, host: host.to(x), lambda x, host: host.to(x.device, non_blocking=True),
-        lambda x, host: host.to(device=x.device), lambda x, host: x.copy_(host), lambda x, host: x[host.long()],
-        lambda x, host: x.index_put((host.long(),), x),
-    ],
+SENDS: tuple[Callable[[Tensor, Tensor], object], ...] = (
+    lambda x, host: host.to(x), lambda x, host: host.to(x.device, non_blocking=True),
+    lambda x, host: host.to(device=x.device), lambda x, host: x.copy_(host), lambda x, host: x[host.long()],
+    lambda x, host: x.index_put((host.long(),), x), lambda x, host: torch.tensor([0.0], device=x.device),
 )  # fmt: skip
-def test_each_copy_to_the_device_that_is_waited_for_is_noticed(
-    send: Callable[[Tensor, Tensor], Tensor],
+
+
+def waits_of_reads(card: Card) -> list[int]:
+    counts = []
+    for read in READS:
+        card.lines.clear()
+        with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
+            read(2 * torch.ones(1, device=DEVICE))
+        counts.append(card.count)
+    return counts
+
+
+def test_each_kind_of_read_is_noticed(on_card: OnCard) -> None:
+    assert on_card(waits_of_reads) == [1] * len(READS)
+
+
+def waits_of_sends(card: Card) -> list[int]:
+    counts = []
+    for send in SENDS:
+        card.lines.clear()
+        send(torch.ones(1, device=DEVICE), torch.zeros(1))
+        counts.append(card.count)
+    card.lines.clear()
+    place = sent(torch.zeros(1), DEVICE)
+    place[place.long()].sum().to(torch.float64)
+    return [*counts, card.count]
+
+
+def test_each_copy_to_the_device_that_is_waited_for_is_noticed(on_card: OnCard) -> None:
+    assert on_card(waits_of_sends) == [*[1] * len(SENDS), 0]
+
+
+def waits_of_copies(card: Card) -> list[int]:
+    hidden, counts = torch.ones(3, device=DEVICE), []
+    assert hidden.to("cpu", non_blocking=True).tolist() == [1.0, 1.0, 1.0]
+    early = HostCopy({"twice": 2 * hidden})
+    counts.append(card.count)
+    hidden.sum().item()
+    early.wait()
+    counts.append(card.count)
+    HostCopy({"twice": 2 * hidden}).wait()
+    return [*counts, card.count]
+
+
+def test_a_copy_is_waited_for_where_nothing_else_was_since(on_card: OnCard) -> None:
+    assert on_card(waits_of_copies) == [0, 1, 2]
+
+
+def mixes_and_wrong_kernels(card: Card) -> list[str]:
+    errors = []
+    calls: list[Callable[[], object]] = [
+        lambda: torch.ones(3, device=DEVICE) + torch.ones(3),
+        lambda: torch.ones(3, 3, device=DEVICE) @ torch.ones(3, 3, device=DEVICE, dtype=torch.bfloat16),
+        lambda: torch.ones(3, device=DEVICE).numpy(),
+    ]
+    for call in calls:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            errors.append(str(error))
+    return errors
+
+
+def test_a_mix_of_devices_or_dtypes_is_refused(on_card: OnCard) -> None:
+    devices, dtypes, numpy = on_card(mixes_and_wrong_kernels)
+    assert "cuda:0 and cpu" in devices
+    assert "float32, torch.bfloat16" in dtypes
+    assert "numpy" in numpy
+
+
+def updated(card: Card, folder: str, settings: dict[str, Any], options: dict[str, Any]) -> Waits:
+    """Waits of the second update of a policy, when the optimizer has its state."""
+    batch = random_batch(torch.float32)
+    actor = make_actor(
+        Path(folder), AlgorithmConfig(**settings), device="cuda", **{"dtype": "bfloat16", **options}
+    )
+    actor.update_policy(batch, totals_of(batch))
+    card.lines.clear()
+    actor.update_policy(batch, totals_of(batch))
+    return card.lines
+
+
+UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one micro-batch": ({}, {"max_tokens": FEW}),
+    "several": ({}, {"max_tokens": MANY}),
+    "kl-entropy": ({"use_kl_loss": True, "entropy_coeff": 0.02}, {"max_tokens": MANY}),
+    "a loss of whole rows": ({"policy_loss": "gspo"}, {"max_tokens": MANY}),
+    "float32": ({}, {"max_tokens": MANY, "dtype": "float32"}),
+    "an adapter": ({}, {"max_tokens": MANY, "lora": LoraConfig(rank=2)}),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_policy_update_reads_once(on_card: OnCard, small_model: Path, name: str) -> None:
+    waits = on_card(updated, str(small_model), *UPDATES[name])
+    assert waits.total() == 1, waits
+
+
+def stepped(
+    card: Card, folder: str, model: dict[str, Any], engine: dict[str, Any], optim: dict[str, Any]
+) -> Waits:
+    """Waits of the second step of an engine, with a model of random weights."""
+    config = ModelConfig(path=folder, **{"dtype": "bfloat16", **model})
+    learner = train_engine(
+        load_model(config, device="cuda"), EngineConfig(max_tokens_per_device=MANY, **engine),
+        OptimizerConfig(**optim), total_steps=None, parallel=alone(DEVICE),
+    )  # fmt: skip
+    for _ in range(2):
+        card.lines.clear()
+        learner.accumulate(few_rows(), of_log_probs(lambda log_probs, *_: -log_probs.sum(), temperature=1.0))
+        learner.step()
+    return card.lines
+
+
+def few_rows() -> DataProto:
+    return make_rows([torch.arange(3, 8)] * 3, [torch.arange(n) for n in (4, 7, 2)])
+
+
+STEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "capped attention": ("gemma2", {}, {}, {}),
+    "experts": ("mixtral", {}, {}, {}),
+    "a state": ("qwen3_5", {}, {}, {}),
+    "a head of its own": ("llama", {}, {}, {}),
+    "checkpointing": ("qwen3", {"gradient_checkpointing": True}, {}, {}),
+    "activations on the host": ("qwen3", {}, {"offload_activations": True}, {}),
+    "an optimizer on the host": ("qwen3", {}, {"offload": "optimizer"}, {}),
+    "muon": ("qwen3", {}, {}, {"name": "muon"}),
+    "float16": ("qwen3", {"dtype": "float16"}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_an_engine_reads_once(on_card: OnCard, tmp_path: Path, name: str) -> None:
+    kind, *settings = STEPS[name]
+    save_tiny(kind, tmp_path)
+    waits = on_card(stepped, str(tmp_path), *settings)
+    assert waits.total() == 1, waits
+
+
+def of_routers(card: Card, folder: str) -> Waits:
+    """Waits of an update with both losses of routers."""
+    tensors = random_batch(torch.float32).tensors()
+    few = {name: [ids % 50 + 2 for ids in columns.rows(tensors[name])] for name in ("prompts", "responses")}
+    batch = DataProto.from_dict(dict(tensors) | {name: columns.jagged(rows) for name, rows in few.items()})
+    batch.meta_info["temperature"] = 1.0
+    moe = MoEConfig(z_loss_coef=0.1, balance_loss_coef=0.1)
+    actor = make_actor(
+        Path(folder), AlgorithmConfig(), max_tokens=MANY, device="cuda", dtype="bfloat16", moe=moe
+    )
+    for _ in range(2):
+        card.lines.clear()
+        actor.update_policy(batch, totals_of(batch))
+    return card.lines
+
+
+def test_routers_are_read_four_times_whatever_the_layers_and_micro_batches(
+    on_card: OnCard, tmp_path: Path
 ) -> None:
-    weight = torch.ones(1)
-    with device_reads([weight]) as reads:
-        found = send(2 * weight, torch.zeros(1))
-        assert reads.count == 1
-        assert reads.has(found)
-        send(sent(torch.ones(1), weight.device), sent(torch.zeros(1), weight.device))
-    assert reads.count == 1, reads.lines
+    """Choices before the passes, the norm, and values and loads behind it."""
+    save_tiny("mixtral", tmp_path)
+    waits = on_card(of_routers, str(tmp_path))
+    assert waits.total() == 4, waits
 
 
-def test_what_is_not_waited_for_is_no_read_and_a_copy_lies_in_host_memory() -> None:
-    weight = torch.ones(3)
-    with device_reads([weight]) as reads:
-        copy = (2 * weight).to("cpu", non_blocking=True)
-        assert copy.tolist() == [2.0, 2.0, 2.0]
-        weight[sent(torch.tensor([0, 2]), weight.device)].sum().to(torch.float64)
-        early = HostCopy({"twice": 2 * weight})
-        assert reads.count == 0
-        weight.sum().item()
-        assert early.wait()["twice"].tolist() == [2.0, 2.0, 2.0]
-        assert reads.count == 1
-        assert HostCopy({"twice": 2 * weight}).wait()["twice"].tolist() == [2.0, 2.0, 2.0]
-    assert reads.count == 2
+def of_critic(card: Card, folder: str) -> Waits:
+    batch = value_batch(torch.float32)
+    critic = make_critic(Path(folder), AlgorithmConfig(), max_tokens=MANY, device="cuda", dtype="bfloat16")
+    for _ in range(2):
+        card.lines.clear()
+        critic.update_critic(batch, totals_of(batch))
+    return card.lines
 
 
-def placed(worker: TrainedWorker) -> list[Tensor]:
-    """Tensors of the worker's model."""
-    module = worker.engine.model.module
-    return [*module.parameters(), *module.buffers()]
-
-
-def reads_of(worker: TrainedWorker, update: Callable[[], object]) -> DeviceReads:
-    """Reads of the second update, when the optimizer has its state."""
-    update()
-    with device_reads(placed(worker)) as reads:
-        update()
-    return reads
-
-
-@pytest.mark.parametrize("max_tokens", [FEW, MANY])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"use_kl_loss": True, "entropy_coeff": 0.02}, {"policy_loss": "gspo"}],
-    ids=["some rows are only measured", "kl-entropy", "a loss of whole rows"],
-)
-def test_a_policy_update_reads_once(tiny_model: Path, settings: dict[str, Any], max_tokens: int) -> None:
-    batch = random_batch()
-    actor = make_actor(tiny_model, AlgorithmConfig(**settings), max_tokens=max_tokens)
-    reads = reads_of(actor, lambda: actor.update_policy(batch, totals_of(batch)))
-    assert reads.count == 1, reads.lines
-
-
-def test_an_update_of_values_reads_once(tiny_model: Path) -> None:
-    batch = value_batch()
-    critic = make_critic(tiny_model, AlgorithmConfig(), max_tokens=MANY)
-    reads = reads_of(critic, lambda: critic.update_critic(batch, totals_of(batch)))
-    assert reads.count == 1, reads.lines
-
-
-@pytest.mark.parametrize("coef", [0.0, 1.0], ids=["tokens", "a teacher's word"])
-def test_a_step_of_fine_tuning_reads_once(tiny_model: Path, coef: float) -> None:
-    batch = random_batch()
+def of_fine_tuning(card: Card, folder: str, coef: float) -> Waits:
+    batch = random_batch(torch.float32)
     mask = batch.tensors()["response_mask"]
     top = [torch.arange(10, 14).repeat(len(row), 1) for row in columns.rows(mask)]
     batch = batch.union(
@@ -153,110 +277,120 @@ def test_a_step_of_fine_tuning_reads_once(tiny_model: Path, coef: float) -> None
         )
     )
     worker = SupervisedWorker(
-        ModelConfig(path=str(tiny_model), dtype="float64"),
+        ModelConfig(path=folder, dtype="bfloat16"),
         EngineConfig(max_tokens_per_device=MANY),
         OptimizerConfig(lr=1e-3),
-        TrainingInit(device="cpu", num_updates=10),
+        TrainingInit(device="cuda", num_updates=10),
         SftDistillationConfig(coef=coef),
     )
-    reads = reads_of(worker, lambda: worker.update(batch, totals_of(batch)))
-    assert reads.count == 1, reads.lines
+    for _ in range(2):
+        card.lines.clear()
+        worker.update(batch, totals_of(batch))
+    return card.lines
 
 
-def test_an_update_of_a_process_reward_model_reads_once(tiny_model: Path) -> None:
+def of_process_rewards(card: Card, folder: str) -> tuple[Waits, Waits]:
     batch = outcome_batch()
-    batch = batch.union(prm_ref(batch, tiny_model)) if "prm_ref_log_prob" not in batch.tensors() else batch
-    prm = make_prm(tiny_model, max_tokens=MANY)
-    reads = reads_of(prm, lambda: prm._update(batch, totals_of(batch)))
-    assert reads.count == 1, reads.lines
+    batch = batch.union(prm_ref(batch, Path(folder)))
+    prm = make_prm(Path(folder), max_tokens=MANY, device="cuda", dtype="bfloat16")
+    for _ in range(2):
+        card.lines.clear()
+        prm._update(batch, totals_of(batch))
+    updates = Counter(card.lines)
+    card.lines.clear()
+    prm.compute_process_rewards(batch)
+    return updates, card.lines
 
 
-def test_process_rewards_of_all_micro_batches_are_waited_for_once(tiny_model: Path) -> None:
-    batch = outcome_batch()
-    batch = batch.union(prm_ref(batch, tiny_model))
-    prm = make_prm(tiny_model, max_tokens=MANY)
-    with device_reads(placed(prm)) as reads:
-        prm.compute_process_rewards(batch)
-    assert reads.count == 1, reads.lines
-
-
-def test_log_probs_of_all_micro_batches_are_waited_for_once(tiny_model: Path) -> None:
-    batch, actor = random_batch(), make_actor(tiny_model, AlgorithmConfig(), max_tokens=MANY)
-    with device_reads(placed(actor)) as reads:
-        found = actor.compute_log_prob(batch)
-    assert reads.count == 1, reads.lines
-    assert bool(columns.flat(found.tensors()["old_log_probs"]).isfinite().all())
-
-
-def test_layers_that_carry_a_state_are_packed_without_a_read(tmp_path: Path) -> None:
-    save_tiny("qwen3_5", tmp_path)
-    model = load_model(ModelConfig(path=str(tmp_path), dtype="float32"), device="cpu")
-    engine = Engine(model, EngineConfig(max_tokens_per_device=MANY), is_frozen=True)
-    rows = make_rows([torch.arange(3, 8)] * 3, [torch.arange(n) for n in (4, 7, 2)])
-    with device_reads([*model.module.parameters(), *model.module.buffers()]) as reads:
-        log_probs_of(engine, rows, temperature=1.0)
-    assert reads.count == 1, reads.lines
-
-
-def test_weights_leave_for_host_memory_and_come_back_without_a_read() -> None:
-    weights = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (3, 70_000)]
-    before = [weight.clone() for weight in weights]
-    copies = HostCopies()
-    with device_reads(weights) as reads:
-        copies.put(weights)
-        assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
-        copies.restore()
-    assert reads.count == 0, reads.lines
-    assert all(torch.equal(*pair) for pair in zip(weights, before, strict=True))
-
-
-def one_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    max_queries: int,
-    max_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-) -> Tensor:
-    """varlen_attn from a mask that is computed on the device."""
-    at_query, at_key = torch.arange(len(query)), torch.arange(len(key))
-    of_query = torch.searchsorted(query_ends, at_query, right=True)  # segment, counted from 1
-    of_key = torch.searchsorted(key_ends, at_key, right=True)
-    before_end = (query_ends[of_query] - at_query)[:, None] <= (key_ends[of_key] - at_key)[None]
-    hidden = (of_query[:, None] != of_key[None]) | ~before_end
-    shared = query.shape[1] // key.shape[1]
-    keys, values = (part.repeat_interleave(shared, dim=1) for part in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query * scale, keys).masked_fill(hidden, float("-inf"))
-    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values)
-
-
-def test_packing_for_flash_attention_reads_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: half precision, one call for all segments, and norms that are not those of a CPU."""
-    calls = []
-    monkeypatch.setattr(layers, "library_for", lambda *states: None)
-    monkeypatch.setattr(varlen, "runs_on", lambda device: True)
-    monkeypatch.setattr(attention, "runs_on", lambda device: True)
-    monkeypatch.setattr(varlen, "flash_attention", lambda: calls.append(1) or one_call)
+def of_log_prob_pass(card: Card, folder: str) -> Waits:
     batch = random_batch(torch.float32)
-    actor = make_actor(tiny_model, AlgorithmConfig(), max_tokens=MANY, dtype="bfloat16")
-    reads = reads_of(actor, lambda: actor.update_policy(batch, totals_of(batch)))
-    assert reads.count == 1, reads.lines
-    assert calls, "the kernel's stand-in was asked"
+    actor = make_actor(Path(folder), AlgorithmConfig(), max_tokens=MANY, device="cuda", dtype="bfloat16")
+    card.lines.clear()
+    found = actor.compute_log_prob(batch)
+    assert bool((columns.flat(found.tensors()["old_log_probs"]) == 1).all())
+    return card.lines
 
 
 @pytest.mark.parametrize(
-    "axes", [{"sp_size": 2}, {"cp_size": 2}, {"sp_size": 2, "cp_size": 2}], ids=lambda axes: "-".join(axes)
+    ("function", "args"),
+    [(of_critic, ()), (of_fine_tuning, (0.0,)), (of_fine_tuning, (1.0,)), (of_log_prob_pass, ())],
 )
-def test_a_rank_takes_its_part_of_a_micro_batch_without_a_read(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, axes: dict[str, int]
+def test_each_role_reads_once(
+    on_card: OnCard, small_model: Path, function: Callable[..., Waits], args: tuple[Any, ...]
 ) -> None:
+    waits = on_card(function, str(small_model), *args)
+    assert waits.total() == 1, waits
+
+
+def test_a_process_reward_model_reads_once(on_card: OnCard, small_model: Path) -> None:
+    for waits in on_card(of_process_rewards, str(small_model)):
+        assert waits.total() == 1, waits
+
+
+def of_a_frozen_model(card: Card, folder: str) -> tuple[Waits, set[torch.dtype]]:
+    config = ModelConfig(path=folder, dtype="bfloat16")
+    model = load_model(config, device="cuda", holds_half=True)
+    engine = frozen_engine(model, EngineConfig(max_tokens_per_device=MANY), alone(DEVICE))
+    card.lines.clear()
+    log_probs_of(engine, few_rows(), temperature=1.0)
+    return card.lines, {p.dtype for name, p in model.named_parameters() if "mlp" in name}
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "qwen3_5"])
+def test_a_frozen_model_in_half_reads_once(on_card: OnCard, tmp_path: Path, kind: str) -> None:
+    save_tiny(kind, tmp_path)
+    waits, dtypes = on_card(of_a_frozen_model, str(tmp_path))
+    assert waits.total() == 1, waits
+    assert torch.bfloat16 in dtypes
+
+
+def offloaded(card: Card, folder: str) -> tuple[Waits, int, int]:
+    batch = random_batch(torch.float32)
+    actor = make_actor(Path(folder), AlgorithmConfig(), max_tokens=MANY, device="cuda", dtype="bfloat16")
+    actor.update_policy(batch, totals_of(batch))
+    weights = [p for _, p in actor.engine.model.named_parameters()]
+    before = sum(p.untyped_storage().nbytes() for p in weights)
+    card.lines.clear()
+    actor.offload()
+    left = sum(p.untyped_storage().nbytes() for p in weights)
+    actor.engine.load_to_device()
+    waits = Counter(card.lines)
+    assert sum(p.untyped_storage().nbytes() for p in weights) == before
+    actor.update_policy(batch, totals_of(batch))
+    return waits, before, left
+
+
+def test_weights_leave_for_host_memory_and_come_back_without_a_read(
+    on_card: OnCard, small_model: Path
+) -> None:
+    waits, before, left = on_card(offloaded, str(small_model))
+    assert before > 0
+    assert left == 0
+    assert waits.total() == 0, waits
+
+
+def synced(card: Card, folder: str) -> Waits:
+    """Waits while weights of a policy, in the precision of an engine, are copied to it."""
+    config = ModelConfig(path=folder, dtype="bfloat16")
+    policy, engine = (load_model(config, device="cuda") for _ in range(2))
+    target = ModuleTarget(engine.module)
+    card.lines.clear()
+    for bucket in parameter_stream(
+        policy.module, bucket_bytes=1 << 14, dtypes=target.weights_metadata().dtypes
+    ):
+        target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])
+    digests = target.digests([weight.name for weight in target.weights_metadata()])
+    assert len(digests) > 1
+    return card.lines
+
+
+def test_a_sync_of_weights_reads_their_digests_at_once(on_card: OnCard, small_model: Path) -> None:
+    waits = on_card(synced, str(small_model))
+    assert waits.total() == 1, waits
+
+
+def packed_for_ranks(card: Card, folder: str, axes: dict[str, int]) -> Waits:
     """Packing communicates nothing: groups are asked for their ranks alone."""
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 4 if group == "row_group" else 2)
-    monkeypatch.setattr(dist, "get_rank", lambda group: 1)
     groups = {f"{name.removesuffix('_size')}_group" for name in axes} | (
         {"row_group"} if len(axes) > 1 else set()
     )
@@ -264,17 +398,29 @@ def test_a_rank_takes_its_part_of_a_micro_batch_without_a_read(
         **dict.fromkeys(("sp_size", "cp_size", "tp_size"), 1) | axes, tp_mesh=None,
         **{name: name if name in groups else None for name in ("sp_group", "cp_group", "row_group")},
     )  # fmt: skip
-    model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
-    batch = random_batch()
-    with device_reads([]) as reads:
-        tokens = pack(batch, model, parallel=parallel)
-        assert isinstance(tokens.shard, SequenceShard)
-        assert reads.has(tokens.hidden_index)
-        assert reads.has(tokens.shard.send_index)
-    assert reads.count == 0, reads.lines
+    model = load_model(ModelConfig(path=folder, dtype="float32"), device="cuda")
+    card.lines.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_world_size", lambda group: 4 if group == "row_group" else 2)
+        patch.setattr(dist, "get_rank", lambda group: 1)
+        tokens = pack(random_batch(torch.float32), model, parallel=parallel)
+    assert isinstance(tokens.shard, SequenceShard)
+    assert isinstance(tokens.hidden_index, FakeTensor)
+    assert isinstance(tokens.shard.send_index, FakeTensor)
+    return card.lines
 
 
-WAYS = {
+@pytest.mark.parametrize(
+    "axes", [{"sp_size": 2}, {"cp_size": 2}, {"sp_size": 2, "cp_size": 2}], ids=lambda axes: "-".join(axes)
+)
+def test_a_rank_takes_its_part_of_a_micro_batch_without_a_read(
+    on_card: OnCard, small_model: Path, axes: dict[str, int]
+) -> None:
+    waits = on_card(packed_for_ranks, str(small_model), axes)
+    assert waits.total() == 0, waits
+
+
+WAYS: dict[str, dict[str, Any]] = {
     "sampled": {},
     "greedy beside sampled": {"temperature": 0.0},
     "cut by top-p": {"top_p": 0.5},
@@ -283,51 +429,75 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("reads_behind", [False, True], ids=["at once", "behind"])
-@pytest.mark.parametrize("is_static", [False, True], ids=["own pass", "fixed shapes"])
+def decoded(card: Card, folder: str, dtype: str, way: str, is_static: bool, reads_behind: bool) -> Any:
+    """Waits of three steps, the tokens of each sequence, and the steps that were captured."""
+    model = load_model(ModelConfig(path=folder, dtype=dtype), device="cuda")  # type: ignore[arg-type]
+    batch = DecodeBatch(model, max_running=5)
+    assert isinstance(batch._steps, StaticStep)
+    assert isinstance(batch._half, HalfCopy) is (dtype == "bfloat16")
+    batch._steps = batch._steps if is_static else None
+    batch._reads_behind = reads_behind
+    batch.waiting.extend(
+        Request(f"r{n}", tuple(range(10, 15 + n)), Sampling(key=n, max_tokens=60, **how))
+        for n, how in enumerate([WAYS[way], {}, WAYS[way]])
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "CAPTURE_AFTER", 1)
+        for _ in range(3):  # in the second one the step is captured
+            batch.step(0)
+        card.lines.clear()
+        for _ in range(3):
+            batch.step(0)
+    captured = 0 if batch._steps is None else batch._steps.num_captured
+    return card.lines, {len(request.token_ids) for request in batch.running}, captured
+
+
+@pytest.mark.parametrize("is_fast", [False, True], ids=["own pass, at once", "captured, behind"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decoded_token_of_all_sequences_is_read_once(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, way: str, is_static: bool, reads_behind: bool
+    on_card: OnCard, small_model: Path, way: str, is_fast: bool
 ) -> None:
-    """As on a GPU, without what is written in C."""
-    monkeypatch.setattr(kernel, "sample", lambda *_: None)
-    monkeypatch.setattr(running, "new_cache", lambda device, capacity: PagedCache(capacity, device))
-    monkeypatch.setattr(batch_module, "fused_step", lambda model: None)
-    model = load_model(ModelConfig(path=str(tiny_model), dtype="float32"), device="cpu")
+    waits, lengths, captured = on_card(decoded, str(small_model), "float32", way, is_fast, is_fast)
+    assert waits.total() == 3, waits
+    assert lengths == {7 - is_fast}
+    assert captured == is_fast
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "gemma2", "deepseek_v3"])
+def test_tokens_in_half_precision_are_read_once(on_card: OnCard, tmp_path: Path, kind: str) -> None:
+    save_tiny(kind, tmp_path)
+    waits, _, captured = on_card(decoded, str(tmp_path), "bfloat16", "sampled", True, True)
+    assert waits.total() == 3, waits
+    assert captured == 1
+
+
+def entered(card: Card, folder: str) -> Waits:
+    """Waits of a step in which a prompt enters beside a running one that it goes on from."""
+    model = load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda")
     batch = DecodeBatch(model, max_running=5)
-    batch._steps = StaticStep(model, None) if is_static else None
-    batch._reads_behind = reads_behind
-    ways = [WAYS[way], {}, WAYS[way]]
-    batch.waiting.extend(
-        Request(f"r{n}", tuple(range(10, 15 + n)), Sampling(key=n, max_tokens=40, **how))
-        for n, how in enumerate(ways)
-    )
-    with torch.no_grad():
-        _step(batch)
-        tensors = [*model.module.parameters(), *model.module.buffers(), batch._cache.pool, batch._cache.table]  # type: ignore[attr-defined]
-        if batch._steps is not None:
-            (shape,) = batch._steps._shapes.values()
-            tensors += [shape._ids, shape._lengths, shape._positions]
-        tensors += [] if batch._unread is None else [batch._unread.tokens]
-        with device_reads(tensors) as reads:
-            for _ in range(6):
-                _step(batch)
-    assert reads.count == 6, reads.lines
-    assert {len(request.token_ids) for request in batch.running} == {8 - reads_behind}
+    batch._steps = None
+    for number, length in enumerate((40, 45)):
+        batch.waiting.append(
+            Request(f"r{number}", tuple(range(10, 10 + length)), Sampling(key=1, max_tokens=9))
+        )
+        batch.step(0)
+        card.lines.clear() if not number else None
+    return card.lines
 
 
-def _step(batch: DecodeBatch) -> None:
-    """A step that a dispatch mode sees, which inference mode hides from it."""
-    DecodeBatch.step.__wrapped__(batch, 0)  # type: ignore[attr-defined]
+def test_a_prompt_enters_with_one_read(on_card: OnCard, small_model: Path) -> None:
+    """Of its first token, beside that of the tokens of the step before."""
+    waits = on_card(entered, str(small_model))
+    assert waits.total() == 2, waits
 
 
-def test_a_vocabulary_over_ranks_picks_rows_without_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    picked = []
+def picked(card: Card) -> tuple[Waits, list[int]]:
+    sizes = []
     rows = np.zeros(3, dtype=sampling.SEQUENCE)
     rows["temperature"], rows["top_p"], rows["top_k"] = (0.0, 1.0, 1.0), 1.0, (0, 3, 0)
 
     def pick(logits: Tensor, normalizer: Tensor, some: sampling.Rows, vocabulary: object) -> Tensor:
-        picked.append(len(some))
+        sizes.append(len(some))
         return logits.argmax(-1)
 
     class Vocabulary:
@@ -340,11 +510,14 @@ def test_a_vocabulary_over_ranks_picks_rows_without_a_read(monkeypatch: pytest.M
         def at(self, logits: Tensor, places: Tensor) -> Tensor:
             return logits.gather(-1, places)
 
-    for name in ("_likeliest", "_drawn_of_cut", "_drawn"):
-        monkeypatch.setattr(sampling, name, pick)
-    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    with device_reads([logits]) as reads:
-        tokens, _ = sampling._over_ranks(logits, rows, Vocabulary())  # type: ignore[arg-type]
-    assert reads.count == 0, reads.lines
-    assert picked == [1, 1, 1]
-    assert torch.equal(tokens, logits.argmax(-1))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_likeliest", "_drawn_of_cut", "_drawn"):
+            patch.setattr(sampling, name, pick)
+        sampling._over_ranks(torch.zeros(3, 7, device=DEVICE), rows, Vocabulary())  # type: ignore[arg-type]
+    return card.lines, sizes
+
+
+def test_a_vocabulary_over_ranks_picks_rows_without_a_read(on_card: OnCard) -> None:
+    waits, sizes = on_card(picked)
+    assert waits.total() == 0, waits
+    assert sizes == [1, 1, 1]

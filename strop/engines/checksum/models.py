@@ -55,7 +55,7 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
         of_all = torch.stack([totals[weight.name].to(pipeline.device) for weight in metadata])
         dist.all_reduce(of_all, group=pipeline.group)
         totals = {weight.name: total for weight, total in zip(metadata, of_all.unbind(), strict=True)}
-    numbers = _to_ints([totals[weight.name] for weight in metadata])
+    numbers = to_ints([totals[weight.name] for weight in metadata])
     return {
         weight.name: finish(number, weight.num_bytes)
         for weight, number in zip(metadata, numbers, strict=True)
@@ -133,7 +133,7 @@ def _rows_per_rank(tensor: DTensor) -> tuple[int, int] | None:
     return (axes[0], rows_per_rank) if is_between_words else None
 
 
-def _to_ints(scalars: Sequence[Tensor]) -> list[int]:
+def to_ints(scalars: Sequence[Tensor]) -> list[int]:
     """The values of many scalars in one transfer per device."""
     values: dict[int, int] = {}
     devices = dict.fromkeys(scalar.device for scalar in scalars)

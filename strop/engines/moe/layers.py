@@ -51,6 +51,11 @@ def has_standard_experts(part: nn.Module) -> bool:
     return {"num_experts", "has_gate", "is_transposed"} <= vars(part).keys()
 
 
+def is_class_of_experts(kind: type[nn.Module]) -> bool:
+    """True for the class of such a module, of which one that is being made has not all attributes yet."""
+    return hasattr(kind, "_apply_gate")
+
+
 def num_experts(config: Any) -> int:
     """Experts of a layer by a model's configuration, under any of the names that families have for it; 0: dense."""
     text = config.get_text_config()

@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from strop.utils.device import sent
+
 
 class RouterLoss:
     """Losses of the routers of one optimizer batch."""
@@ -57,6 +59,7 @@ class RouterLoss:
         if self._shares is not None:
             scores = logits.sigmoid()
             probabilities = scores / scores.sum(-1, keepdim=True) if is_sigmoid else logits.softmax(-1)
+            self._shares = sent(self._shares, logits.device)
             shares = self._shares[number].to(logits)
             balance = logits.shape[-1] * (rows * (probabilities @ shares)).sum()
             values.append(balance)
@@ -67,5 +70,5 @@ class RouterLoss:
 
     @torch.no_grad()
     def _note(self, values: list[Tensor]) -> None:
-        self.values = self.values.to(values[0].device)
+        self.values = sent(self.values, values[0].device)
         self.values[: len(values)] += torch.stack(values).double()

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.causal_lm import HALF, CausalLM
+from strop.engines.moe.layers import has_standard_experts
 
 
 class HalfCopy:
-    """A policy whose linear layers and head are rounded copies of another's."""
+    """A policy whose linear layers, experts and head are rounded copies of another's."""
 
     def __init__(self, model: CausalLM) -> None:
         """Nothing is copied before `refresh`."""
@@ -28,7 +29,8 @@ class HalfCopy:
         shared: list[Any] = [*model.module.parameters(), *model.module.buffers()]
         memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
         for part in model.module.modules():
-            if type(part) is nn.Linear and part is not head:
+            is_layer = type(part) is nn.Linear and part is not head
+            if is_layer or has_standard_experts(part):
                 for tensor in part.parameters(recurse=False):
                     if tensor.dtype != model.compute_dtype:
                         memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
@@ -89,7 +91,7 @@ def half_copy(model: CausalLM) -> HalfCopy | None:
 
 
 def _rounds(model: CausalLM) -> bool:
-    """Products round the weights of linear layers, and nothing else reads them: sharded parameters are gathered anew,
-    layers with a state and models of media are used through functions that know the module itself."""
+    """Products round the weights of linear layers and experts, and nothing else reads them: sharded parameters are
+    gathered anew, layers with a state and models of media are used through functions that know the module itself."""
     is_plain = model.recurrence is None and model.media is None and not model.is_sharded
     return model.compute_dtype in HALF and is_plain

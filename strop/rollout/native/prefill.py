@@ -314,10 +314,8 @@ class Prefill:
         with_states = model.recurrence and model.recurrence.prefilling(
             attention, segments, [piece.states for piece in pieces]
         )
-        ids = torch.tensor(
-            [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]],
-            device=model.device,
-        )
+        given = [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]]
+        ids = sent(torch.tensor(given), model.device)
         media = [item for piece in pieces for item in piece.request.media]
         arguments = None
         if media and model.media is not None:
@@ -327,7 +325,7 @@ class Prefill:
         record = RoutingRecord() if self._records else None
         hidden = model.hidden(ids[None], positions, with_states or attention, arguments, record)
         chosen = None if record is None else record.chosen()
-        last = torch.tensor([segment.start + segment.length - 1 for segment in segments], device=model.device)
+        last = sent(torch.tensor([segment.start + segment.length - 1 for segment in segments]), model.device)
         logits = model.head.logits(hidden[last])
         key_values = attention.key_values(model.compute_dtype)
         for index, (piece, segment) in enumerate(zip(pieces, segments, strict=True)):

@@ -97,7 +97,7 @@ def _drawn(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: Vocabular
     masses = cumulative.new_zeros(len(rows)) if not vocabulary.size else cumulative[:, -1]
     ends = vocabulary.gather(masses).cumsum(0)  # [T, B]
     u = sent(torch.from_numpy(uniforms(rows["key"], rows["position"])), logits.device)
-    threshold = torch.minimum(u, u.new_tensor(1 - 1e-15)) * ends[-1]
+    threshold = u.clamp(max=1 - 1e-15) * ends[-1]
     owner = (ends <= threshold).sum(0)
     start = ends[vocabulary.rank] - masses
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.engines.checksum.host import copied, digest_tensor
+from strop.engines.checksum.host import copied, word_sum
+from strop.engines.checksum.models import to_ints
 from strop.engines.checksum.tensors import finish
 from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 from strop.rollout.weight_sync.delta import Changes
@@ -27,7 +28,7 @@ class ModuleTarget:
         self._module = module
         self._live: dict[str, Tensor] = {}
         """Parameters by name, while a sync is under way: a large model has thousands of buckets."""
-        self._sums: dict[int, tuple[int, int]] = {}
+        self._sums: dict[int, tuple[Tensor, int]] = {}
         """Of parameters that were loaded: the word sum of what they held then, and its bytes."""
 
     def weights_metadata(self) -> WeightsMetadata:
@@ -40,17 +41,17 @@ class ModuleTarget:
         """Copy into the parameters, which stay the same objects."""
         live = self._weights()
         for name, value in tensors:
-            self._sums[id(live[name])] = int(copied(value, live[name].detach())), live[name].nbytes
+            self._sums[id(live[name])] = copied(value, live[name].detach()), live[name].nbytes
 
     @torch.no_grad()
     def load_part(self, name: str, start: int, data: Tensor) -> None:
         """Copy into a part of a parameter."""
         parameter = self._weights()[name]
-        total, stop = self._sums.pop(id(parameter), (0, 0)) if start else (0, 0)
+        before, stop = self._sums.pop(id(parameter), (None, 0)) if start else (None, 0)
         place = parameter.detach().view(-1).view(torch.uint8)[start : start + len(data)]
-        total += int(copied(data, place, first_byte=start))
+        total = copied(data, place, first_byte=start)
         if start == stop:
-            self._sums[id(parameter)] = total, start + len(data)
+            self._sums[id(parameter)] = total if before is None else before + total, start + len(data)
 
     @torch.no_grad()
     def load_changes(self, changes: Sequence[tuple[str, Changes]]) -> None:
@@ -62,17 +63,19 @@ class ModuleTarget:
 
     def digests(self, names: Sequence[str]) -> dict[str, int]:
         """Digests of the parameters; a tied one is read once. Those that were loaded since the last call were read back
-        as they were written, while they lay near; all others are read now."""
+        as they were written, while they lay near; all others are read now. A device is waited for once."""
         live, self._live = named_weights(self._module), {}
-        digests: dict[int, int] = {}
+        totals: dict[int, Tensor] = {}
         for name in names:
             tensor = live[name]
-            if id(tensor) not in digests:
-                total, num_bytes = self._sums.get(id(tensor), (0, -1))
-                is_read = num_bytes == tensor.nbytes
-                digests[id(tensor)] = finish(total, num_bytes) if is_read else digest_tensor(tensor)
+            if id(tensor) not in totals:
+                total, num_bytes = self._sums.get(id(tensor), (None, -1))
+                if total is None or num_bytes != tensor.nbytes:
+                    total = word_sum(tensor)
+                totals[id(tensor)] = total
         self._sums.clear()
-        return {name: digests[id(live[name])] for name in names}
+        numbers = dict(zip(totals, to_ints(list(totals.values())), strict=True))
+        return {name: finish(numbers[id(live[name])], live[name].nbytes) for name in names}
 
     def _weights(self) -> dict[str, Tensor]:
         self._live = self._live or named_weights(self._module)

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.lora import adapters
+from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.inputs import language_model_class
 
 
@@ -54,6 +55,7 @@ def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
 
 def causal_lm(module: Any, form: PassForm) -> CausalLM:
     """The model as an engine has it, with its adapter; nothing of this has numbers."""
+    use_compute_precision(module)
     model = CausalLM(module, compute_dtype=form.compute_dtype)
     if form.lora.enabled:
         with torch.device("meta"):  # adapters of experts are large
