@@ -91,4 +91,10 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     assert "--response-tokens is 1e+06, above data.max_response_tokens" in (
         cli("plan", str(config), "--device", "h100", "--response-tokens", "1e6").sentence
     )
+    fine_tuning = tmp_path / "sft.yaml"
+    fine_tuning.write_text("model: {path: model}\nsft: {data: {train_files: [rows.jsonl]}}\n")
+    assert (
+        "has settings of sft and no data.train_files: a plan is one of"
+        in cli("plan", str(fine_tuning)).sentence
+    )
     assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence
