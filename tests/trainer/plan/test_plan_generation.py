@@ -9,7 +9,12 @@ import pytest
 from plan_configs import config_of
 
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_time import decode_ratios, generation_seconds, sent_seconds
+from strop.trainer.plan.generation_time import (
+    decode_ratios,
+    generation_seconds,
+    generation_time,
+    sent_seconds,
+)
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
 
@@ -47,3 +52,15 @@ def test_ranks_of_an_engine_talk_four_times_in_each_layer(tmp_path: Path) -> Non
     assert sent_seconds(actor, device, running=16, ranks=1) == 0
     assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * (16 * 128 / 1024 + 0.5)
     assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * (16 * 128 / 512 + 0.5)
+
+
+def test_greedy_answers_are_played_before_the_samples(tmp_path: Path) -> None:
+    # ReMax: one to each of 16 prompts, beside 8 samples.
+    config = config_of(tmp_path, "algorithm=remax", "rollout.samples_per_prompt=8")
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+    device = device_named("h100")
+    parts = [
+        generation_seconds(config, actor, device, engines=1, ranks=1, samples=samples)
+        for samples in (16 * 8, 16)
+    ]
+    assert generation_time(config, actor, device).seconds == pytest.approx(sum(parts))
