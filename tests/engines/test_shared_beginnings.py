@@ -129,7 +129,6 @@ def check(
         pytest.param("mixtral", 1e-10, marks=SLOW),
         pytest.param("llama4", IN_FLOAT32, marks=SLOW),
         pytest.param("gemma2", 1e-10, marks=SLOW),
-        pytest.param("cohere2", 1e-10, marks=SLOW),
         pytest.param("gpt_oss", 1e-10, marks=SLOW),
     ],
 )
