@@ -21,15 +21,20 @@ random weights, whose answers nearly all run into the limit, so that there is no
 context have them. Their prompts have random letters, of lengths that both sides read from one list, a half to one and
 a half of the mean; their model is the one of random weights, changed so that an answer cannot end before the limit.
 
+Other shapes are workloads of your own: `--workloads 300:48` has prompts of 300 tokens on average and answers of 48
+(`ratio_trl_300:48`), otherwise as `2to1`; `--prompts` and `--samples` set the size of a step, of which TRL's settings
+follow.
+
 `phases_s` are medians of generation, of what is between, of the update, and of what else a step does (`other`), of
 either side at its fastest setting; `phases_s_strop` has those of each precision of strop.
 
 `ceiling_share_update` is the time that the necessary work of an update in float32 would take at the fastest product of
 matrices in float32 of this machine (ceiling.py, update.py) over the update's. The product is measured before and after
-each workload, and the faster one counts. The share is that of `2to1` and `8to1` alone, and at the top level the lesser
-one: there the reward gives nearly every answer an advantage, and random answers part too early to share what strop
-computes once. In `words` and `full` a row without an advantage gets a forward pass alone, and answers begin alike, so
-that the work that counts as necessary is not all done: their share is null, as is that of a run without the other two.
+each workload, and the faster one counts. The share is that of `2to1`, `8to1` and shapes of your own alone, and at the
+top level the least: there the reward gives nearly every answer an advantage, and random answers part too early to share
+what strop computes once. In `words` and `full` a row without an advantage gets a forward pass alone, and answers begin
+alike, so that the work that counts as necessary is not all done: their share is null, as is that of a run without the
+other two.
 """
 
 from __future__ import annotations
@@ -38,13 +43,14 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +79,14 @@ MAX_LENGTH_GAP = 0.1
 """Largest relative difference of the mean response lengths at which the work counts as equal."""
 TEMPLATE_TOKENS = 3
 """Of the chat template, around the text of a prompt."""
+LEAST_PROMPT = 2 * (TEMPLATE_TOKENS + 1)
+"""Tokens of prompts on average, of which the shortest have half."""
+DEFAULT_POSITIONS = 1024
+"""Of the models, at least."""
 PHASES = ("gen", "adv", "update_actor")
 OTHER = "other"
 """Phase of the rest of a step."""
-RATIOS = {"words": "ratio_trl", "2to1": "ratio_trl_2to1", "8to1": "ratio_trl_8to1", "full": "ratio_trl_full"}
-"""Workloads, and the names of their ratios."""
+WORKLOADS = ("words", "2to1", "8to1", "full")
 
 
 @dataclass(frozen=True)
@@ -90,14 +99,23 @@ class Scale:
     """Counted ones of each run."""
     warm_up: int
     """Steps of each run that are not counted."""
-    trl_settings: tuple[str, ...]
-    """Samples per forward pass x gradient accumulation, and bf16 where that is meant."""
+    trl_cuts: tuple[int, ...]
+    """Forward passes of a step of TRL in float32, each a setting."""
     workloads: tuple[str, ...]
+    samples: int = SAMPLES
+    """Of a prompt."""
+
+    @property
+    def trl_settings(self) -> tuple[str, ...]:
+        """Samples per forward pass x gradient accumulation, and bf16 where that is meant."""
+        batch = self.prompts * self.samples
+        cuts = [cut for cut in self.trl_cuts if batch % cut == 0]
+        return (*(f"{batch // cut}x{cut}" for cut in cuts), f"{batch}x1-bf16")
 
 
 SCALES = {
-    "small": Scale(8, 8, 2, ("64x1", "32x2", "64x1-bf16"), tuple(RATIOS)),
-    "large": Scale(2, 2, 1, ("16x1", "16x1-bf16"), ("2to1", "8to1", "full")),
+    "small": Scale(8, 8, 2, (1, 2), WORKLOADS),
+    "large": Scale(2, 2, 1, (1,), ("2to1", "8to1", "full")),
 }
 
 
@@ -111,6 +129,7 @@ class Workload:
     reward: str
     """Of bench_rewards.py."""
     max_prompt_tokens: int
+    max_response_tokens: int = MAX_TOKENS
 
     @property
     def has_whole_updates(self) -> bool:
@@ -122,39 +141,89 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="small", help="about 4 or 100 million parameters")
-    parser.add_argument("--workloads", default="", help="which ones, with commas; empty: all of the size")
     parser.add_argument(
-        "--steps", type=int, default=0, help="counted steps of each run; 0: as the size has them"
+        "--workloads",
+        default="",
+        help=f"of {', '.join(WORKLOADS)} and P:R, with commas; empty: all of the size",
     )
-    parser.add_argument("--rounds", type=int, default=1, help="alternating runs of each side")
+    parser.add_argument("--prompts", type=_at_least(1), help="of a step; not given: as the size has them")
+    parser.add_argument("--samples", type=_at_least(2), default=SAMPLES, help="of a prompt")
+    parser.add_argument("--steps", type=_at_least(1), help="counted ones of each run; not given: likewise")
+    parser.add_argument("--rounds", type=_at_least(1), default=1, help="alternating runs of each side")
     parser.add_argument("--trl-python", type=Path, default=HERE.parent / ".venv-trl/bin/python")
     arguments = parser.parse_args()
+    scale = SCALES[arguments.size]
+    scale = replace(
+        scale,
+        prompts=arguments.prompts or scale.prompts,
+        samples=arguments.samples,
+        steps=arguments.steps or scale.steps,
+    )
+    names = arguments.workloads.split(",") if arguments.workloads else scale.workloads
+    try:
+        lengths = [lengths_of(name) for name in names]
+    except ValueError as error:
+        parser.error(str(error))
     if not arguments.trl_python.is_file():
         sys.exit(f"{arguments.trl_python} is missing: `make bench BENCH=grpo_vs_trl` makes it")
-    where, scale = machine(), SCALES[arguments.size]
-    names = arguments.workloads.split(",") if arguments.workloads else scale.workloads
+    where = machine()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size])
+        positions = max(DEFAULT_POSITIONS, *(2 * prompt + response for prompt, response in lengths))
+        make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size], max_position_embeddings=positions)
         results = {}
         for name in names:
-            results[name] = _measure(arguments, folder, _workload(name, folder))
+            results[name] = _measure(arguments, scale, folder, _workload(name, folder))
             print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
     shares = [workload["ceiling_share_update"] for workload in results.values()]
     result = {
         "name": "grpo_vs_trl",
-        **{RATIOS[name]: workload["ratio"] for name, workload in results.items()},
+        **{ratio_name(name): workload["ratio"] for name, workload in results.items()},
         "ceiling_share_update": min((share for share in shares if share is not None), default=None),
         **results,
         "threads": torch.get_num_threads(),
         "size": arguments.size,
         "parameters": parameters,
-        "samples_per_step": scale.prompts * SAMPLES,
-        "max_new_tokens": MAX_TOKENS,
+        "samples_per_step": scale.prompts * scale.samples,
         **where,
     }
     print(json.dumps(result))
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """Type of an argument."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    return number
+
+
+def ratio_name(workload: str) -> str:
+    """Key of a workload's ratio."""
+    return "ratio_trl" if workload == "words" else f"ratio_trl_{workload}"
+
+
+def lengths_of(name: str) -> tuple[int, int]:
+    """Tokens of the prompts of a workload, on average or at most, and of an answer, at most.
+
+    Raises:
+        ValueError: there is no such workload.
+    """
+    if name in WORKLOADS:
+        return {"2to1": 2, "8to1": 8}.get(name, 1) * MAX_TOKENS, MAX_TOKENS
+    if not (match := re.fullmatch(r"(\d+):(\d+)", name)):
+        raise ValueError(
+            f"there is no workload {name!r}: give {', '.join(WORKLOADS)}, or tokens of prompts and answers as 300:48"
+        )
+    prompt, response = int(match[1]), int(match[2])
+    if prompt < LEAST_PROMPT or response < 2:
+        raise ValueError(f"{name} is too short: prompts need {LEAST_PROMPT} tokens on average, and answers 2")
+    return prompt, response
 
 
 def _workload(name: str, folder: Path) -> Workload:
@@ -167,10 +236,10 @@ def _workload(name: str, folder: Path) -> Workload:
         return Workload(name, model, data, "position", 64)
     if not (folder / "endless").is_dir():
         make_endless(folder / "raw", folder / "endless")
-    mean = {"2to1": 2, "8to1": 8}[name] * MAX_TOKENS
-    data = folder / f"{name}.jsonl"
+    mean, response = lengths_of(name)
+    data = folder / f"{name.replace(':', '-')}.jsonl"
     write_prompts_of(prompt_lengths(mean, 256), data)
-    return Workload(name, folder / "endless", data, "letters", 2 * mean)
+    return Workload(name, folder / "endless", data, "letters", 2 * mean, response)
 
 
 def prompt_lengths(mean: int, count: int) -> list[int]:
@@ -207,10 +276,9 @@ def make_endless(source: Path, target: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace, scale: Scale, folder: Path, workload: Workload) -> dict[str, Any]:
     """Alternating runs of both sides on one workload; the first round finds the fastest settings of each."""
-    scale = SCALES[arguments.size]
-    steps = (arguments.steps or scale.steps) + scale.warm_up
+    steps = scale.steps + scale.warm_up
     counted = slice(scale.warm_up, None)
     ours, theirs = Side(PRECISIONS, counted), Side(scale.trl_settings, counted)
     before = product_ceiling(torch.float32)
@@ -219,13 +287,13 @@ def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) ->
             run = _strop(folder, workload, f"{workload.name}-{setting}-{number}", steps, scale, setting)
             ours.runs[setting].append(run)
         for setting in theirs.worth_running():
-            theirs.runs[setting].append(_trl(arguments.trl_python, workload, setting, steps))
+            theirs.runs[setting].append(_trl(arguments.trl_python, workload, setting, steps, scale))
     ceiling = max(before, product_ceiling(torch.float32), key=lambda measured: measured.flops)
-    samples = scale.prompts * SAMPLES
+    samples = scale.prompts * scale.samples
     share = None
     if workload.has_whole_updates:
         runs = ours.runs[ours.fastest_in_float32]
-        operations = [_operations(workload, arguments.size, run, counted, scale.prompts) for run in runs]
+        operations = [_operations(workload, arguments.size, run, counted, scale) for run in runs]
         at_ceiling = statistics.mean(operations) / ceiling.flops
         share = round(at_ceiling / ours.phases(ours.fastest_in_float32)["update_actor"], 3)
     return {
@@ -233,6 +301,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, workload: Workload) ->
         "ratio_float32": round(
             theirs.step_s(theirs.fastest_in_float32) / ours.step_s(ours.fastest_in_float32), 2
         ),
+        "max_new_tokens": workload.max_response_tokens,
         "samples_per_s": round(samples / ours.step_s(ours.fastest), 1),
         "samples_per_s_trl": round(samples / theirs.step_s(theirs.fastest), 1),
         "step_s": round(ours.step_s(ours.fastest), 3),
@@ -306,15 +375,16 @@ def is_equal_work(own_length: float, length: float) -> bool:
     return abs(own_length - length) <= MAX_LENGTH_GAP * min(own_length, length)
 
 
-def _operations(workload: Workload, size: str, run: dict[str, Any], counted: slice, prompts: int) -> float:
+def _operations(workload: Workload, size: str, run: dict[str, Any], counted: slice, scale: Scale) -> float:
     """Floating-point operations of an update in which every row has a gradient and answers share nothing, mean over the
     counted steps; answers of a step count as of their mean length."""
     rows = [json.loads(line) for line in workload.data.read_text().splitlines()]
     tokens = [len(row["prompt"][-1]["content"]) + TEMPLATE_TOKENS for row in rows]
     work = []
     for step in range(*counted.indices(len(run["lengths"]))):
-        answers = (round(run["lengths"][step]),) * SAMPLES
-        visited = [tokens[(step * prompts + number) % len(tokens)] for number in range(prompts)]
+        answers = (round(run["lengths"][step]),) * scale.samples
+        first = step * scale.prompts
+        visited = [tokens[(first + number) % len(tokens)] for number in range(scale.prompts)]
         groups = [Group(prompt, answers) for prompt in visited]
         work.append(3 * work_of(groups).forward(SIZES[size], len(make_tiny_tokenizer())))
     return statistics.mean(work)
@@ -368,8 +438,8 @@ def _strop(
             "data.sampler=in_order",
             f"data.prompts_per_step={scale.prompts}",
             f"data.max_prompt_tokens={workload.max_prompt_tokens}",
-            f"data.max_response_tokens={MAX_TOKENS}",
-            f"rollout.samples_per_prompt={SAMPLES}",
+            f"data.max_response_tokens={workload.max_response_tokens}",
+            f"rollout.samples_per_prompt={scale.samples}",
             f"actor.optim.lr={LR}",
             f"reward.path={HERE / 'bench_rewards.py'}",
             f"reward.name={workload.reward}",
@@ -392,12 +462,13 @@ def _phases_of(metrics: dict[str, float]) -> dict[str, float]:
     return {**phases, OTHER: metrics["timing_s/step"] - sum(phases.values())}
 
 
-def _trl(python: Path, workload: Workload, setting: str, steps: int) -> dict[str, Any]:
+def _trl(python: Path, workload: Workload, setting: str, steps: int, scale: Scale) -> dict[str, Any]:
     batch, accumulate, *precision = setting.replace("-", "x").split("x")
     command = [
         str(python), str(HERE / "trl_grpo.py"), str(workload.model), str(workload.data),
         "--steps", str(steps), "--batch", batch, "--accumulate", accumulate,
-        "--samples", str(SAMPLES), "--max-tokens", str(MAX_TOKENS), "--lr", str(LR), "--reward", workload.reward,
+        "--samples", str(scale.samples), "--max-tokens", str(workload.max_response_tokens), "--lr", str(LR),
+        "--reward", workload.reward,
         *(["--bf16"] if precision else []),
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(_run(command).splitlines()[-1])

@@ -6,6 +6,8 @@ import argparse
 import importlib
 import json
 import statistics
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -107,7 +109,8 @@ def test_operations_of_a_step_follow_from_its_prompts_and_mean_length(
     versus.write_prompts_of([10, 20, 30, 40], path)
     workload = versus.Workload("2to1", tmp_path, path, "letters", 64)
     counted = slice(1, None)
-    found = versus._operations(workload, "small", {"lengths": [9.0, 5.2, 6.0]}, counted, 2)
+    scale = replace(versus.SCALES["small"], prompts=2)
+    found = versus._operations(workload, "small", {"lengths": [9.0, 5.2, 6.0]}, counted, scale)
     update = importlib.import_module("update")
     steps = [
         update.work_of([update.Group(prompt, (answer,) * 8) for prompt in prompts])
@@ -132,15 +135,16 @@ def test_the_share_of_an_update_is_that_of_workloads_whose_rows_all_have_a_gradi
     monkeypatch.setattr(
         versus, "product_ceiling", lambda _: ceiling.Ceiling(next(gflops) * 1e9, "torch", (1, 1, 1))
     )
-    options = argparse.Namespace(size="small", steps=2, rounds=1, trl_python=Path("-"))
+    options = argparse.Namespace(size="small", rounds=1, trl_python=Path("-"))
+    scale = replace(versus.SCALES["small"], steps=2)
     whole = versus.Workload("2to1", tmp_path, path, "letters", 64)
-    found = versus._measure(options, tmp_path, whole)
-    operations = versus._operations(whole, "small", run, slice(2, None), 8)
+    found = versus._measure(options, scale, tmp_path, whole)
+    operations = versus._operations(whole, "small", run, slice(2, None), scale)
     assert found["ceiling"]["gflops"] == 5.0  # the larger one of before and after
     assert found["ceiling_share_update"] == round(operations / 5e9 / 2.0, 3) > 0
     assert (found["ratio"], found["is_equal_work"], found["phases_s_trl"]) == (1.0, True, phases)
     part = versus.Workload("words", tmp_path, path, "position", 64)
-    assert versus._measure(options, tmp_path, part)["ceiling_share_update"] is None
+    assert versus._measure(options, scale, tmp_path, part)["ceiling_share_update"] is None
 
 
 @pytest.mark.parametrize(
@@ -168,12 +172,13 @@ def test_each_side_counts_at_its_fastest_setting_and_in_float32(
         }
 
     monkeypatch.setattr(versus, "_strop", lambda *given: run(given[-1]))
-    monkeypatch.setattr(versus, "_trl", lambda *given: run(given[-2]))
+    monkeypatch.setattr(versus, "_trl", lambda *given: run(given[-3]))
     ceiling = importlib.import_module("ceiling").Ceiling(1e9, "torch", (1, 1, 1))
     monkeypatch.setattr(versus, "product_ceiling", lambda _: ceiling)
-    options = argparse.Namespace(size="small", steps=2, rounds=2, trl_python=Path("-"))
+    options = argparse.Namespace(size="small", rounds=2, trl_python=Path("-"))
+    scale = replace(versus.SCALES["small"], steps=2)
     workload = versus.Workload("words", tmp_path, tmp_path / "data.jsonl", "position", 64)
-    found = versus._measure(options, tmp_path, workload)
+    found = versus._measure(options, scale, tmp_path, workload)
     assert (found["ratio"], found["ratio_float32"], found["is_equal_work"]) == (4.0, 2.5, is_equal)
     assert found["mean_response_tokens"] == {one: other.get(one, 6.0) for one in ("float32", "bfloat16")}
     assert (found["setting"], found["trl_setting"]) == ("bfloat16", "64x1-bf16")
@@ -189,3 +194,34 @@ def test_each_side_counts_at_its_fastest_setting_and_in_float32(
 def test_the_rest_of_a_step_is_what_its_phases_leave(versus: ModuleType) -> None:
     timing = {"timing_s/step": 4.0, "timing_s/gen": 1.0, "timing_s/adv": 0.5, "timing_s/update_actor": 2.0}
     assert versus._phases_of(timing)["other"] == 0.5
+
+
+def test_shapes_of_ones_own_are_named_by_their_tokens(versus: ModuleType) -> None:
+    assert versus.lengths_of("300:48") == (300, 48)
+    assert [versus.lengths_of(name) for name in ("words", "8to1")] == [(32, 32), (256, 32)]
+    assert [versus.ratio_name(name) for name in ("words", "300:48")] == ["ratio_trl", "ratio_trl_300:48"]
+    of_five = replace(versus.SCALES["small"], prompts=5, samples=3)
+    assert of_five.trl_settings == ("15x1", "15x1-bf16")  # an odd number is not halved
+    assert replace(of_five, samples=4).trl_settings == ("20x1", "10x2", "20x1-bf16")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--workloads", "words,300"], "there is no workload '300': give words"),
+        (["--workloads", "4:8"], "4:8 is too short: prompts need 8 tokens on average"),
+        (["--samples", "1"], "argument --samples: 1 is below 2"),
+        (["--steps", "0"], "argument --steps: 0 is below 1"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused_before_anything_runs(
+    versus: ModuleType,
+    options: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo_vs_trl.py", *options])
+    with pytest.raises(SystemExit):
+        versus.main()
+    assert sentence in capsys.readouterr().err

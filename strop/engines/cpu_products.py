@@ -151,7 +151,8 @@ def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
+        ctx.shape = inputs.shape
         return _product(inputs, weight, bias)
 
     @staticmethod
@@ -159,11 +160,10 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         inputs, weight = ctx.saved_tensors
-        rows, inputs_2d = grad.flatten(0, -2), inputs.flatten(0, -2)
-        needs = ctx.needs_input_grad
+        rows, needs = grad.flatten(0, -2), ctx.needs_input_grad
         return (
-            _product(rows, weight.T).view(inputs.shape) if needs[0] else None,
-            _weight_gradient(rows, inputs_2d) if needs[1] else None,
+            _product(rows, weight.T).view(ctx.shape) if needs[0] else None,
+            _weight_gradient(rows, inputs.flatten(0, -2)) if needs[1] else None,
             rows.sum(0) if needs[2] else None,
         )
 
@@ -227,14 +227,16 @@ def _factor(half: Tensor) -> Tensor:
 
 
 class _HalfLinear(torch.autograd.Function):
-    """Product in bfloat16 of inputs [..., K], which are also there rounded, and a weight [N, K]."""
+    """Product in bfloat16 of inputs [..., K], which are also there rounded, and a weight [N, K]; inputs are kept for
+    the gradient of the weight alone."""
 
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, half: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         half_weight, weight_factor = _rounded(weight)
-        ctx.save_for_backward(half, half_weight)
+        ctx.save_for_backward(half if ctx.needs_input_grad[3] else None, half_weight)
+        ctx.shape = inputs.shape
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
         with torch.autocast("cpu", enabled=False):
             product = linear(factor, weight_factor, None if bias is None else _rounded(bias).factor)
@@ -247,7 +249,7 @@ class _HalfLinear(torch.autograd.Function):
         rows = _rounded(grads[0]).factor.flatten(0, -2)
         needs, dtypes = ctx.needs_input_grad, ctx.dtypes
         return (
-            linear(rows, _factor(weight).T).view(half.shape).to(dtypes[0]) if needs[0] else None,
+            linear(rows, _factor(weight).T).view(ctx.shape).to(dtypes[0]) if needs[0] else None,
             None,
             None,
             _weight_gradient(rows, _factor(half).flatten(0, -2)).to(dtypes[1]) if needs[3] else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,25 +16,10 @@ EACH = "eager"
 """Name in transformers of the way in which experts compute one after the other."""
 
 
-class _ExactNorm(nn.Module):
-    """RMS norm in the precision of its input.
-
-    Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between two
-    layouts of the same tokens up to one of 1e-8.
-    """
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden * weight / sqrt(mean(hidden^2) + eps) over the last axis."""
-        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
-
-
 class _InFloat64(TorchFunctionMode):
-    """float64 where float32 is asked for by name; routers of transformers do, for their logits or their softmax."""
+    """float64 where float32 is asked for by name. Norms of transformers do, whatever the model has, which rounds a
+    difference of 1e-16 between two layouts of the same tokens up to one of 1e-8; so do routers, for their logits or
+    their softmax."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -56,23 +40,15 @@ def _exact_pass(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def use_exact(module: Any) -> None:
     """Have norms, routers and experts compute in float64; a model of transformers."""
-    use_exact_norms(module)
     for parameter in module.parameters():
         parameter.data = parameter.data.double()  # some families keep those of routers in float32
-    for layer in moe_layers(module):
-        if layer.router is not None:
-            router: Any = layer.router
-            router.forward = partial(_exact_pass, router.forward)
+    parts: list[Any] = [part for part in module.modules() if _is_norm(part)]
+    parts += [layer.router for layer in moe_layers(module) if layer.router is not None]
+    for part in parts:
+        part.forward = partial(_exact_pass, part.forward)
     module.set_experts_implementation(EACH)  # the joint product of all experts has no float64
 
 
-def use_exact_norms(module: nn.Module) -> None:
-    """Replace the norms of the Llama family, told by their `variance_epsilon`; the weights keep their names.
-
-    Norms with a gate beside their input stay.
-    """
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if hasattr(child, "variance_epsilon") and len(inspect.signature(child.forward).parameters) == 1:
-                norm: Any = child
-                setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
+def _is_norm(part: nn.Module) -> bool:
+    """A norm as a family writes it; those of torch compute in the precision of their input."""
+    return "Norm" in type(part).__name__ and not type(part).__module__.startswith("torch.")

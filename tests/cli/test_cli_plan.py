@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_calls import cli
-from transformers import Qwen3Config
+from transformers import BertConfig, Qwen3Config
 
 
 @pytest.fixture
@@ -90,5 +90,14 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     assert "is not known: B200" in cli("plan", str(config), "--device", "abacus").sentence
     assert "--response-tokens is 1e+06, above data.max_response_tokens" in (
         cli("plan", str(config), "--device", "h100", "--response-tokens", "1e6").sentence
+    )
+    BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "encoder")
+    encoder = cli("plan", str(config), f"model.path={tmp_path / 'encoder'}", "--device", "h100")
+    assert "is a BertLMHeadModel, which looks at later tokens too" in encoder.sentence
+    fine_tuning = tmp_path / "sft.yaml"
+    fine_tuning.write_text("model: {path: model}\nsft: {data: {train_files: [rows.jsonl]}}\n")
+    assert (
+        "has settings of sft and no data.train_files: a plan is one of"
+        in cli("plan", str(fine_tuning)).sentence
     )
     assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import transformers
 from references.language_models import FAMILIES as FEW
 from references.language_models import VOCAB, load_plain, plain_greedy, plain_log_probs
 from references.model_families import EVERY_RUN, MORE, REFUSED
-from references.token_passes import of_log_probs
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import check_language_model, load_model
@@ -79,6 +80,16 @@ def test_training_gives_the_log_probs_and_gradients_of_transformers(
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
+def test_in_float64_a_model_is_the_same_function(tiny_folder: Callable[[str], Path], kind: str) -> None:
+    rows = make_rows([torch.tensor(p) for p, _ in PAIRS], [torch.tensor(r) for _, r in PAIRS])
+    wide, usual = (
+        log_probs_of(load(tiny_folder, kind, dtype=dtype), rows, temperature=0.7)[0]
+        for dtype in ("float64", "float32")
+    )
+    torch.testing.assert_close(wide.float(), usual, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_rollout_samples_with_the_log_probs_of_transformers_and_greedily_as_generate(
     tiny_folder: Callable[[str], Path], kind: str
 ) -> None:
@@ -125,5 +136,7 @@ def test_code_beside_weights_that_reads_images_is_refused_by_name_and_not_run(
         check_language_model(ModelConfig(path=str(tmp_path), trust_remote_code=trust))
 
 
-def load(tiny_folder: Callable[[str], Path], kind: str) -> CausalLM:
-    return load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
+def load(
+    tiny_folder: Callable[[str], Path], kind: str, *, dtype: Literal["float32", "float64"] = "float32"
+) -> CausalLM:
+    return load_model(ModelConfig(path=str(tiny_folder(kind)), dtype=dtype), device="cpu")

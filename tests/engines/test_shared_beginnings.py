@@ -128,7 +128,7 @@ def check(
         pytest.param("gpt2", 1e-10, marks=SLOW),
         pytest.param("mixtral", 1e-10, marks=SLOW),
         pytest.param("llama4", IN_FLOAT32, marks=SLOW),
-        pytest.param("gemma2", IN_FLOAT32, marks=SLOW),
+        pytest.param("gemma2", 1e-10, marks=SLOW),
         pytest.param("gpt_oss", 1e-10, marks=SLOW),
     ],
 )

@@ -217,6 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "llava": ({}, "is a llava, which reads images in a way that is not known here"),
     "mistral3": ({}, "is a mistral3, which reads images in a way that is not known here"),
     # no language models
+    "bert": ({}, r"BertLMHeadModel, which looks at later tokens too \(is_decoder is false\)"),
     "t5": ({}, "is a t5, which transformers does not have as a causal language model"),
 }
 """Model type -> what its configuration says beside the defaults of transformers, and the sentence that refuses it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.settings import add_trust_argument, load_settings
-from strop.cli.unused_keys import Reads, refuse_unread
+from strop.cli.unused_keys import Reads, refuse_unread, unread_of_file
 from strop.trainer.sections import FINE_TUNING_SECTIONS
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.shell_words import shell_word
@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     args.overrides = words
     _check_numbers(args)
     config = load_settings(args, needs=("model", "algorithm"))
+    if not config.data.train_files:
+        _refuse_fine_tuning(args.config)
     refuse_unread(args, "plan", READS)
     quiet_models()
     from strop.trainer.plan.placement import search
@@ -127,6 +129,16 @@ def _check_numbers(args: argparse.Namespace) -> None:
     names_file = args.config is not None and Path(args.config).suffix in (".yaml", ".yml")
     if names_file and not Path(args.config).is_file():
         raise UsageError(f"{args.config} is no file; give the configuration of a run")
+
+
+def _refuse_fine_tuning(source: str | None) -> None:
+    """Raise a UsageError for a file with settings of a fine-tuning: the plan would be of a training by defaults."""
+    sections = [] if source is None else sorted({*FINE_TUNING_SECTIONS} & {*unread_of_file(source, READS)})
+    if sections:
+        raise UsageError(
+            f"{source} has settings of {' and '.join(sections)} and no data.train_files: a plan is one of `strop "
+            f"train`; fine-tuning on an accelerator tries its longest batch before its first step"
+        )
 
 
 def _record(plan: Plan, placements: Placements | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoModelForSequenceClassification
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CTC_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
@@ -35,7 +36,7 @@ _COMPRESSED = "attends to compressed runs of earlier tokens, which packed attent
 _HEARS = "has a part that hears, and sound is given to no model here (docs/multimodal.md#sound)"
 _AUDIO_PARTS = ("audio_config", "audio_encoder", "audio_encoder_config", "talker_config")
 """Parts of configurations that read or make sound."""
-_BIDIRECTIONAL = "looks at later tokens too (use_bidirectional_attention), so it cannot generate"
+_BIDIRECTIONAL = "looks at later tokens too ({setting}), so it cannot generate"
 
 _NAMED = {
     "deepseek_v32": _CHOSEN_KEYS,
@@ -109,6 +110,12 @@ def _hears(config: Any) -> bool:
     return of_sound or any(getattr(config, name, None) is not None for name in _AUDIO_PARTS)
 
 
+def _is_encoder(text: Any) -> bool:
+    """True for BERT, RoBERTa and others that fill gaps, unless their configuration makes decoders of them."""
+    fills_gaps = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
+    return fills_gaps and getattr(text, "is_decoder", None) is False
+
+
 def _missing(config: object, *, is_value_model: bool) -> str:
     """Reason why transformers has no class for a configuration; empty where the folder's own code may bring one."""
     if getattr(config, "auto_map", None):
@@ -132,7 +139,9 @@ def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
     if named:
         return named
     if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
-        return _BIDIRECTIONAL
+        return _BIDIRECTIONAL.format(setting="use_bidirectional_attention")
+    if _is_encoder(text) and not is_value_model:
+        return _BIDIRECTIONAL.format(setting="is_decoder is false")
     kinds = set(getattr(text, "layer_types", None) or ())
     if text.model_type in CARRIED:
         kinds -= {LINEAR}

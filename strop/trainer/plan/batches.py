@@ -55,9 +55,10 @@ Group = tuple[int, tuple[int, ...]]
 """Length of a prompt, and of the answers to it."""
 
 
-def groups_of(lengths: Lengths, *, num_groups: int, group_size: int) -> list[Group]:
-    """Groups of answers, with long and short ones in each."""
-    answers = lengths.quantiles(max(1, num_groups * group_size))
+def groups_of(lengths: Lengths, *, num_samples: int, group_size: int) -> list[Group]:
+    """Groups of answers, with long and short ones in each: no more than these samples need."""
+    answers = lengths.quantiles(num_samples)
+    num_groups = -(-num_samples // group_size)
     return [(lengths.prompt, tuple(answers[number::num_groups])) for number in range(num_groups)]
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
+
+from strop.engines.causal_lm import use_packed_attention
 from strop.engines.segments import Segment
 from strop.rollout.native.cache import GROW_TOKENS
+from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.paged_cache import PAGE_TOKENS, num_pages
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config
 from strop.trainer.plan.heap_gaps import gathered_gaps
-from strop.trainer.plan.passes import PackedShape
-from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.passes import PackedShape, PassForm, causal_lm, truncated_module
+from strop.trainer.plan.roles import RolePlan, Shape
 from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
 from strop.trainer.plan.transfer_memory import bucket_parts
 
@@ -138,11 +143,27 @@ def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:
         if actor.axes.shards == 1 and item == actor.form.weights_dtype.itemsize:
             return {}
         return {"gathered parameters": share.gathered.total * item}
-    if is_cpu and not actor.form.lora.enabled:
+    if is_cpu and has_fused_steps(actor):
         return {"packed weights": sizes.linear * item + sizes.head_numbers * 4}
     if not is_cpu and item < 4:
         return {"weights in half precision": (sizes.linear + sizes.head_numbers) * item}
     return {}
+
+
+def has_fused_steps(actor: RolePlan) -> bool:
+    """A CPU decodes the model in C, and not by its own forward pass."""
+    return not actor.form.is_accelerator and _has_fused_steps(actor.shape, actor.form)
+
+
+@lru_cache(maxsize=64)
+def _has_fused_steps(shape: Shape, form: PassForm) -> bool:
+    if form.is_sharded:
+        return False
+    module, _, _ = truncated_module(shape.config, form)
+    use_packed_attention(module, None, by_formula=form.by_formula)
+    model = causal_lm(module, form)
+    model.device = torch.device("cpu")
+    return fused_step(model) is not None
 
 
 def _prefill_bytes(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
-from strop.trainer.plan.generation_memory import token_bytes
+from strop.trainer.plan.generation_memory import has_fused_steps, token_bytes
 from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
@@ -50,8 +50,13 @@ def engines_of(config: Config, actor: RolePlan) -> tuple[int, int]:
 def generation_time(config: Config, actor: RolePlan, device: Device) -> GenerationTime:
     """Of a step; of the policy's axes only `engines_of` asks."""
     engines, ranks = engines_of(config, actor)
-    samples = config.samples_per_step
-    seconds = generation_seconds(config, actor, device, engines=engines, ranks=ranks, samples=samples)
+    played = [config.samples_per_step]
+    if config.needs("reward_baselines"):  # greedy answers, before the samples
+        played.append(config.data.prompts_per_step)
+    seconds = sum(
+        generation_seconds(config, actor, device, engines=engines, ranks=ranks, samples=samples)
+        for samples in played
+    )
     return GenerationTime(seconds=seconds, busy=_busy(actor.lengths, config, engines=engines))
 
 
@@ -140,7 +145,7 @@ def decode_seconds(
         share = 1 - (1 - sizes.experts_per_token) ** max(1.0, running)
         touched += sizes.experts_total * (share - sizes.experts_per_token)
     bandwidth, rows = device.weight_bandwidth, 1.0
-    through_torch = device.is_cpu and (actor.form.is_sharded or actor.form.lora.enabled)
+    through_torch = device.is_cpu and not has_fused_steps(actor)
     if through_torch:  # by the model's own forward pass
         bandwidth, rows = device.few_rows_bandwidth, max(1.0, running / FEW_ROWS)
 

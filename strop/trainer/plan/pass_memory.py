@@ -12,6 +12,7 @@ from strop.trainer.plan.state_memory import (
     fullest_stages,
     gathered_parts,
     host_parts,
+    reduced_parts,
     resident,
     state_parts,
 )
@@ -28,7 +29,7 @@ def forward_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> 
         share = role.share(stage)
         parts = {
             **state_parts(role, stage, is_cpu, gradients=False),
-            **gathered_parts(role, share, backward=False),
+            **gathered_parts(role, share),
             "activations": role.forward_bytes / role.axes.tensor,
             **others,
         }
@@ -80,19 +81,24 @@ def _update_of_stage(
     gradients = resident(role, stage).gradients
     if role.form.is_sharded and num_batches > 1 and role.engine.gradient_sync == "last":
         gradients = share.gathered.trained * max(4, role.form.compute_dtype.itemsize)
-    activations = {"activations": saved / axes.tensor, "head and one layer": top}
-    if num_batches == 1:  # gradients take the place of activations, layer by layer
-        first, behind = sum(activations.values()), gradients + tail
-        if role.engine.offload == "all" and not is_cpu:
-            behind = tail
-        activations = (
-            activations if first >= behind else {"gradients": gradients, "embedding's gradient": tail}
-        )
-    elif not (role.engine.offload == "all" and not is_cpu):
-        activations |= {"gradients": gradients}
-    device = {**state, **activations, **gathered_parts(role, share, backward=True), **others}
+    if role.engine.offload == "all" and not is_cpu:
+        gradients = 0.0
+    # Gradients take the place of activations, layer by layer, and what is beside the layers has its own at the end.
+    during = {
+        "activations": saved / axes.tensor,
+        "head and one layer": top,
+        **reduced_parts(role, share.largest_layer),
+        **({"gradients": gradients} if num_batches > 1 else {}),
+    }
+    behind = {
+        "gradients": gradients,
+        "embedding's gradient": tail,
+        **reduced_parts(role, share.root),
+    }
+    fuller = max((during, behind), key=lambda parts: sum(parts.values()))
+    device = {**state, **fuller, **gathered_parts(role, share), **others}
     if is_cpu:
-        gaps = gradient_gaps(role, stage) + freed_bytes
+        gaps = max(gradient_gaps(role, stage), passes.layer_bytes / axes.tensor) + freed_bytes
         device["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top) + gaps
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:

@@ -68,6 +68,8 @@ class Passes:
     """Kept beside the layers: hidden states that are predicted from, embeddings."""
     top_bytes: int
     """Most bytes beside what is kept, in the head and in the backward pass of a layer."""
+    layer_bytes: int
+    """The same in the backward pass of the last layer alone."""
     tail_bytes: int
     """Most bytes when the layers are through: gradients of the embedding on their way."""
     base_forward: Work
@@ -148,6 +150,11 @@ def _prepared(
     else:
         use_traced_cpu_layers(module)
     model = causal_lm(module, form)
+    if model.recurrence is not None:
+        raise ValueError(
+            f"{type(module).__name__} has layers of linear attention, which carry a state from token to token: a plan "
+            f"does not follow them"
+        )
     attention: Any = PackedAttention(batch.segments, device=torch.device("cpu"))
     _ = attention.buckets  # index tensors need numbers: they are made before the trace
     recorder = Recorder()
@@ -205,7 +212,7 @@ class _Run:
         self._behind_head: Mark | None = None
         self._chunks_left = 0.0
         """Work of the head that is not traced, as a multiple of what is."""
-        self._top_peak = 0
+        self._head_peak = self._layer_peak = 0
         self._is_watching = False
         self._base = recorder.live
 
@@ -235,7 +242,7 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         last = len(self._layers) - 1
         tail_peak = recorder.peak
-        top_peak = self._top_peak if last in self._grad_of_input else recorder.peak
+        layer_peak = self._layer_peak if last in self._grad_of_input else recorder.peak
         for handle in handles:
             handle.remove()
         end = recorder.mark()
@@ -253,7 +260,8 @@ class _Run:
             kinds=kinds,
             layers=layers,
             saved_base_bytes=base_saved,
-            top_bytes=top_peak - saved.live,
+            top_bytes=max(self._head_peak, layer_peak) - saved.live,
+            layer_bytes=max(0, layer_peak - saved.live),
             tail_bytes=tail_peak - self._base,
             base_forward=rest[0],
             base_backward=rest[1],
@@ -298,8 +306,11 @@ class _Run:
         if number in marks:
             return
         marks[number] = self._recorder.mark()
-        if marks is self._grad_of_input and number == len(self._layers) - 1:
-            self._top_peak = self._recorder.peak
+        if number == len(self._layers) - 1:
+            if marks is self._grad_of_output:
+                self._head_peak = self._recorder.peak
+            else:
+                self._layer_peak = self._recorder.peak
             self._recorder.reset_peak()
 
     def _losses(self) -> tuple[Tensor, Mark]:

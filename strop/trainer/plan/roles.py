@@ -13,6 +13,8 @@ from transformers import PreTrainedConfig
 from strop.engines.causal_lm import HALF
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model_config
+from strop.engines.model_support.unsupported import check_family
+from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.precision import compute_dtype
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.plan.batches import (
@@ -53,9 +55,10 @@ class RolePlan:
     optim: OptimizerConfig | None
     """None of a frozen model."""
     lengths: Lengths
-    num_groups: int
-    """Of a step; those of a full update are fewer by `updates`."""
+    num_samples: int
+    """Of a step; those of an optimizer step are fewer by `updates`."""
     group_size: int
+    """Samples of a prompt."""
     updates: int
     """Optimizer steps on the samples of a step, without epochs."""
     epochs: int
@@ -93,18 +96,28 @@ class RolePlan:
     def _shares(self) -> dict[int, Share]:
         return {}
 
+    @property
+    def samples_of_update(self) -> int:
+        """Samples of the largest optimizer step."""
+        return -(-self.num_samples // self.updates)
+
     @cached_property
     def longest(self) -> Batches:
         """Micro-batches of a rank in an update whose answers are all as long as they may be."""
-        return self.micro_batches(dataclasses.replace(self.lengths, mean_response=self.lengths.max_response))
+        return self.micro_batches(self._full_lengths, self.samples_of_update)
 
     @cached_property
     def usual(self) -> Batches:
         """Micro-batches of a rank in an update, by the distribution of lengths."""
-        return self.micro_batches(self.lengths)
+        return self.micro_batches(self.lengths, self.samples_of_update)
 
-    def micro_batches(self, lengths: Lengths) -> Batches:
-        """Of a rank in an update.
+    @property
+    def _full_lengths(self) -> Lengths:
+        return dataclasses.replace(self.lengths, mean_response=self.lengths.max_response)
+
+    def micro_batches(self, lengths: Lengths, num_samples: int) -> Batches:
+        """Of a rank that has its part of so many samples: a prompt is there once for those of its samples that are
+        there.
 
         Raises:
             ValueError: a sequence is longer than the budget.
@@ -115,12 +128,7 @@ class RolePlan:
                 f"{self.engine.max_tokens_per_device}{self._sharing}: raise it, or lower data.max_prompt_tokens or "
                 f"data.max_response_tokens"
             )
-        ranks, groups = self.axes.data, max(1, self.num_groups // self.updates)
-        size = self.group_size
-        if groups < ranks:  # groups are cut
-            size = max(1, -(-groups * size // ranks))
-            groups = ranks
-        return _cut(lengths, -(-groups // ranks), size, self.budget)
+        return _cut(lengths, -(-num_samples // self.axes.data), self.group_size, self.budget)
 
     @property
     def _sharing(self) -> str:
@@ -136,20 +144,21 @@ class RolePlan:
     @cached_property
     def passes(self) -> Passes:
         """Passes over the largest micro-batch that answers of full length make."""
-        return self.traced(self.on_rank(self.longest[0]))
+        return self.traced(self.on_rank(_largest(self.longest)))
 
     @cached_property
     def forward_bytes(self) -> int:
-        """Most bytes of a pass without a gradient over the same."""
-        return self.traced_forward_bytes(self.on_rank(self.longest[0]))
+        """Most bytes of a pass without a gradient over the same of all samples of a step."""
+        batches = self.micro_batches(self._full_lengths, self.num_samples)
+        return self.traced_forward_bytes(self.on_rank(_largest(batches)))
 
     @cached_property
     def usual_batch(self) -> PackedShape:
         """A micro-batch of whole groups of usual lengths, of the middle size. Of a share of a group, or of many groups,
         the work follows from this one, so that a search over numbers of ranks needs no other."""
         enough = max(LEAST_GROUPS, FULL_BATCHES * self.budget // self.lengths.longest)
-        num_groups = min(enough, max(1, self.num_groups // self.updates))
-        batches = _cut(self.lengths, num_groups, self.group_size, self.budget)
+        num_samples = min(enough * self.group_size, self.samples_of_update)
+        batches = _cut(self.lengths, num_samples, self.group_size, self.budget)
         are_alike = self.lengths.quantiles(2)[0] == self.lengths.max_response
         return self.on_rank(batches[0 if are_alike else len(batches) // 2])
 
@@ -195,10 +204,15 @@ Batches = tuple[tuple[Group, ...], ...]
 """Micro-batches, each of some groups."""
 
 
+def _largest(batches: Batches) -> Sequence[Group]:
+    """That with most tokens."""
+    return max(batches, key=lambda batch: sum(map(packed_tokens, batch)))
+
+
 @lru_cache(maxsize=1024)
-def _cut(lengths: Lengths, num_groups: int, group_size: int, max_tokens: int) -> Batches:
+def _cut(lengths: Lengths, num_samples: int, group_size: int, max_tokens: int) -> Batches:
     """Micro-batches of groups; the role says before whether each sequence fits."""
-    groups = groups_of(lengths, num_groups=num_groups, group_size=group_size)
+    groups = groups_of(lengths, num_samples=num_samples, group_size=group_size)
     return tuple(map(tuple, micro_batches_of(groups, max_tokens=max_tokens)))
 
 
@@ -265,7 +279,7 @@ def planned_roles(
         ranks = config.resources.ranks_of(name)
         settings, optim = learners.get(name, (config.actor, None))
         lora = {"actor": config.model.lora, "critic": config.critic.lora}.get(name, LoraConfig())
-        shape = _shape(model) if shapes is None else shapes[name]
+        shape = _shape(model, has_value_head=name in VALUE_MODELS) if shapes is None else shapes[name]
         roles.append(
             RolePlan(
                 name=name,
@@ -275,7 +289,7 @@ def planned_roles(
                 axes=Axes.of(engine, ranks),
                 optim=optim,
                 lengths=lengths,
-                num_groups=config.data.prompts_per_step,
+                num_samples=config.samples_per_step,
                 group_size=config.rollout.samples_per_prompt,
                 updates=-(-config.samples_per_step // config.samples_per_update(settings)),
                 epochs=settings.epochs,
@@ -284,8 +298,10 @@ def planned_roles(
     return roles
 
 
-def _shape(model: ModelConfig) -> Shape:
+def _shape(model: ModelConfig, *, has_value_head: bool) -> Shape:
     config = load_model_config(model)
+    if not has_value_head:
+        check_family(config, language_model_class(config), model.path)
     return Shape(config.to_json_string(), config)
 
 

@@ -127,16 +127,18 @@ def host_parts(role: RolePlan, stage: int, is_cpu: bool, *, gradients: bool) -> 
     return parts
 
 
-def gathered_parts(role: RolePlan, share: Share, *, backward: bool) -> dict[str, float]:
-    """Parameters that sharded ranks gather for a pass, two layers at a time, and gradients on their way."""
+def gathered_parts(role: RolePlan, share: Share) -> dict[str, float]:
+    """Parameters that sharded ranks gather for a pass, two layers at a time."""
     if not role.form.is_sharded:
         return {}
     item = role.form.compute_dtype.itemsize
     layers = 2 * share.largest_layer.total
     if not role.engine.reshard_after_forward:
         layers = share.gathered.total - share.root.total
-    parts = {"gathered parameters": (layers + share.root.total) * item}
-    if backward:
-        unit = max(share.largest_layer.trained, share.root.trained)
-        parts["gradients on their way"] = unit * (item + 4)
-    return parts
+    return {"gathered parameters": (layers + share.root.total) * item}
+
+
+def reduced_parts(role: RolePlan, unit: Count) -> dict[str, float]:
+    """Gradients of a layer, or of what is beside the layers, on their way between sharded ranks."""
+    item = role.form.compute_dtype.itemsize
+    return {"gradients on their way": unit.trained * (item + 4)} if role.form.is_sharded else {}

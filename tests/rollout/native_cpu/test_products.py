@@ -76,11 +76,23 @@ def test_operands_by_their_names_and_inputs_of_one_dimension(
     torch.testing.assert_close(one.grad, weight.sum(0), rtol=0, atol=0.5 if is_half else 1e-4)
 
 
-def test_a_frozen_weight_gets_no_gradient(everywhere: list[tuple[int, ...]]) -> None:
-    inputs, weight = torch.randn(4, 256, requires_grad=True), torch.randn(256, 256)
-    linear(inputs, weight).sum().backward()
-    torch.testing.assert_close(inputs.grad, weight.sum(0).expand(4, -1), rtol=0, atol=1e-4)
-    assert len(everywhere) == 2
+@pytest.mark.parametrize("mode", [LayerProducts, HalfProducts])
+@pytest.mark.usefixtures("everywhere")
+def test_a_frozen_weight_gets_no_gradient_and_keeps_no_inputs(
+    mode: Callable[[], LayerProducts | HalfProducts],
+) -> None:
+    is_half = mode is HalfProducts
+    inputs, weight, kept = torch.randn(4, 256, requires_grad=True), torch.randn(256, 256), list[Tensor]()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_half),
+        mode(),
+    ):
+        product = F.linear(inputs, weight)
+    product.float().sum().backward()
+    assert [tuple(one.shape) for one in kept] == [(256, 256)]
+    wanted = weight.sum(0).expand(4, -1)
+    torch.testing.assert_close(inputs.grad, wanted, rtol=0, atol=0.5 if is_half else 1e-4)
 
 
 @pytest.mark.skipif(update_library() is None, reason="needs gcc")

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 from plan_configs import config_of
 
-from strop.trainer.plan import generation_time
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_time import decode_ratios, generation_seconds, sent_seconds
+from strop.trainer.plan.generation_time import (
+    decode_ratios,
+    generation_seconds,
+    generation_time,
+    sent_seconds,
+)
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.trial import DecodeTimes
+
+MODULE = "strop.trainer.plan.generation_time"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,7 @@ def test_a_rank_has_as_much_python_as_one_alone(tmp_path: Path, monkeypatch: pyt
     spent = {}
     for ratio in (1.0, 3.0, 0.5):
         ratios = DecodeTimes(layer=ratio, rest=1.0, packed_number=0.0)
-        monkeypatch.setattr(generation_time, "decode_ratios", lambda *_, ratios=ratios, **__: ratios)
+        monkeypatch.setattr(f"{MODULE}.decode_ratios", lambda *_, ratios=ratios, **__: ratios)
         spent[ratio] = [
             generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) for ranks in (1, 2)
         ]
@@ -69,3 +75,15 @@ def test_ranks_of_an_engine_talk_four_times_in_each_layer_and_seven_times_beside
     assert sent_seconds(actor, device, running=16, ranks=1) == 0
     assert sent_seconds(actor, device, running=16, ranks=2) == 4 * 4 * 16 * 128 / 1024 + (4 * 4 + 7) * 0.5
     assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * 16 * 128 / 512 + (4 * 4 + 7) * 0.5
+
+
+def test_greedy_answers_are_played_before_the_samples(tmp_path: Path) -> None:
+    # ReMax: one to each of 16 prompts, beside 8 samples.
+    config = config_of(tmp_path, "algorithm=remax", "rollout.samples_per_prompt=8")
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+    device = device_named("h100")
+    parts = [
+        generation_seconds(config, actor, device, engines=1, ranks=1, samples=samples)
+        for samples in (16 * 8, 16)
+    ]
+    assert generation_time(config, actor, device).seconds == pytest.approx(sum(parts))

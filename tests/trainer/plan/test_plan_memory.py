@@ -9,7 +9,7 @@ import pytest
 import torch
 from plan_configs import SMALL
 from plan_configs import config_of as small
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -17,6 +17,7 @@ from strop.engines.half_weights import hold_base_half, hold_half
 from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
+from strop.rollout.native.cpu.kernel import compiled as decode_library
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.plan import heap_gaps
@@ -28,7 +29,7 @@ from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
-from strop.trainer.plan.pass_memory import update_phase
+from strop.trainer.plan.pass_memory import HEAP_GAPS, update_phase
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
@@ -86,7 +87,7 @@ def test_ranks_hold_the_model_once_together(engine: EngineConfig, world: int) ->
 
 def test_rows_are_cut_as_the_engine_cuts_them() -> None:
     lengths = Lengths(prompt=7, mean_response=20, max_response=60)
-    groups = groups_of(lengths, num_groups=5, group_size=6)
+    groups = groups_of(lengths, num_samples=30, group_size=6)
     rows = [(number, answer) for number, (_, answers) in enumerate(groups) for answer in answers]
     data = make_rows(
         [torch.full((7,), number) for number, _ in rows],
@@ -99,6 +100,41 @@ def test_rows_are_cut_as_the_engine_cuts_them() -> None:
         sizes.append(7 * len(prompts) + sum(rows[row][1] - 1 for row in part))
     planned = [sum(map(packed_tokens, batch)) for batch in micro_batches_of(groups, max_tokens=150)]
     assert planned == sizes
+
+
+@pytest.mark.parametrize(
+    ("per_update", "ranks", "of_update", "of_step"),
+    [(12, 1, (3, 12), (3, 12)), (6, 1, (2, 6), (3, 12)), (5, 1, (1, 4), (3, 12)), (2, 1, (1, 2), (3, 12)),
+     (12, 2, (2, 6), (2, 6)), (12, 5, (1, 3), (1, 3))],
+)  # fmt: skip
+def test_a_rank_has_its_part_of_the_samples(
+    per_update: int,
+    ranks: int,
+    of_update: tuple[int, int],
+    of_step: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 3 prompts of 64 tokens, 4 answers of 192 to each, of which the last token is not computed. Groups are cut: 6
+    # samples are of two prompts, and 5 at most are three updates of 4. A pass before the updates has all of them.
+    config = small(
+        tmp_path, "data.prompts_per_step=3", "rollout.samples_per_prompt=4",
+        f"actor.samples_per_update={per_update}", "resources.runtime=ray", f"resources.ranks={ranks}",
+    )  # fmt: skip
+    actor = planned_roles(config, lengths_of(config, 192, None), is_accelerator=True)[0]
+
+    def num_tokens(prompts: int, answers: int) -> int:
+        return 64 * prompts + 191 * answers
+
+    assert actor.on_rank(actor.longest[0]).num_tokens == num_tokens(*of_update)
+    assert actor.usual_tokens == [num_tokens(*of_update)]
+    passed: list[int] = []
+    monkeypatch.setattr(
+        "strop.trainer.plan.roles._traced_forward_bytes",
+        lambda _, __, batch: passed.append(batch.num_tokens),
+    )
+    _ = actor.forward_bytes
+    assert passed == [num_tokens(*of_step)]
 
 
 def test_lengths_have_their_mean_and_their_limit() -> None:
@@ -330,6 +366,28 @@ def test_buckets_are_those_of_the_transport(
         assert side.host.get("buckets") == (None if on_host is None else on_host * 2**20)
 
 
+@pytest.mark.parametrize(
+    ("model", "settings", "packs"),
+    [
+        (SMALL, [], True),
+        (SMALL, ["model.lora.rank=4"], False),
+        (SMALL, ["model.attn_implementation=eager"], False),
+        (SMALL, ["resources.runtime=ray", "resources.ranks=2"], False),
+        (EXPERTS, [], False),
+    ],
+    ids=["plain", "adapter", "eager", "ranks", "experts"],
+)
+def test_weights_are_packed_for_models_that_are_decoded_in_c(
+    model: PreTrainedConfig, settings: list[str], packs: bool, tmp_path: Path
+) -> None:
+    config = small(tmp_path, "model.dtype=float32", *settings, model=model)
+    planned = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+    rollout = next(
+        phase for phase in phases_of(config, planned, device_bytes=None) if phase.phase == "rollout"
+    )
+    assert ("packed weights" in rollout.device) is (packs and decode_library(16, 8, 1, False) is not None)
+
+
 def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> None:
     config = small(
         tmp_path, "resources.runtime=ray", "rollout.engine=vllm", "resources.apart={rollout:1}",
@@ -356,6 +414,35 @@ def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     more = update_phase(roles[0], {}, True, freed_bytes=1000.0)
     assert more.device_bytes == update.device_bytes + 1000
     assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
+
+
+def test_a_layer_leaves_gaps_where_gradients_leave_fewer(tmp_path: Path) -> None:
+    config = small(tmp_path, "model.lora.rank=4")
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    passes = actor.passes
+    assert gradient_gaps(actor, 0) < passes.layer_bytes <= passes.top_bytes
+    gaps = update_phase(actor, {}, True).device["gaps of the heap"]
+    assert gaps == pytest.approx(HEAP_GAPS * (passes.saved_bytes() + passes.top_bytes) + passes.layer_bytes)
+
+
+@pytest.mark.parametrize(
+    ("response", "unit"),
+    [(192, 4 * 64 * 128 + 3 * 64 * 128 + 160), (2, 8192 * 64 + 64)],
+    ids=["layer", "root"],
+)
+def test_gradients_beside_the_layers_are_sent_when_activations_are_gone(
+    response: int, unit: int, tmp_path: Path
+) -> None:
+    # In bfloat16, and in float32 where they are added up.
+    config = small(
+        tmp_path, "resources.runtime=ray", "resources.ranks=2", f"data.max_response_tokens={response}",
+        "data.max_prompt_tokens=8", "data.prompts_per_step=2", "rollout.samples_per_prompt=8",
+        model=Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 8192}),
+    )  # fmt: skip
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+    update = update_phase(actor, {}, False).device
+    assert update["gradients on their way"] == unit * (2 + 4)
+    assert ("activations" in update) is (response == 192)
 
 
 LAYER, ROOT = 4 * 64 * 128 + 3 * 64 * 128, 512 * 64

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from plan_configs import config_of
-from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3NextConfig
 
 from strop.engines import cpu_products
 from strop.engines.attention import PackedAttention
@@ -51,7 +51,7 @@ def test_an_update_takes_what_an_h100_took(
         model=QWEN3_06B,
     )  # fmt: skip
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
-    actor = dataclasses.replace(actor, num_groups=prompts, group_size=samples)
+    actor = dataclasses.replace(actor, num_samples=prompts * samples, group_size=samples)
     assert update_phase(actor, {}, is_cpu=False).device_bytes / GIB == pytest.approx(measured, rel=0.1)
 
 
@@ -233,4 +233,13 @@ def test_a_model_whose_layers_look_at_values_is_refused() -> None:
         experts_implementation="eager",
     )  # fmt: skip
     with pytest.raises(ValueError, match="cannot be followed without numbers"):
+        traced(config)
+
+
+def test_a_model_of_linear_attention_is_refused() -> None:
+    config = Qwen3NextConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        layer_types=["linear_attention", "full_attention"], num_experts=4, num_experts_per_tok=2, vocab_size=100,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="has layers of linear attention, which carry a state"):
         traced(config)
