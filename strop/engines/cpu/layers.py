@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from strop.engines.cpu.feed_forward import feed_forward
 from strop.engines.cpu.library import library_for, update_library
 from strop.engines.fused_norms import is_plain_norm, norm_eps
 
@@ -71,7 +72,9 @@ def is_plain_gate(part: nn.Module) -> bool:
 
 
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
-    output: Tensor = part.down_proj(gated(part.gate_proj(hidden), part.up_proj(hidden)))
+    output: Tensor | None = feed_forward(part, hidden)
+    if output is None:
+        output = part.down_proj(gated(part.gate_proj(hidden), part.up_proj(hidden)))
     return output
 
 
