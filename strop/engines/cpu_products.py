@@ -146,6 +146,11 @@ def is_compiled(weight: Tensor) -> bool:
     return library is not None and not any(n % library.lanes() for n in weight.shape) and is_compiled_faster()
 
 
+def trains_in_c(weight: Tensor) -> bool:
+    """True for such a weight where products.c is faster at gradients too."""
+    return is_compiled(weight) and is_compiled_gradient_faster()
+
+
 def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     is_whole = is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias]))
     return (_compiled_product if is_whole else _product)(inputs, weight, bias)

@@ -62,8 +62,7 @@ def cache_folder() -> Path:
 
 
 def _made_of(compiler: str, sources: Sequence[Path], flags: Sequence[str]) -> str:
-    """A word for everything that the compiled function depends on: the sources, the compiler, and what the processor can
-    do."""
+    """A word for everything that the compiled function depends on: sources, compiler, and what the processor can do."""
     version = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target", "--version"],
         capture_output=True,

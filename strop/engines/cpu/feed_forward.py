@@ -16,12 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import _get_current_function_mode  # no public name says it
 
 from strop.engines.cpu.library import are_plain, product_library
-from strop.engines.cpu_products import (
-    MIN_NUMBERS,
-    LayerProducts,
-    is_compiled,
-    is_compiled_gradient_faster,
-)
+from strop.engines.cpu_products import MIN_NUMBERS, LayerProducts, trains_in_c
 
 Weights = tuple[Tensor, Tensor, Tensor]
 """Gate and up [I, D], down [D, I]."""
@@ -56,7 +51,7 @@ def weights_in_c(part: Any, *kinds: type[Tensor]) -> Weights | None:
         is_large = weight.dtype == torch.float32 and weight.numel() >= MIN_NUMBERS and weight.is_contiguous()
         if any(getattr(layer, name) for name in hooks) or not is_plain or not is_large:
             return None
-        if not is_compiled(weight) or not is_compiled_gradient_faster():
+        if not trains_in_c(weight):
             return None
     gate, up, down = (layer.weight for layer in layers)
     return gate, up, down

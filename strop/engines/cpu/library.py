@@ -1,4 +1,4 @@
-"""The compiled functions of update.c, a library for each precision, and of products.c; each is made once for a machine in
+"""The compiled functions of update.c, a library for each precision, and of products.c: made once for a machine, each in
 about two seconds."""
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _PRODUCTS = {
     "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
     "feed_forward": (_SMALL, [_POINTER, _SMALL]),
     "feed_forward_back": (_SMALL, [_POINTER, _SMALL]),
+    "sum_of_squares": (ctypes.c_double, [_POINTER, _NUMBER, _SMALL]),
 }
 """The same of products.c."""
 
@@ -58,7 +59,7 @@ def update_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
 
 @cache
 def product_library() -> ctypes.CDLL | None:
-    """Products in float32; None where nothing can be compiled."""
+    """Products and sums in float32; None where nothing can be compiled."""
     return _library(PRODUCTS, _PRODUCTS)
 
 

@@ -1,4 +1,5 @@
-/* Products of linear layers in float for a CPU, forward and backward, and all of a gated feed-forward part.
+/* Products of linear layers in float for a CPU, forward and backward, all of a gated feed-forward part, and the square of
+ * a gradient.
  *
  * Every sum is made in the order of what is summed, number by number, however the work is cut and shared out: what
  * becomes of a token depends neither on those beside it nor on the number of threads. Sizes of weights are multiples of
@@ -148,6 +149,11 @@ int feed_forward_back(const struct part *p, int threads) {
     for (int64_t i = 0; i < tokens; i += part)
       for (int64_t j = 0; j < inner; j += WIDTH) {
         const int64_t rows = least(part, tokens - i), width = least(WIDTH, inner - j);
+        for (int64_t r = i; r < i + rows; r++) /* short pieces, far apart: they come while the product is computed */
+          for (int64_t x = j; x < j + width; x += LANES) {
+            __builtin_prefetch(gates + r * inner + x, 0, 2);
+            __builtin_prefetch(ups + r * inner + x, 0, 2);
+          }
         panel(rows, width, dim, grad + i * dim, dim, p->down + j, inner, BY_ROWS, acts + i * row + j, row, 0);
         for (int64_t r = i; r < i + rows; r++)
           for (int64_t x = j; x < j + width; x += LANES) {
@@ -179,4 +185,21 @@ int feed_forward_back(const struct part *p, int threads) {
   }
   free(of_gates);
   return 0;
+}
+
+#define PARTS 256 /* of a tensor, at most, whose sums are added in order */
+
+/* Sum of the squares of `size` numbers, in double. */
+double sum_of_squares(const float *numbers, int64_t size, int threads) {
+  double sums[PARTS] = {0}, total = 0;
+  const int64_t part = size / PARTS + 1 < 1 << 15 ? 1 << 15 : size / PARTS + 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t first = 0; first < size; first += part) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = first; i < least(size, first + part); i++) sum += (double)numbers[i] * numbers[i];
+    sums[first / part] = sum;
+  }
+  for (int i = 0; i < PARTS; i++) total += sums[i];
+  return total;
 }

@@ -5,16 +5,20 @@ They take no tensors without numbers, so what they keep (engines/cpu) is written
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
+from strop.engines.cpu.feed_forward import weights_in_c
 from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
+from strop.engines.cpu_products import is_compiled_faster, is_compiled_gradient_faster
 from strop.trainer.plan.accelerator import use_traced_norms
 from strop.trainer.plan.tracing import Recorder, Work
 
@@ -22,16 +26,29 @@ _LANES = 16
 """Heads are of whole vectors of so many numbers, or go into buckets; 8 on processors without AVX-512."""
 
 
-def use_traced_cpu_layers(module: nn.Module, dtype: torch.dtype) -> None:
+def use_traced_cpu_layers(
+    module: nn.Module, dtype: torch.dtype, recorder: Recorder, *, has_layer_products: bool
+) -> None:
     """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what the compiled ones
-    keep."""
+    keep.
+
+    Args:
+        module: with its adapter.
+        dtype: of the computation.
+        recorder: of the trace.
+        has_layer_products: layers of float32 multiply by engines/cpu_products.py.
+    """
     if update_library(dtype) is None:
         return
     use_traced_norms(module)
+    is_whole = has_layer_products and dtype == torch.float32
+    if is_whole:
+        is_compiled_faster(), is_compiled_gradient_faster()  # by measurements, which need numbers
+    forward = partial(_whole_forward, recorder=recorder) if is_whole else _gate_forward
     with torch.no_grad():
         for part in module.modules():
             if is_plain_gate(part):
-                part.forward = MethodType(_gate_forward, part)
+                part.forward = MethodType(forward, part)
 
 
 class CpuAttention:
@@ -78,6 +95,41 @@ def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
     gates, ups = part.gate_proj(hidden), part.up_proj(hidden)
     output: Tensor = part.down_proj(_Gate.apply(gates, ups))  # type: ignore[no-untyped-call]
     return output
+
+
+def _whole_forward(part: Any, hidden: Tensor, *, recorder: Recorder) -> Tensor:
+    weights = weights_in_c(part, FakeTensor)
+    if weights is None:
+        return _gate_forward(part, hidden)
+    output: Tensor = _FeedForward.apply(hidden, *weights, recorder)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _FeedForward(torch.autograd.Function):
+    """Inner states of a few hundred tokens, which both passes hold at a time, are left out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, gate: Tensor, up: Tensor, down: Tensor, recorder: Recorder
+    ) -> Tensor:
+        states = [hidden.new_empty(*hidden.shape[:-1], len(gate)) for _ in range(2)]
+        ctx.save_for_backward(hidden, gate, up, down, *states)
+        ctx.recorder, ctx.product = recorder, _product_of(hidden, gate)
+        recorder.work += ctx.product * 3
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, *of_weights = needs = ctx.needs_input_grad[:4]
+        ctx.recorder.work += ctx.product * (1 + 2 * of_hidden + sum(of_weights))
+        inputs = zip(ctx.saved_tensors[:4], needs, strict=True)
+        return (*(torch.empty_like(tensor) if is_needed else None for tensor, is_needed in inputs), None)
+
+
+def _product_of(hidden: Tensor, weight: Tensor) -> Work:
+    """Of one of the three; inner states stay in the cache."""
+    num_bytes = 4.0 * (hidden.numel() + weight.numel())
+    return Work(product_flops=2.0 * hidden.numel() * len(weight), weight_bytes=num_bytes, num_calls=1)
 
 
 class _Gate(torch.autograd.Function):
