@@ -167,32 +167,43 @@ def _compiled_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None
     rows, (width, depth) = inputs.reshape(-1, inputs.shape[-1]).contiguous(), weight.shape
     product, threads = torch.empty(*inputs.shape[:-1], width), torch.get_num_threads()
     if weight.T.is_contiguous() and bias is None:  # of a gradient by inputs
-        addresses = [tensor.data_ptr() for tensor in (rows, weight, product)]
-        library.linear_back(*addresses, len(rows), depth, width, threads)
+        of_rows, of_weight, of_product = (tensor.data_ptr() for tensor in (rows, weight, product))
+        library.linear_back(of_rows, of_weight, of_product, len(rows), depth, width, threads)
         return product
-    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-    of_bias = None if bias is None else bias.data_ptr()
-    addresses = [rows.data_ptr(), weight.data_ptr(), of_bias, product.data_ptr()]
+    parts = rows, weight.contiguous(), None if bias is None else bias.contiguous(), product
+    addresses = [None if part is None else part.data_ptr() for part in parts]
     library.linear(*addresses, len(rows), width, depth, threads)
     return product
 
 
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    library = product_library() if rows.dtype == torch.float32 and are_plain(rows, inputs) else None
+    return _compiled_gradient(rows, inputs) if _is_compiled_gradient(rows, inputs) else rows.T @ inputs
+
+
+def add_weight_gradient(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
+    """Add the same to a sum [N, K] of its precision, in place."""
+    if total.is_contiguous() and _is_compiled_gradient(rows, inputs, total):
+        _compiled_gradient(rows, inputs, total)
+    else:
+        total.addmm_(rows.T, inputs)
+
+
+def _is_compiled_gradient(rows: Tensor, inputs: Tensor, *total: Tensor) -> bool:
+    library = product_library() if rows.dtype == torch.float32 and are_plain(rows, inputs, *total) else None
     is_whole = library is not None and not inputs.shape[1] % library.lanes()
-    is_taken = is_whole and is_compiled_gradient_faster()
-    return _compiled_gradient(rows, inputs) if is_taken else rows.T @ inputs
+    return is_whole and is_compiled_gradient_faster()
 
 
-def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
+def _compiled_gradient(rows: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
+    """The product; added to a sum if there is one."""
     library = product_library()
     assert library is not None, "asked only where there is one"
     rows, inputs = rows.contiguous(), inputs.contiguous()
     (count, width), depth = rows.shape, inputs.shape[1]
-    gradient = torch.empty(width, depth)
+    gradient = torch.empty(width, depth) if total is None else total
     addresses = [tensor.data_ptr() for tensor in (rows, inputs, gradient)]
-    library.weight_gradient(*addresses, count, width, depth, torch.get_num_threads())
+    library.weight_gradient(*addresses, count, width, depth, total is not None, torch.get_num_threads())
     return gradient
 
 
@@ -312,5 +323,6 @@ class LayerProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        kwargs = kwargs or {}
-        return linear(*operands(*args, **kwargs)) if func is F.linear else func(*args, **kwargs)
+        if func is F.linear:
+            return linear(*operands(*args, **(kwargs or {})))
+        return func(*args, **kwargs) if kwargs else func(*args)  # hundreds in a pass

@@ -41,25 +41,30 @@ def weights_in_c(part: Any, *kinds: type[Tensor]) -> Weights | None:
         part: with layers gate_proj, up_proj and down_proj.
         kinds: of the weights, beside plain tensors and parameters.
     """
-    layers = (part.gate_proj, part.up_proj, part.down_proj)
-    for layer in layers:
-        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if type(layer) is not nn.Linear or layer.bias is not None or "forward" in vars(layer):
-            return None
-        weight = layer.weight
-        is_plain = type(weight) in (Tensor, nn.Parameter, *kinds) and weight.device.type == "cpu"
-        is_large = weight.dtype == torch.float32 and weight.numel() >= MIN_NUMBERS and weight.is_contiguous()
-        if any(getattr(layer, name) for name in hooks) or not is_plain or not is_large:
-            return None
-        if not trains_in_c(weight):
-            return None
+    layers: tuple[Any, ...] = (part.gate_proj, part.up_proj, part.down_proj)
+    if not all(_is_bare(layer) and _is_taken(layer.weight, kinds) for layer in layers):
+        return None
     gate, up, down = (layer.weight for layer in layers)
     return gate, up, down
 
 
+def _is_bare(layer: Any) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    has_bias = getattr(layer, "bias", None) is not None
+    is_changed = has_bias or "forward" in vars(layer) or any(getattr(layer, name) for name in hooks)
+    return type(layer) is nn.Linear and not is_changed
+
+
+def _is_taken(weight: Tensor, kinds: tuple[type[Tensor], ...]) -> bool:
+    is_plain = type(weight) in (Tensor, nn.Parameter, *kinds) and weight.device.type == "cpu"
+    is_large = weight.dtype == torch.float32 and weight.numel() >= MIN_NUMBERS and weight.is_contiguous()
+    return is_plain and is_large and trains_in_c(weight)
+
+
 def feed_forward(part: Any, hidden: Tensor) -> Tensor | None:
     """Result [..., D] of a gated part of hidden states [..., D]; None where its layers are to be called one by one."""
-    is_entered = type(_get_current_function_mode()) is LayerProducts  # nobody else wants to see a product
+    mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
+    is_entered = type(mode) is LayerProducts  # nobody else wants to see a product
     is_plain = hidden.dtype == torch.float32 and hidden.numel() and not torch.is_autocast_enabled("cpu")
     weights = weights_in_c(part) if is_entered and is_plain and are_plain(hidden) else None
     if weights is None:

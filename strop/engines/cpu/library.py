@@ -4,6 +4,7 @@ about two seconds."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ _PRODUCTS = {
     "lanes": (_NUMBER, []),
     "linear": (None, [_POINTER] * 4 + [_NUMBER] * 3 + [_SMALL]),
     "linear_back": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
-    "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
+    "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL] * 2),
     "feed_forward": (_SMALL, [_POINTER, _SMALL]),
     "feed_forward_back": (_SMALL, [_POINTER, _SMALL]),
     "sum_of_squares": (ctypes.c_double, [_POINTER, _NUMBER, _SMALL]),
@@ -64,7 +65,7 @@ def product_library() -> ctypes.CDLL | None:
 
 
 def _library(
-    source: Path, functions: dict[str, tuple[Any, list[Any]]], defined: tuple[str, ...] = ()
+    source: Path, functions: Mapping[str, tuple[Any, Any]], defined: tuple[str, ...] = ()
 ) -> ctypes.CDLL | None:
     path = c_library(source, flags=[*FLAGS, *defined], doing="training", included=SHARED)
     if path is None:

@@ -15,7 +15,7 @@
 #define WIDTH (COLUMNS * LANES) /* columns of a panel of a weight, which is copied to lie in one piece */
 #define DEPTH 512               /* and its rows: 128 KiB, which stay in the cache */
 #define TOGETHER 256            /* tokens whose products are added in registers: their inputs stay in the cache */
-#define CHUNK 504               /* tokens whose inner states are held: a multiple of ROWS */
+#define CHUNK 504               /* tokens whose inner states are held, at most: a multiple of ROWS */
 #define STRIPS (8 * ROWS)       /* rows of a gradient by a weight that a thread takes at a time */
 #define BY_COLUMNS 1
 #define BY_ROWS 0
@@ -76,11 +76,12 @@ static void add_gradient(int64_t from, int64_t count, int64_t k, int64_t m, cons
             out + from * k, k, adds || t);
 }
 
-/* out [n, k] = grad [m, n] transposed times inputs [m, k]; n is of any size. */
-void weight_gradient(const float *grad, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int threads) {
-  if (!m) memset(out, 0, sizeof(float) * n * k);
+/* out [n, k] (+)= grad [m, n] transposed times inputs [m, k]; n is of any size. */
+void weight_gradient(const float *grad, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int adds, int threads) {
+  if (!m && !adds) memset(out, 0, sizeof(float) * n * k);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t from = 0; from < n; from += STRIPS) add_gradient(from, least(STRIPS, n - from), k, m, grad, n, inputs, k, out, 0);
+  for (int64_t from = 0; from < n; from += STRIPS)
+    add_gradient(from, least(STRIPS, n - from), k, m, grad, n, inputs, k, out, adds);
 }
 
 /* A gated feed-forward part of `tokens` hidden states [dim] with weights gate, up [inner, dim] and down [dim, inner]:
@@ -93,6 +94,12 @@ struct part {
   int64_t tokens, dim, inner;
 };
 
+/* Tokens of a chunk: all are of one size, as short ones pay more for the copies of panels. */
+static int64_t chunk_of(int64_t tokens) {
+  const int64_t count = (tokens + CHUNK - 1) / CHUNK, some = count ? (tokens + count - 1) / count : 1;
+  return (some + ROWS - 1) / ROWS * ROWS;
+}
+
 /* Rows of inner states lie so that the same column of many of them has a place in the cache. */
 static int64_t room(const struct part *p) { return p->inner + LANES; }
 static float *inner_states(const struct part *p, int64_t count) {
@@ -101,13 +108,13 @@ static float *inner_states(const struct part *p, int64_t count) {
 
 /* 1: there is no memory. */
 int feed_forward(const struct part *p, int threads) {
-  const int64_t dim = p->dim, inner = p->inner, row = room(p);
+  const int64_t dim = p->dim, inner = p->inner, row = room(p), chunk = chunk_of(p->tokens);
   float *states = inner_states(p, 3);
   if (!states) return 1;
   float *acts = states + 2 * CHUNK * row;
 #pragma omp parallel num_threads(threads)
-  for (int64_t first = 0; first < p->tokens; first += CHUNK) {
-    const int64_t tokens = least(CHUNK, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
+  for (int64_t first = 0; first < p->tokens; first += chunk) {
+    const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
     const int64_t part = rows_at_a_time(tokens, inner, threads), kept = p->gates ? inner : row;
     float *gates = p->gates ? p->gates + first * inner : states, *ups = p->ups ? p->ups + first * inner : states + CHUNK * row;
     const float *hidden = p->hidden + first * dim;
@@ -135,13 +142,13 @@ int feed_forward(const struct part *p, int threads) {
 
 /* The gradients by hidden states and weights, of `grad` [tokens, dim] by the result. 1: there is no memory. */
 int feed_forward_back(const struct part *p, int threads) {
-  const int64_t dim = p->dim, inner = p->inner, row = room(p);
+  const int64_t dim = p->dim, inner = p->inner, row = room(p), chunk = chunk_of(p->tokens);
   float *of_gates = inner_states(p, 3);
   if (!of_gates) return 1;
   float *of_ups = of_gates + CHUNK * row, *acts = of_ups + CHUNK * row;
 #pragma omp parallel num_threads(threads)
-  for (int64_t first = 0; first < p->tokens; first += CHUNK) {
-    const int64_t tokens = least(CHUNK, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
+  for (int64_t first = 0; first < p->tokens; first += chunk) {
+    const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
     const int64_t part = rows_at_a_time(tokens, inner, threads);
     const float *grad = p->grad + first * dim, *hidden = p->hidden + first * dim;
     const float *gates = p->gates + first * inner, *ups = p->ups + first * inner;
@@ -149,11 +156,6 @@ int feed_forward_back(const struct part *p, int threads) {
     for (int64_t i = 0; i < tokens; i += part)
       for (int64_t j = 0; j < inner; j += WIDTH) {
         const int64_t rows = least(part, tokens - i), width = least(WIDTH, inner - j);
-        for (int64_t r = i; r < i + rows; r++) /* short pieces, far apart: they come while the product is computed */
-          for (int64_t x = j; x < j + width; x += LANES) {
-            __builtin_prefetch(gates + r * inner + x, 0, 2);
-            __builtin_prefetch(ups + r * inner + x, 0, 2);
-          }
         panel(rows, width, dim, grad + i * dim, dim, p->down + j, inner, BY_ROWS, acts + i * row + j, row, 0);
         for (int64_t r = i; r < i + rows; r++)
           for (int64_t x = j; x < j + width; x += LANES) {

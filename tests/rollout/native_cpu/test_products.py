@@ -100,6 +100,9 @@ def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: 
         torch.set_num_threads(before)
     torch.testing.assert_close(found.double(), rows.T.double() @ inputs.double(), rtol=0, atol=1e-4)
     assert torch.equal(found, cpu_products._compiled_gradient(rows, inputs))
+    total = torch.ones(width, depth)
+    cpu_products._compiled_gradient(rows, inputs, total)
+    torch.testing.assert_close(total, found + 1, rtol=0, atol=1e-4)
 
 
 @pytest.mark.skipif(update_library() is None, reason="needs gcc")
