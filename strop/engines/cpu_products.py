@@ -75,7 +75,7 @@ def compiled_speedup() -> float:
     """The same of products.c, over what is taken otherwise."""
     inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
     other = _product if is_onednn_faster() else F.linear
-    return _speedup(lambda: other(inputs, weight), lambda: _compiled_product(inputs, weight))
+    return _speedup(lambda: other(inputs, weight), lambda: compiled_product(inputs, weight))
 
 
 def compiled_gradient_speedup() -> float:
@@ -153,7 +153,7 @@ def trains_in_c(weight: Tensor) -> bool:
 
 def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     is_whole = is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias]))
-    return (_compiled_product if is_whole else _product)(inputs, weight, bias)
+    return (compiled_product if is_whole else _product)(inputs, weight, bias)
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -161,7 +161,8 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return product
 
 
-def _compiled_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def compiled_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, by products.c, where it was compiled; sides of the weight are whole vectors."""
     library = product_library()
     assert library is not None, "asked only where there is one"
     rows, (width, depth) = inputs.reshape(-1, inputs.shape[-1]).contiguous(), weight.shape

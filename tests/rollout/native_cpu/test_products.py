@@ -122,15 +122,15 @@ def test_compiled_products_are_those_of_float64_whatever_is_beside_a_row(
     for threads in (1, 3):
         torch.set_num_threads(threads)
         try:
-            product = cpu_products._compiled_product(inputs, weight, given)
-            every.append((product, cpu_products._compiled_product(grad, weight.T)))
+            product = cpu_products.compiled_product(inputs, weight, given)
+            every.append((product, cpu_products.compiled_product(grad, weight.T)))
         finally:
             torch.set_num_threads(before)
     wanted = F.linear(inputs.double(), weight.double(), bias.double() if has_bias else None)
     for one, other, exact in zip(*every, (wanted, grad.double() @ weight.double()), strict=True):
         torch.testing.assert_close(one.double(), exact, rtol=0, atol=1e-4)
         assert torch.equal(one, other)
-    alone = cpu_products._compiled_product(inputs[count // 2 :], weight, given)
+    alone = cpu_products.compiled_product(inputs[count // 2 :], weight, given)
     assert torch.equal(alone, every[0][0][count // 2 :])
 
 
