@@ -135,13 +135,12 @@ class _Norm(torch.autograd.Function):
         hidden, weight, factors = ctx.saved_tensors
         grad = grads[0].contiguous()
         dim, rows = len(weight), len(factors)
-        grad_hidden = torch.empty_like(hidden)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.empty(dim)
         library = _library(hidden)
         parts = torch.empty(library.norm_parts(rows), dim)
-        library.norm_back(
-            *_at(grad, hidden, weight, factors, grad_hidden, parts), rows, dim, torch.get_num_threads()
-        )
-        return grad_hidden, parts.sum(0, dtype=torch.float64).to(ctx.dtype), None
+        addresses = _at(grad, hidden, weight, factors, grad_hidden, grad_weight, parts)
+        library.norm_back(*addresses, rows, dim, torch.get_num_threads())
+        return grad_hidden, grad_weight.to(ctx.dtype), None
 
 
 def turned(states: Tensor, cosines: Tensor, sines: Tensor, *, is_back: bool) -> Tensor:

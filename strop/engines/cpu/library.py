@@ -28,7 +28,7 @@ _FUNCTIONS = {
     "attend_back": (_SMALL, [_POINTER] * 4 + [_NUMBER, _SMALL]),
     "lanes": (_NUMBER, []),
     "norm": (None, [_POINTER] * 4 + [_NUMBER] * 2 + [_REAL, _SMALL]),
-    "norm_back": (None, [_POINTER] * 6 + [_NUMBER] * 2 + [_SMALL]),
+    "norm_back": (None, [_POINTER] * 7 + [_NUMBER] * 2 + [_SMALL]),
     "norm_parts": (_NUMBER, [_NUMBER]),
     "turn": (
         None,

@@ -355,9 +355,9 @@ void norm(const cell *x, const float *weight, cell *out, float *factors, int64_t
 #define NORM_ROWS 256 /* that are summed up in float */
 int64_t norm_parts(int64_t rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
 
-/* grad_x [rows, dim], and the gradient by the weight in parts [norm_parts(rows), dim], to be added up. */
-void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *parts,
-               int64_t rows, int64_t dim, int threads) {
+/* grad_x [rows, dim], and grad_weight [dim], in double from parts [norm_parts(rows), dim]. */
+void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *grad_weight,
+               float *parts, int64_t rows, int64_t dim, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < norm_parts(rows); part++) {
     float *sums = parts + part * dim;
@@ -377,6 +377,11 @@ void norm_back(const cell *grad, const cell *x, const float *weight, const float
         sums[d] += g * (number * factor);
       }
     }
+  }
+  for (int64_t d = 0; d < dim; d++) {
+    double sum = 0;
+    for (int64_t part = 0; part < norm_parts(rows); part++) sum += parts[part * dim + d];
+    grad_weight[d] = sum;
   }
 }
 
