@@ -152,8 +152,9 @@ def trains_in_c(weight: Tensor) -> bool:
 
 
 def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    is_whole = is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias]))
-    return (compiled_product if is_whole else _product)(inputs, weight, bias)
+    if is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias])):
+        return compiled_product(inputs, weight, bias)
+    return (_product if is_onednn_faster() else F.linear)(inputs, weight, bias)
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
