@@ -1,11 +1,11 @@
 """Products of layers on a CPU, by what is fastest there.
 
-In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, is up to twice as fast on AMD
-processors with AVX-512, and so is a function of update.c at gradients by weights, which read both sides by their
-columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training, all ranks and a
-resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch, where a call
-costs more than the product. What is taken depends on the weight alone: a token's numbers come from the same library,
-however many tokens are beside it.
+In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, and the functions of cpu/products.c are
+up to twice as fast on AMD processors with AVX-512; the latter also at gradients by weights, which read both sides by
+their columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training, all ranks
+and a resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch, where a
+call costs more than the product. What is taken depends on the weight alone: a token's numbers come from the same
+library, however many tokens are beside it.
 
 In bfloat16 torch takes oneDNN itself where the processor multiplies such numbers, and elsewhere a loop that is many
 times slower than a product in float32: there rounded numbers are multiplied in float32. What several products read is
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from strop.engines.cpu.library import library_for, update_library
+from strop.engines.cpu.library import are_plain, product_library
 from strop.utils.machine_choice import machine_choice
 
 MIN_NUMBERS = 1 << 14
@@ -45,9 +45,17 @@ def is_onednn_faster() -> bool:
 
 @cache
 def is_compiled_faster() -> bool:
-    """The same of gradients by weights, and of the function of update.c."""
-    return update_library() is not None and machine_choice(
-        "compiled-gradients", compiled_speedup, at_least=WORTH_TAKING
+    """The same of the function of products.c, where it is not slower than the faster one of both libraries."""
+    return product_library() is not None and machine_choice(
+        "compiled-products", compiled_speedup, at_least=1.0
+    )
+
+
+@cache
+def is_compiled_gradient_faster() -> bool:
+    """The same of gradients by weights."""
+    return product_library() is not None and machine_choice(
+        "compiled-gradients", compiled_gradient_speedup, at_least=WORTH_TAKING
     )
 
 
@@ -64,7 +72,14 @@ def onednn_speedup() -> float:
 
 
 def compiled_speedup() -> float:
-    """The same of update.c, of a gradient by a weight."""
+    """The same of products.c, over what is taken otherwise."""
+    inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
+    other = _product if is_onednn_faster() else F.linear
+    return _speedup(lambda: other(inputs, weight), lambda: compiled_product(inputs, weight))
+
+
+def compiled_gradient_speedup() -> float:
+    """The same of products.c, of a gradient by a weight."""
     rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
     return _speedup(lambda: rows.T @ inputs, lambda: _compiled_gradient(rows, inputs))
 
@@ -90,7 +105,7 @@ def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
 
 
 def has_large(parameters: Iterable[nn.Parameter]) -> bool:
-    """True if one of these is multiplied by oneDNN."""
+    """True if one of these is multiplied by another library than torch's first choice."""
     return any(_is_taken(parameter) for parameter in parameters)
 
 
@@ -109,7 +124,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not is_plain or inputs.dim() < 2 or not _is_taken(weight):
         return F.linear(inputs, weight, bias)
     if not torch.is_grad_enabled():
-        return _product(inputs, weight, bias)
+        return _taken_product(inputs, weight, bias)
     product: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return product
 
@@ -121,8 +136,25 @@ def _is_taken(weight: Tensor) -> bool:
         and weight.dim() == 2
         and weight.numel() >= MIN_NUMBERS
         and type(weight) in (Tensor, nn.Parameter)
-        and is_onednn_faster()
+        and (is_onednn_faster() or is_compiled(weight))
     )
+
+
+def is_compiled(weight: Tensor) -> bool:
+    """True for a weight whose rows and columns are whole vectors, where products.c is faster."""
+    library = product_library()
+    return library is not None and not any(n % library.lanes() for n in weight.shape) and is_compiled_faster()
+
+
+def trains_in_c(weight: Tensor) -> bool:
+    """True for such a weight where products.c is faster at gradients too."""
+    return is_compiled(weight) and is_compiled_gradient_faster()
+
+
+def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias])):
+        return compiled_product(inputs, weight, bias)
+    return (_product if is_onednn_faster() else F.linear)(inputs, weight, bias)
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -130,21 +162,50 @@ def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return product
 
 
+def compiled_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `linear`, by products.c, where it was compiled; sides of the weight are whole vectors."""
+    library = product_library()
+    assert library is not None, "asked only where there is one"
+    rows, (width, depth) = inputs.reshape(-1, inputs.shape[-1]).contiguous(), weight.shape
+    product, threads = torch.empty(*inputs.shape[:-1], width), torch.get_num_threads()
+    if weight.T.is_contiguous() and bias is None:  # of a gradient by inputs
+        of_rows, of_weight, of_product = (tensor.data_ptr() for tensor in (rows, weight, product))
+        library.linear_back(of_rows, of_weight, of_product, len(rows), depth, width, threads)
+        return product
+    parts = rows, weight.contiguous(), None if bias is None else bias.contiguous(), product
+    addresses = [None if part is None else part.data_ptr() for part in parts]
+    library.linear(*addresses, len(rows), width, depth, threads)
+    return product
+
+
 def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
     """rows [M, N] transposed times inputs [M, K]."""
-    library = library_for(rows, inputs) if rows.dtype == torch.float32 else None
+    return _compiled_gradient(rows, inputs) if _is_compiled_gradient(rows, inputs) else rows.T @ inputs
+
+
+def add_weight_gradient(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
+    """Add the same to a sum [N, K] of its precision, in place."""
+    if total.is_contiguous() and _is_compiled_gradient(rows, inputs, total):
+        _compiled_gradient(rows, inputs, total)
+    else:
+        total.addmm_(rows.T, inputs)
+
+
+def _is_compiled_gradient(rows: Tensor, inputs: Tensor, *total: Tensor) -> bool:
+    library = product_library() if rows.dtype == torch.float32 and are_plain(rows, inputs, *total) else None
     is_whole = library is not None and not inputs.shape[1] % library.lanes()
-    return _compiled_gradient(rows, inputs) if is_whole and is_compiled_faster() else rows.T @ inputs
+    return is_whole and is_compiled_gradient_faster()
 
 
-def _compiled_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
-    library = update_library()
+def _compiled_gradient(rows: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
+    """The product; added to a sum if there is one."""
+    library = product_library()
     assert library is not None, "asked only where there is one"
     rows, inputs = rows.contiguous(), inputs.contiguous()
     (count, width), depth = rows.shape, inputs.shape[1]
-    gradient = torch.empty(width, depth)
+    gradient = torch.empty(width, depth) if total is None else total
     addresses = [tensor.data_ptr() for tensor in (rows, inputs, gradient)]
-    library.weight_gradient(*addresses, count, width, depth, torch.get_num_threads())
+    library.weight_gradient(*addresses, count, width, depth, total is not None, torch.get_num_threads())
     return gradient
 
 
@@ -153,7 +214,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)
         ctx.shape = inputs.shape
-        return _product(inputs, weight, bias)
+        return _taken_product(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -162,7 +223,7 @@ class _Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         rows, needs = grad.flatten(0, -2), ctx.needs_input_grad
         return (
-            _product(rows, weight.T).view(ctx.shape) if needs[0] else None,
+            _taken_product(rows, weight.T).view(ctx.shape) if needs[0] else None,
             _weight_gradient(rows, inputs.flatten(0, -2)) if needs[1] else None,
             rows.sum(0) if needs[2] else None,
         )
@@ -269,5 +330,6 @@ class LayerProducts(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
-        kwargs = kwargs or {}
-        return linear(*operands(*args, **kwargs)) if func is F.linear else func(*args, **kwargs)
+        if func is F.linear:
+            return linear(*operands(*args, **(kwargs or {})))
+        return func(*args, **kwargs) if kwargs else func(*args)  # hundreds in a pass

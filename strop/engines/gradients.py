@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from strop.engines.cpu.library import are_plain, product_library
 from strop.engines.parallel.ranks import gather_json
 
 _CHUNK = 1 << 16
@@ -148,12 +149,17 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         total = torch.stack(norms).square().sum()
     for tensor in tensors:
         if tensor.device.type == "cpu":
-            total = total + _sum_of_squares_in_chunks(tensor).to(total.device)
+            total = total + _sum_of_squares_here(tensor).to(total.device)
     return total
 
 
-def _sum_of_squares_in_chunks(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
+def _sum_of_squares_here(tensor: Tensor) -> Tensor:
+    """The same of a tensor in host memory."""
+    flat, library = tensor.reshape(-1), product_library()
+    if library is not None and flat.dtype == torch.float32 and are_plain(flat):
+        flat = flat.contiguous()
+        total = library.sum_of_squares(flat.data_ptr(), len(flat), torch.get_num_threads())
+        return torch.tensor(total, dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(flat), _CHUNK):
         chunk = flat[start : start + _CHUNK].double()

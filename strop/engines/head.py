@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from strop.engines import head_kernels
-from strop.engines.cpu_products import linear
+from strop.engines.cpu_products import add_weight_gradient, linear
 from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.utils.glibc import LARGEST_HEAP_BYTES
 from strop.utils.triton import has_kernels
@@ -306,7 +306,7 @@ class _TokenLogProbs(torch.autograd.Function):
             if grad_weight is not None and head.product_dtype is not None:
                 grad_weight.add_(half_product(grad.T, hidden[rows].to(grad.dtype)))
             elif grad_weight is not None and weight.dtype == wide:
-                grad_weight.addmm_(grad.T.to(wide), hidden[rows].to(wide))
+                add_weight_gradient(grad_weight, grad.to(wide), hidden[rows].to(wide))
             elif grad_weight is not None:
                 grad_weight.add_(grad.T.to(weight.dtype) @ hidden[rows].to(weight.dtype))
             if grad_bias is not None:

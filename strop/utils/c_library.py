@@ -20,19 +20,22 @@ WIDE_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64"
 """Words for gcc: AVX-512 is used in full where there is one. On other processors gcc does not know them."""
 
 
-def c_library(source: Path, *, flags: Sequence[str], doing: str) -> Path | None:
+def c_library(
+    source: Path, *, flags: Sequence[str], doing: str, included: Sequence[Path] = ()
+) -> Path | None:
     """The shared library of one C file; None where gcc is missing or fails.
 
     Args:
         source: the file.
         flags: words for gcc, definitions included.
         doing: what runs in torch then, for the log: a failure is told, a missing gcc is not.
+        included: files that it includes, beside those of the compiler.
     """
     compiler = shutil.which("gcc")
     if compiler is None:
         return None
     try:
-        library = cache_folder() / f"{source.stem}-{_made_of(compiler, source, flags)}.so"
+        library = cache_folder() / f"{source.stem}-{_made_of(compiler, [source, *included], flags)}.so"
         if not library.is_file():
             _compile(compiler, source, flags, library)
         ctypes.CDLL(str(library))
@@ -58,16 +61,15 @@ def cache_folder() -> Path:
     return folder
 
 
-def _made_of(compiler: str, source: Path, flags: Sequence[str]) -> str:
-    """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
-    do."""
+def _made_of(compiler: str, sources: Sequence[Path], flags: Sequence[str]) -> str:
+    """A word for everything that the compiled function depends on: sources, compiler, and what the processor can do."""
     version = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target", "--version"],
         capture_output=True,
         check=True,
         timeout=COMPILE_TIMEOUT_S,
     ).stdout
-    parts = (source.read_bytes(), version, " ".join(flags).encode())
+    parts = (*(source.read_bytes() for source in sources), version, " ".join(flags).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 

@@ -14,9 +14,12 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
+from strop.engines import cpu_products
 from strop.engines.cpu import layers
 from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
 from strop.engines.cpu.library import library_for, update_library
+from strop.engines.cpu_products import LayerProducts
+from strop.engines.parallel.weight_gradients import WeightGradients
 from strop.engines.rotary_kernels import rotate, with_kernel
 
 pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")
@@ -241,3 +244,68 @@ def test_rotations_are_those_of_the_formula() -> None:
     assert "Rotation" in type(both[0][0].grad_fn).__name__  # else both are the model's own
     for tensor, expected in zip(*both, strict=True):
         torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.fixture
+def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor where products in C are the fastest."""
+    for name in ("is_compiled_faster", "is_compiled_gradient_faster"):
+        monkeypatch.setattr(cpu_products, name, lambda: True)
+
+
+def whole_part(frozen: tuple[str, ...] = ()) -> Any:
+    part = random_weights(LlamaMLP(LlamaConfig(hidden_size=96, intermediate_size=176)))
+    for name in frozen:
+        part.get_parameter(f"{name}.weight").requires_grad_(False)
+    use_cpu_layers(nn.ModuleList([part]))
+    return part
+
+
+@pytest.mark.parametrize("rows", [1, 130, 1100])
+@pytest.mark.parametrize("frozen", [(), ("gate_proj", "down_proj"), ("hidden",)])
+@pytest.mark.usefixtures("in_c")
+def test_a_whole_feed_forward_part_has_the_bits_of_its_layers(rows: int, frozen: tuple[str, ...]) -> None:
+    part = whole_part(tuple(name for name in frozen if name != "hidden"))
+    hidden = torch.randn(1, rows, 96, generator=torch.Generator().manual_seed(1))
+    weights = torch.cos(torch.arange(hidden.numel())).view_as(hidden)
+    every: list[list[Tensor]] = []
+    for is_whole in (True, False):
+        given = hidden.clone().requires_grad_("hidden" not in frozen)
+        with LayerProducts():
+            output = (
+                part(given) if is_whole else part.down_proj(gated(part.gate_proj(given), part.up_proj(given)))
+            )
+            with torch.no_grad():
+                assert torch.equal(part(given), output)
+        assert ("FeedForward" in type(output.grad_fn).__name__) is is_whole
+        inputs = [tensor for tensor in (given, *part.parameters()) if tensor.requires_grad]
+        every.append([output, *torch.autograd.grad((output * weights).sum(), inputs)])
+    output, *grads = every[0]
+    assert torch.equal(output, every[1][0])
+    for grad, expected in zip(grads, every[1][1:], strict=True):
+        error = float((grad - expected).norm() / expected.norm())
+        assert error < 1e-6  # torch adds the gradients by both products of the input in another order
+
+
+@pytest.mark.usefixtures("in_c")
+def test_layers_of_a_part_are_called_one_by_one_where_somebody_looks_at_them() -> None:
+    part, hidden = whole_part(), torch.randn(3, 96)
+
+    def is_whole() -> bool:
+        return "FeedForward" in type(part(hidden).grad_fn).__name__
+
+    assert not is_whole()
+    with LayerProducts():
+        assert is_whole()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not is_whole()
+        handle = part.up_proj.register_forward_hook(lambda *given: None)
+        assert not is_whole()
+        handle.remove()
+        assert is_whole()
+        part.up_proj.bias = nn.Parameter(torch.zeros(176))
+        assert not is_whole()
+        part.up_proj.bias = None
+        kept = WeightGradients([part])
+        part(hidden.requires_grad_()).sum().backward()
+        assert len(kept.take()) == 3

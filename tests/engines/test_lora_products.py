@@ -91,6 +91,7 @@ def test_a_layer_whose_product_is_that_of_onednn_gives_the_same(
     wanted = results()
     product = cpu_products._product
     monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
     monkeypatch.setattr(cpu_products, "_product", lambda *given: taken.append(1) or product(*given))
     with LayerProducts():
         found = results()

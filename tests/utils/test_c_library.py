@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
+import shutil
+from pathlib import Path
 
 import pytest
 from fork_server import run_program
@@ -10,6 +13,7 @@ from fork_server import run_program
 from strop.engines.checksum import host
 from strop.engines.cpu import library
 from strop.rollout.native.cpu import kernel
+from strop.utils.c_library import c_library
 
 WIDE = "-mprefer-vector-width=512"
 PROGRAM = """
@@ -33,3 +37,14 @@ def test_wide_vectors_are_asked_for_on_x86() -> None:
 def test_nothing_of_x86_is_asked_for_on_arm() -> None:
     result = run_program(["-c", PROGRAM])
     assert result.stdout.strip() == str(["-march=native"] * 3), result.stderr
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_what_an_included_file_says_now_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source, included = tmp_path / "source.c", tmp_path / "included.h"
+    source.write_text('#include "included.h"\nint number(void) { return NUMBER; }\n', encoding="utf-8")
+    for number in (3, 4):
+        included.write_text(f"#define NUMBER {number}\n", encoding="utf-8")
+        library = c_library(source, flags=["-fPIC"], doing="this test", included=[included])
+        assert ctypes.CDLL(str(library)).number() == number

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from strop.engines.cpu.feed_forward import feed_forward
 from strop.engines.cpu.library import library_for, update_library
 from strop.engines.fused_norms import is_plain_norm, norm_eps
 
@@ -71,7 +72,9 @@ def is_plain_gate(part: nn.Module) -> bool:
 
 
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
-    output: Tensor = part.down_proj(gated(part.gate_proj(hidden), part.up_proj(hidden)))
+    output: Tensor | None = feed_forward(part, hidden)
+    if output is None:
+        output = part.down_proj(gated(part.gate_proj(hidden), part.up_proj(hidden)))
     return output
 
 
@@ -132,13 +135,12 @@ class _Norm(torch.autograd.Function):
         hidden, weight, factors = ctx.saved_tensors
         grad = grads[0].contiguous()
         dim, rows = len(weight), len(factors)
-        grad_hidden = torch.empty_like(hidden)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.empty(dim)
         library = _library(hidden)
         parts = torch.empty(library.norm_parts(rows), dim)
-        library.norm_back(
-            *_at(grad, hidden, weight, factors, grad_hidden, parts), rows, dim, torch.get_num_threads()
-        )
-        return grad_hidden, parts.sum(0, dtype=torch.float64).to(ctx.dtype), None
+        addresses = _at(grad, hidden, weight, factors, grad_hidden, grad_weight, parts)
+        library.norm_back(*addresses, rows, dim, torch.get_num_threads())
+        return grad_hidden, grad_weight.to(ctx.dtype), None
 
 
 def turned(states: Tensor, cosines: Tensor, sines: Tensor, *, is_back: bool) -> Tensor:

@@ -1,17 +1,22 @@
-"""The compiled functions of update.c: a library for each precision, made once for a machine in about two seconds."""
+"""The compiled functions of update.c, a library for each precision, and of products.c: made once for a machine, each in
+about two seconds."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from strop.utils.c_library import WIDE_VECTORS, c_library
 
-SOURCE = Path(__file__).with_name("update.c")
+SOURCE, PRODUCTS = (Path(__file__).with_name(name) for name in ("update.c", "products.c"))
+SHARED = (Path(__file__).with_name("vectors.h"),)
+"""Included in both."""
 FLAGS = (
     "-O3", "-march=native", *WIDE_VECTORS, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
 )  # fmt: skip
@@ -23,7 +28,7 @@ _FUNCTIONS = {
     "attend_back": (_SMALL, [_POINTER] * 4 + [_NUMBER, _SMALL]),
     "lanes": (_NUMBER, []),
     "norm": (None, [_POINTER] * 4 + [_NUMBER] * 2 + [_REAL, _SMALL]),
-    "norm_back": (None, [_POINTER] * 6 + [_NUMBER] * 2 + [_SMALL]),
+    "norm_back": (None, [_POINTER] * 7 + [_NUMBER] * 2 + [_SMALL]),
     "norm_parts": (_NUMBER, [_NUMBER]),
     "turn": (
         None,
@@ -31,9 +36,18 @@ _FUNCTIONS = {
     ),
     "gate": (None, [_POINTER] * 3 + [_NUMBER, _SMALL]),
     "gate_back": (None, [_POINTER] * 5 + [_NUMBER, _SMALL]),
-    "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
 }
-"""Kind of the result, and of the arguments."""
+"""Of update.c: kind of the result, and of the arguments."""
+_PRODUCTS = {
+    "lanes": (_NUMBER, []),
+    "linear": (None, [_POINTER] * 4 + [_NUMBER] * 3 + [_SMALL]),
+    "linear_back": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL]),
+    "weight_gradient": (None, [_POINTER] * 3 + [_NUMBER] * 3 + [_SMALL] * 2),
+    "feed_forward": (_SMALL, [_POINTER, _SMALL]),
+    "feed_forward_back": (_SMALL, [_POINTER, _SMALL]),
+    "sum_of_squares": (ctypes.c_double, [_POINTER, _NUMBER, _SMALL]),
+}
+"""The same of products.c."""
 
 
 @cache
@@ -41,22 +55,38 @@ def update_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
     """The functions for tensors of this precision; None where nothing can be compiled, or for another precision."""
     if dtype not in _DEFINED:
         return None
-    path = c_library(SOURCE, flags=[*FLAGS, *_DEFINED[dtype]], doing="training")
+    return _library(SOURCE, _FUNCTIONS, _DEFINED[dtype])
+
+
+@cache
+def product_library() -> ctypes.CDLL | None:
+    """Products and sums in float32; None where nothing can be compiled."""
+    return _library(PRODUCTS, _PRODUCTS)
+
+
+def _library(
+    source: Path, functions: Mapping[str, tuple[Any, Any]], defined: tuple[str, ...] = ()
+) -> ctypes.CDLL | None:
+    path = c_library(source, flags=[*FLAGS, *defined], doing="training", included=SHARED)
     if path is None:
         return None
     library = ctypes.CDLL(str(path))
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
 def library_for(*states: Tensor) -> ctypes.CDLL | None:
-    """The functions, where they are for these tensors: plain ones of one precision in host memory that nothing
-    traces."""
+    """The functions of update.c, where they are for these tensors."""
+    return update_library(states[0].dtype) if are_plain(*states) else None
+
+
+def are_plain(*states: Tensor) -> bool:
+    """True for plain tensors of one precision in host memory that nothing traces."""
     dtype = states[0].dtype
     for tensor in states:
         is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
         if not is_plain or tensor.dtype != dtype or tensor.device.type != "cpu":
-            return None
-    return None if torch.compiler.is_compiling() else update_library(dtype)
+            return False
+    return not torch.compiler.is_compiling()

@@ -1,5 +1,5 @@
 /* Layers of an update for a CPU, forward and backward: attention of packed segments, root-mean-square norms, rotary
- * positions, the gate of a feed-forward part, gradients by weights of products.
+ * positions, the gate of a feed-forward part.
  *
  * A `cell` is a number of hidden states, queries, keys, values and their gradients: of bfloat16 with BF16, else of float.
  * All that is computed with it is float, and rounded where it is written down.
@@ -19,9 +19,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+
+#include "vectors.h"
 
 #ifdef BF16
 typedef uint16_t cell;
@@ -43,26 +42,10 @@ static inline float wide(cell x) { return x; }
 static inline cell narrow(float x) { return x; }
 #endif
 
-/* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
-#ifdef __AVX512F__
-#define LANES 16
-#define COLUMNS 4
-#else
-#define LANES 8
-#define COLUMNS 2
-#endif
-#define ROWS 6
 #define QUERIES (4 * LANES) /* rows of a block of scores */
 #define KEYS 256            /* and its keys */
 #define HIDDEN -1e30f       /* score of a key that is not seen */
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* Heads are read as whole vectors. */
-int64_t lanes(void) { return LANES; }
-
-static inline vec load(const float *from) { return *(const vec *)from; }
-static inline void store(float *to, vec x) { *(vec *)to = x; }
 #ifdef BF16
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef cell cells __attribute__((vector_size(2 * LANES), aligned(2)));
@@ -78,95 +61,6 @@ static inline void store_cells(cell *to, vec x) { /* as `narrow`, but for number
 static inline vec load_cells(const cell *from) { return load(from); }
 static inline void store_cells(cell *to, vec x) { store(to, x); }
 #endif
-static inline vec all(float x) { return x - (vec){0}; }
-static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
-
-/* The larger of each two; the second where one is NaN. */
-static inline vec larger(vec x, vec other) {
-#ifdef __AVX512F__
-  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
-#else
-  return pick(x > other, x, other);
-#endif
-}
-
-/* e^x for x up to 88, and 0 far below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
-static inline vec exponential(vec x) {
-#ifdef __AVX512F__
-  const vec bounded = larger(all(-200), x);
-  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-#else
-  const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
-  const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
-  const vec n = __builtin_convertvector(whole, vec);
-#endif
-  const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  vec p = all(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-#ifdef __AVX512F__
-  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
-#endif
-}
-
-/* c [rows, columns LANES] (+)= a times b [depth, columns LANES]; a at r, k is a[r * a_row + k * a_depth]. */
-static inline __attribute__((always_inline)) void tile(int rows, int columns, int64_t depth, const float *restrict a,
-                                                       int64_t a_row, int64_t a_depth, const float *restrict b, int64_t b_row,
-                                                       float *restrict c, int64_t c_row, int adds) {
-  vec sums[ROWS][COLUMNS];
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int x = 0; x < columns; x++) sums[r][x] = adds ? load(c + r * c_row + x * LANES) : (vec){0};
-  for (int64_t k = 0; k < depth; k++) {
-    vec right[COLUMNS];
-#pragma GCC unroll 4
-    for (int x = 0; x < columns; x++) right[x] = load(b + k * b_row + x * LANES);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-      const float left = a[r * a_row + k * a_depth];
-#pragma GCC unroll 4
-      for (int x = 0; x < columns; x++) sums[r][x] += left * right[x];
-    }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int x = 0; x < columns; x++) store(c + r * c_row + x * LANES, sums[r][x]);
-}
-
-#define TILE(rows, columns) \
-  case 8 * (rows) + (columns): \
-    tile(rows, columns, depth, left, a_row, a_depth, b + j, b_row, c + i * c_row + j, c_row, adds); \
-    break;
-#define TILES(rows) TILE(rows, 1) TILE(rows, 2)
-#if COLUMNS == 4
-#define MORE(rows) TILE(rows, 3) TILE(rows, 4)
-#else
-#define MORE(rows)
-#endif
-
-/* c [rows, width] (+)= a times b [depth, width], of any size; width is a multiple of LANES. */
-static void product(int64_t rows, int64_t width, int64_t depth, const float *a, int64_t a_row, int64_t a_depth, const float *b,
-                    int64_t b_row, float *c, int64_t c_row, int adds) {
-  for (int64_t j = 0; j < width; j += COLUMNS * LANES) {
-    const int64_t columns = (width - j) / LANES < COLUMNS ? (width - j) / LANES : COLUMNS;
-    for (int64_t i = 0; i < rows; i += ROWS) {
-      const int64_t some = rows - i < ROWS ? rows - i : ROWS;
-      const float *left = a + i * a_row;
-      switch (8 * some + columns) {
-        TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
-        MORE(1) MORE(2) MORE(3) MORE(4) MORE(5) MORE(6)
-      }
-    }
-  }
-}
 
 /* The tensors of a layer; steps are of tokens and heads, in numbers. */
 struct layer {
@@ -191,33 +85,6 @@ struct block {
   const struct segment *segment;
   int64_t head, from, count, rows, width; /* width: rows and padding */
 };
-
-#if LANES == 16
-#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
-#else
-#define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7}
-#endif
-
-/* to [LANES, LANES]: from [LANES, LANES] transposed, by exchanging squares of half of it, then of a quarter, and so on. */
-static inline void transpose(const float *from, int64_t from_row, float *to, int64_t to_row) {
-  const ints lane = EACH_LANE;
-  vec v[LANES];
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) v[i] = load(from + i * from_row);
-#pragma GCC unroll 4
-  for (int size = LANES / 2; size; size /= 2) {
-    const ints is_right = (lane & size) != 0;
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++)
-      if (!(i & size)) {
-        const vec above = v[i], below = v[i + size];
-        v[i] = __builtin_shuffle(above, below, lane + (is_right & (LANES - size)));
-        v[i + size] = __builtin_shuffle(above, below, lane + size + (is_right & (LANES - size)));
-      }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) store(to + i * to_row, v[i]);
-}
 
 /* Some numbers of each row of a block, as rows [rows, dim] and as columns [dim, width]; padding is 0. */
 static void pack(const struct block *block, const cell *from, const int64_t *steps, int64_t dim, float factor, float *rows,
@@ -488,9 +355,9 @@ void norm(const cell *x, const float *weight, cell *out, float *factors, int64_t
 #define NORM_ROWS 256 /* that are summed up in float */
 int64_t norm_parts(int64_t rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
 
-/* grad_x [rows, dim], and the gradient by the weight in parts [norm_parts(rows), dim], to be added up. */
-void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *parts,
-               int64_t rows, int64_t dim, int threads) {
+/* grad_x [rows, dim], and grad_weight [dim], in double from parts [norm_parts(rows), dim]. */
+void norm_back(const cell *grad, const cell *x, const float *weight, const float *factors, cell *grad_x, float *grad_weight,
+               float *parts, int64_t rows, int64_t dim, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t part = 0; part < norm_parts(rows); part++) {
     float *sums = parts + part * dim;
@@ -510,6 +377,11 @@ void norm_back(const cell *grad, const cell *x, const float *weight, const float
         sums[d] += g * (number * factor);
       }
     }
+  }
+  for (int64_t d = 0; d < dim; d++) {
+    double sum = 0;
+    for (int64_t part = 0; part < norm_parts(rows); part++) sum += parts[part * dim + d];
+    grad_weight[d] = sum;
   }
 }
 
@@ -536,8 +408,6 @@ void turn(const cell *states, int64_t head_step, int64_t token_step, const float
 }
 
 #define GATE_PART 4096 /* numbers that a thread takes at a time */
-
-static inline vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
 
 /* The part of a vector that is there; `count` numbers, the others 0. */
 static inline vec some(const cell *from, int64_t count) {
@@ -575,19 +445,4 @@ void gate_back(const cell *grad, const cell *gates, const cell *ups, cell *grad_
       put(grad_gates + i, of_out * some(ups + i, size - i) * share * (1 + x * (1 - share)), size - i);
       put(grad_ups + i, of_out * x * share, size - i);
     }
-}
-
-#define TOGETHER 256 /* tokens whose products are added in registers: their inputs stay in the cache */
-
-/* out [n, k] = rows [m, n] transposed times inputs [m, k], of float; k is a multiple of LANES. */
-void weight_gradient(const float *rows, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int threads) {
-  const int64_t strips = (n + ROWS - 1) / ROWS;
-  if (!m) memset(out, 0, sizeof(float) * n * k);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t part = 0; part < threads; part++) {
-    const int64_t from = strips * part / threads * ROWS, end = strips * (part + 1) / threads * ROWS;
-    for (int64_t t = 0; t < m; t += TOGETHER)
-      product((end < n ? end : n) - from, k, m - t < TOGETHER ? m - t : TOGETHER, rows + t * n + from, 1, n, inputs + t * k, k,
-              out + from * k, k, t > 0);
-  }
 }

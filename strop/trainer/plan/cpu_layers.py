@@ -5,30 +5,47 @@ They take no tensors without numbers, so what they keep (engines/cpu) is written
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.cpu.attention import MAX_GROUP_LANES
+from strop.engines.cpu.feed_forward import weights_in_c
 from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
+from strop.engines.cpu_products import is_compiled_faster, is_compiled_gradient_faster
 from strop.trainer.plan.accelerator import NormKernel, use_traced_norms
 from strop.trainer.plan.tracing import Recorder, Work
 
 
-def use_traced_cpu_layers(module: nn.Module) -> None:
+def use_traced_cpu_layers(
+    module: nn.Module, dtype: torch.dtype, recorder: Recorder, *, has_layer_products: bool
+) -> None:
     """Let the plain norms and gates of a model, whose parameters have no numbers yet, keep what those of
-    `use_cpu_layers` keep."""
+    `use_cpu_layers` keep.
+
+    Args:
+        module: with its adapter.
+        dtype: of the computation.
+        recorder: of the trace.
+        has_layer_products: layers of float32 multiply by engines/cpu_products.py.
+    """
     use_traced_norms(module, _norm_forward)
+    is_whole = has_layer_products and dtype == torch.float32
+    if is_whole:
+        is_compiled_faster(), is_compiled_gradient_faster()  # by measurements, which need numbers
+    forward = partial(_whole_forward, recorder=recorder) if is_whole else _gate_forward
     with torch.no_grad():
         for part in module.modules():
             if is_plain_gate(part):
-                part.forward = MethodType(_gate_forward, part)
+                part.forward = MethodType(forward, part)
 
 
 def _norm_forward(norm: Any, hidden: Tensor) -> Tensor:
@@ -86,6 +103,41 @@ def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
     gated = _Gate.apply(gates, ups) if is_compiled else F.silu(gates) * ups  # type: ignore[no-untyped-call]
     output: Tensor = part.down_proj(gated)
     return output
+
+
+def _whole_forward(part: Any, hidden: Tensor, *, recorder: Recorder) -> Tensor:
+    weights = weights_in_c(part, FakeTensor)
+    if weights is None:
+        return _gate_forward(part, hidden)
+    output: Tensor = _FeedForward.apply(hidden, *weights, recorder)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _FeedForward(torch.autograd.Function):
+    """Inner states of a few hundred tokens, which both passes hold at a time, are left out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, gate: Tensor, up: Tensor, down: Tensor, recorder: Recorder
+    ) -> Tensor:
+        states = [hidden.new_empty(*hidden.shape[:-1], len(gate)) for _ in range(2)]
+        ctx.save_for_backward(hidden, gate, up, down, *states)
+        ctx.recorder, ctx.product = recorder, _product_of(hidden, gate)
+        recorder.work += ctx.product * 3
+        return torch.empty_like(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, *of_weights = needs = ctx.needs_input_grad[:4]
+        ctx.recorder.work += ctx.product * (1 + 2 * of_hidden + sum(of_weights))
+        inputs = zip(ctx.saved_tensors[:4], needs, strict=True)
+        return (*(torch.empty_like(tensor) if is_needed else None for tensor, is_needed in inputs), None)
+
+
+def _product_of(hidden: Tensor, weight: Tensor) -> Work:
+    """Of one of the three; inner states stay in the cache."""
+    num_bytes = 4.0 * (hidden.numel() + weight.numel())
+    return Work(product_flops=2.0 * hidden.numel() * len(weight), weight_bytes=num_bytes, num_calls=1)
 
 
 class _Gate(torch.autograd.Function):

@@ -145,10 +145,12 @@ def _prepared(
     if form.checkpointing:
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
+    recorder = Recorder()
     if form.is_accelerator:
         use_traced_norms(module, fused_norm)
     else:
-        use_traced_cpu_layers(module)
+        is_plain = not form.checkpointing and not form.is_sharded
+        use_traced_cpu_layers(module, form.compute_dtype, recorder, has_layer_products=is_plain)
     model = causal_lm(module, form)
     if model.recurrence is not None:
         raise ValueError(
@@ -157,7 +159,6 @@ def _prepared(
         )
     attention: Any = PackedAttention(batch.segments, device=torch.device("cpu"))
     _ = attention.buckets  # index tensors need numbers: they are made before the trace
-    recorder = Recorder()
     if form.is_accelerator:
         attention = FlashAttention(attention, form.compute_dtype, recorder)
     else:

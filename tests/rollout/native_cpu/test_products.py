@@ -1,4 +1,4 @@
-"""Products by oneDNN: the same numbers and gradients as torch's own, taken by the weight alone."""
+"""Products by oneDNN and in C: the same numbers and gradients as torch's own, taken by the weight alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strop.engines.segments import Segment
 
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """As on a processor where oneDNN is faster; shapes of the weights that it was given."""
+    """As on a processor where oneDNN is the fastest; shapes of the weights that it was given."""
     taken: list[tuple[int, ...]] = []
     product = cpu_products._product
 
@@ -34,7 +34,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return product(inputs, weight, bias)
 
     monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
-    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
+    monkeypatch.setattr(cpu_products, "is_compiled_gradient_faster", lambda: True)
     monkeypatch.setattr(cpu_products, "_product", noted)
     return taken
 
@@ -111,6 +112,53 @@ def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: 
         torch.set_num_threads(before)
     torch.testing.assert_close(found.double(), rows.T.double() @ inputs.double(), rtol=0, atol=1e-4)
     assert torch.equal(found, cpu_products._compiled_gradient(rows, inputs))
+    total = torch.ones(width, depth)
+    cpu_products._compiled_gradient(rows, inputs, total)
+    torch.testing.assert_close(total, found + 1, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+@pytest.mark.parametrize(("count", "width", "depth"), [(1, 16, 16), (7, 80, 32), (400, 48, 528), (0, 16, 16)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_compiled_products_are_those_of_float64_whatever_is_beside_a_row(
+    count: int, width: int, depth: int, has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight, bias, grad = (
+        torch.randn(size, generator=generator)
+        for size in ((count, depth), (width, depth), (width,), (count, width))
+    )
+    given = bias if has_bias else None
+    before = torch.get_num_threads()
+    every: list[tuple[Tensor, Tensor]] = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            product = cpu_products.compiled_product(inputs, weight, given)
+            every.append((product, cpu_products.compiled_product(grad, weight.T)))
+        finally:
+            torch.set_num_threads(before)
+    wanted = F.linear(inputs.double(), weight.double(), bias.double() if has_bias else None)
+    for one, other, exact in zip(*every, (wanted, grad.double() @ weight.double()), strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=0, atol=1e-4)
+        assert torch.equal(one, other)
+    alone = cpu_products.compiled_product(inputs[count // 2 :], weight, given)
+    assert torch.equal(alone, every[0][0][count // 2 :])
+
+
+@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+def test_weights_of_whole_vectors_are_multiplied_in_c_where_that_is_faster(
+    everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
+    for onednn, taken in ((True, [(103, 256), (256, 103)]), (False, [])):
+        monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda onednn=onednn: onednn)
+        everywhere.clear()
+        for width in (320, 103):
+            weight, inputs = (torch.randn(n, 256, requires_grad=True) for n in (width, 5))
+            linear(inputs, weight).sum().backward()
+            torch.testing.assert_close(inputs.grad, weight.detach().sum(0).expand(5, -1), rtol=0, atol=1e-4)
+        assert everywhere == taken  # and what is left goes to torch
 
 
 def test_a_gradient_of_a_gradient_is_refused(everywhere: list[tuple[int, ...]]) -> None:
@@ -175,6 +223,7 @@ def test_it_is_a_matter_of_a_measurement_that_is_taken_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     speedups = iter([speedup, 1.0 if is_faster else 2.0])
     monkeypatch.setattr(cpu_products, "onednn_speedup", lambda: next(speedups))
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
     cpu_products.is_onednn_faster.cache_clear()
     try:
         for _ in range(2):  # the second is another process, which measures something else
@@ -190,6 +239,7 @@ def test_both_libraries_are_timed() -> None:
     assert 0.05 < cpu_products.onednn_speedup() < 20
     if update_library() is not None:
         assert 0.05 < cpu_products.compiled_speedup() < 20
+        assert 0.05 < cpu_products.compiled_gradient_speedup() < 20
     assert 0.001 < cpu_products.half_speedup() < 20
 
 
@@ -213,7 +263,7 @@ def test_gradients_by_weights_are_a_choice_of_their_own(
 ) -> None:
     taken: list[int] = []
     compiled = cpu_products._compiled_gradient
-    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: is_faster)
+    monkeypatch.setattr(cpu_products, "is_compiled_gradient_faster", lambda: is_faster)
     monkeypatch.setattr(
         cpu_products, "_compiled_gradient", lambda *given: taken.append(1) or compiled(*given)
     )

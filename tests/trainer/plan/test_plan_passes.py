@@ -90,10 +90,13 @@ def real_passes(
         return saved, recorder.peak - state
 
 
-def test_all_layers_follow_from_two() -> None:
+@pytest.mark.parametrize("inner", [160, 272], ids=["small", "in C as a whole"])
+def test_all_layers_follow_from_two(inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_compiled_faster", "is_compiled_gradient_faster"):
+        monkeypatch.setattr(cpu_products, name, lambda: True)
     config = Qwen3Config(
         hidden_size=64, num_hidden_layers=9, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        intermediate_size=160, vocab_size=300, tie_word_embeddings=True,
+        intermediate_size=inner, vocab_size=300, tie_word_embeddings=True,
     )  # fmt: skip
     groups: list[Group] = [(16, (40, 32)), (24, (64,))]
     passes = trace_passes(config, PassForm(compute_dtype=torch.float32), packed_shape(groups))
