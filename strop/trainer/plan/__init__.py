@@ -19,6 +19,7 @@ passes.py             Memory and work of the passes of a model over a micro-batc
 placement.py          Search for a placement by the cost model
 placement_prices.py   Seconds of placements that fit, by parts that many have in common
 plan.py               A run's plan, put together
+rank_costs.py         Costs of two ranks of this machine that talk
 roles.py              Roles of a run as the plan sees them
 smallest_change.py    The smallest change of a configuration with which its memory fits
 state_memory.py       Memory of weights, gradients and optimizer in every phase

@@ -32,50 +32,14 @@ _ONE = """
 print(json.dumps({"num_bytes": most()}))
 """
 _TWO = """
-import datetime, sys, time
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from strop.engines.attention import PackedAttention
-from strop.engines.causal_lm import CausalLM, use_packed_attention
-from strop.engines.parallel.fsdp import fully_shard
-from strop.engines.parallel.tensor import TensorParallel
-from strop.engines.parallel.token_exchange import gather_tokens, scatter_tokens
-from strop.engines.segments import Segment
+import sys
+from torch.distributed.fsdp import fully_shard
+from strop.trainer.plan.rank_costs import collective_seconds, meet, sent_bytes_per_s
 torch.set_num_threads(1)
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", "file://" + meeting, datetime.timedelta(0, 60), 2, rank)
-mesh = init_device_mesh("cpu", (2,))
+mesh = meet(int(sys.argv[1]), sys.argv[2])
 pass_and_step(fully_shard(torch.nn.Linear(256, 256), mesh=mesh))
-num_bytes = most()
-
-def seconds(function, repeats):
-    function()
-    taken = []
-    for _ in range(12):
-        before = time.process_time()
-        for _ in range(repeats):
-            function()
-        taken.append((time.process_time() - before) / repeats)
-    return sorted(taken)[2]  # beside other programs some take several times as long
-
-def exchange(rows):
-    scatter_tokens(gather_tokens(rows, mesh.get_group()), mesh.get_group())
-
-@torch.inference_mode()
-def tiny_pass():
-    model.hidden(ids, ids, PackedAttention([Segment(start=0, length=8)], device=torch.device("cpu")))
-
-rows, ids = torch.zeros(1 << 12, 256), torch.arange(8)[None]
-sent_s = (seconds(lambda: exchange(rows), 1) - seconds(lambda: exchange(rows[:2]), 4)) / 2
-sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
-shape = modeling_qwen3.Qwen3Config(**sizes, num_hidden_layers=2, head_dim=32)
-model = CausalLM(modeling_qwen3.Qwen3ForCausalLM(shape).eval(), compute_dtype=torch.float32)
-use_packed_attention(model.module, None, by_formula=False)
-alone_s = seconds(tiny_pass, 8)
-model.tensor_parallel = TensorParallel(model.module, mesh)
-call_s = (seconds(tiny_pass, 8) - alone_s) / (2 * 4 + 2)  # four of a layer, embeddings, hidden states
-if rank == 0:
-    print(json.dumps({"num_bytes": num_bytes, "call_s": call_s, "bytes_per_s": rows.nbytes / max(1e-9, sent_s)}))
+num_bytes, sent = most(), sent_bytes_per_s(mesh)
+print(json.dumps({"num_bytes": num_bytes, "call_s": collective_seconds(mesh), "bytes_per_s": sent}))
 """
 TIMEOUT_S = 120.0
 
