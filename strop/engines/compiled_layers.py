@@ -4,7 +4,8 @@ Layers of a kind are one function, for rows of any packing: numbers of tokens an
 attention inside where that is one operation (`PackedAttention.one_call`); elsewhere attention stays plain Python,
 and the function is two, one on each side of it. There is one for passes with a gradient and one for those without, and
 one for rows that share beginnings. What would make more of them is kept from the compiler: the numbers of layers, and
-rows of one token, which run as they were written.
+rows of one token, which run as they were written. Layers of which a rank has parts (engine.tensor_parallel) would be a
+function each, since each of their matrices has hooks, whose numbers the compiler compares: they are refused.
 """
 
 from __future__ import annotations

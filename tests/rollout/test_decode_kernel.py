@@ -68,7 +68,9 @@ def test_the_kernel_reads_and_writes_the_pages_of_the_table(
     keys, values = wanted[:, table[:b]].transpose(2, 3).flatten(3, 4)
     form = AttentionForm(scaling=0.3, window=window)
     out = decode_kernel.attend(query, key, value, pool[0], pool[1], table, lengths, form)
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-3  # bfloat16 is no number of the interpreter's products
+    tolerance = (
+        1e-5 if dtype == torch.float32 else 5e-3
+    )  # bfloat16 is no number of the interpreter's products
     torch.testing.assert_close(
         out.double(), plain(query, keys, values, LENGTHS, 0.3, window), atol=tolerance, rtol=tolerance
     )

@@ -28,7 +28,7 @@ def _forward(experts: nn.Module, hidden: Tensor, *routing: Tensor) -> Tensor:
     """As of the experts, of hidden states [N, D]."""
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    output: Tensor = type(experts).forward(_Cast(experts, dtype), hidden, *routing)  # type: ignore[arg-type]
+    output: Tensor = type(experts).forward(_Cast(experts, dtype), hidden, *routing)
     return output
 
 
