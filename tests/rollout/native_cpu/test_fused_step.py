@@ -221,6 +221,20 @@ def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> 
     assert torch.equal(again, after)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gate_that_is_shut_gives_nothing(tmp_path: Path, dtype: str) -> None:
+    """Silu of -1e5 is 0, though e^1e5 is infinite and its quotient an estimate."""
+    make_tiny_model(tmp_path, seed=0, num_layers=2)
+    model = load(tmp_path, dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "gate_proj" in name:
+                parameter.mul_(1e5)
+    logits, expected, *_ = both(model, step_of(model))
+    assert bool(logits.isfinite().all())
+    assert float((logits - expected).abs().max()) < 0.05 * float(expected.abs().max())
+
+
 def test_models_of_another_form_go_through_their_own_forward_pass(tiny_folder: Callable[[str], Path]) -> None:
     assert fused_step(load(tiny_folder("gemma3"))) is None
     assert fused_step(load(tiny_folder("qwen3"), "float64")) is None
