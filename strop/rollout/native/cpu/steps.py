@@ -66,12 +66,12 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
     return _in_panels(_filled(weight, width), None if bias is None else _filled(bias, width), width)
 
 
-def packed_in_turn(parts: Sequence[nn.Linear], dtype: torch.dtype, *, width: int) -> Packed:
+def packed_in_turn(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
     """Projections of the same width, each with its share of every panel; arguments as of `packed`."""
     share = width // len(parts)
 
     def in_turn(rows: Sequence[Tensor]) -> Tensor:
-        blocks = [_filled(part.detach(), share).unflatten(0, (-1, share)) for part in rows]
+        blocks = [_filled(part.detach(), share).reshape(-1, share, *part.shape[1:]) for part in rows]
         return torch.stack(blocks, dim=1).flatten(0, 2)
 
     biases = [part.bias for part in parts if part.bias is not None]
