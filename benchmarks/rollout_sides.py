@@ -53,6 +53,7 @@ def native(folder: str, dtype: str) -> Generate:
                 for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
             )
         )
+        await engine.close()  # else its memory stays until a collection, and the next try takes other pages
 
     return lambda prompts, lengths: asyncio.run(all_of(prompts, lengths))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.causal_lm import CausalLM
@@ -219,6 +219,31 @@ def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> 
     step.free()
     again, *_ = both(model, step)
     assert torch.equal(again, after)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gate_that_is_shut_gives_nothing(tmp_path: Path, dtype: str) -> None:
+    """Silu of -1e5 is 0, though e^1e5 is infinite and its quotient an estimate."""
+    make_tiny_model(tmp_path, seed=0, num_layers=2)
+    model = load(tmp_path, dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "gate_proj" in name:
+                parameter.mul_(1e5)
+    logits, expected, *_ = both(model, step_of(model))
+    assert bool(logits.isfinite().all())
+    assert float((logits - expected).abs().max()) < 0.05 * float(expected.abs().max())
+
+
+def test_a_feed_forward_part_with_biases(tmp_path: Path) -> None:
+    """Those of the gate and of what it is for lie in turn, as their weights, behind which a panel is empty."""
+    make_tiny_model(tmp_path, seed=0, num_layers=2, intermediate_size=50)
+    model, generator = load(tmp_path), torch.Generator().manual_seed(0)
+    for name, part in list(model.module.named_modules()):
+        if name.endswith(("gate_proj", "up_proj", "down_proj")):
+            part.bias = nn.Parameter(torch.randn(part.out_features, generator=generator))
+    logits, expected, *_ = both(model, step_of(model))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_models_of_another_form_go_through_their_own_forward_pass(tiny_folder: Callable[[str], Path]) -> None:

@@ -12,13 +12,12 @@
  * sum is made in an order of its own, and none is reordered (-fno-associative-math) but where `omp simd` says so, by the
  * length of the sum alone.
  */
-#include <float.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -33,7 +32,6 @@ static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN 
   if ((both.bits & 0x7fffffff) > 0x7f800000) return (both.bits >> 16) | 0x40;
   return (both.bits + 0x7fff + ((both.bits >> 16) & 1)) >> 16;
 }
-static inline float rounded(float x) { return wide(narrow(x)); }
 #else
 typedef float cell;
 static inline float wide(cell x) { return x; }
@@ -58,9 +56,10 @@ static inline cell narrow(float x) { return x; }
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
- * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. */
+ * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. A gate and what it is for have a half of each panel. */
 int64_t panel_width(void) { return WIDTH; }
 
 /* Begin to read some numbers, which may lie anywhere: a prefetch has no faults. */
@@ -77,11 +76,94 @@ static inline vec load(const cell *from) {
 #endif
 }
 
-#if defined(BF16) && defined(__AVX512BF16__) && LANES == 16
+#if defined(__AVX512F__) && LANES == 16
+#define IS_WIDE 1 /* vectors for which there are intrinsics */
+#else
+#define IS_WIDE 0
+#endif
+#if defined(BF16) && defined(__AVX512BF16__) && IS_WIDE
 #define HAS_PAIRS 1 /* instructions that multiply and add pairs of bfloat16 */
 #else
 #define HAS_PAIRS 0
 #endif
+
+static inline vec all(float x) { return x - (vec){0}; }
+static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
+
+/* The larger of each two; the second where one is NaN. */
+static inline vec larger(vec x, vec other) {
+#if IS_WIDE
+  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
+#else
+  return pick(x > other, x, other);
+#endif
+}
+
+static inline float largest_of(vec x) {
+#if IS_WIDE
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float largest = x[0];
+  for (int i = 1; i < LANES; i++) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+#endif
+}
+
+static inline float total_of(vec x) {
+#if IS_WIDE
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += x[i];
+  return total;
+#endif
+}
+
+/* e^x for x up to 88, and 0 far below -87, as in strop/engines/cpu/update.c: to 1e-7 of it. Source: the polynomial of expf in
+ * Cephes. */
+static inline vec exponential(vec x) {
+#if IS_WIDE
+  const vec bounded = larger(all(-200), x);
+  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+#else
+  const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
+  const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
+  const vec n = __builtin_convertvector(whole, vec);
+#endif
+  const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+#if IS_WIDE
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
+#endif
+}
+
+/* to [LANES] = x, rounded to cells. */
+static inline void put(cell *to, vec x) {
+#if HAS_PAIRS
+  *(halves *)to = (halves)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(BF16)
+  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  const vec chosen = pick((bits & 0x7fffffff) > 0x7f800000, (vec)(bits | 0x400000), (vec)nearest);
+  *(halves *)to = __builtin_convertvector((words)chosen >> 16, halves);
+#else
+  *(vec *)to = x;
+#endif
+}
+
+/* to [count] = numbers, rounded to cells. */
+static inline void narrow_all(cell *restrict to, const float *restrict from, int64_t count) {
+  const int64_t whole = count / LANES * LANES;
+  for (int64_t x = 0; x < whole; x += LANES) put(to + x, *(const vec *)(from + x));
+  for (int64_t x = whole; x < count; x++) to[x] = narrow(from[x]);
+}
 
 /* Keys or values [tokens, DIM] of a sequence, the first `num_shared` of which, in whole blocks of LANES, lie with another
  * one that begins alike: they are in a cache when several sequences read them in turn. */
@@ -93,12 +175,25 @@ static inline __attribute__((always_inline)) const cell *token_at(struct run run
   return (t < run.num_shared ? run.shared : run.own) + t * DIM;
 }
 
+/* Begin to read the vector of tokens that is a page behind token t, if it is one of `count`. */
+static inline void fetch_ahead(struct run run, int64_t t, int64_t count) {
+  if (t + FAR / DIM < count) fetch(token_at(run, t + FAR / DIM), LANES * DIM);
+}
+
+/* Begin to read a page of `count` tokens: of those that lie with no other sequence, which has read the others just now. */
+static inline void fetch_own(struct run run, int64_t count) {
+  const int64_t first = run.shared == run.own || run.num_shared < 0 ? 0 : run.num_shared, num = (count - first) * DIM;
+  if (num > 0) fetch(run.own + first * DIM, num < FAR ? num : FAR);
+}
+
 #if DIM % LANES == 0
 #define PARTS (DIM / LANES)
 #if HAS_PAIRS && PARTS % 2 == 0
 typedef cell number; /* of a query: a product of keys and queries takes pairs */
+static inline number number_of(cell x) { return x; }
 #else
 typedef float number;
+static inline number number_of(cell x) { return wide(x); }
 #endif
 
 /* Of a and b in turn, `width` numbers each, those of the lower or upper half of every lane: with these added, a vector holds
@@ -133,7 +228,7 @@ static inline void score(const number *restrict queries, struct run keys, int64_
   for (int64_t t = 0; t < count; t += LANES) {
     const cell *block = token_at(keys, t);
     const int64_t last = count - 1 - t;
-    fetch(token_at(keys, t + FAR / DIM), LANES * DIM);
+    fetch_ahead(keys, t, count);
     for (int r = 0; r < GROUP; r++) {
       vec v[LANES];
 #pragma GCC unroll 16
@@ -199,7 +294,7 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
         const cell *block = token_at(values, t);
         const float *now = weights + from * stride + t;
         const int64_t num = count - t < LANES ? count - t : LANES;
-        fetch(token_at(values, t + FAR / DIM), LANES * DIM);
+        fetch_ahead(values, t, count);
         int64_t j = 0;
         for (; j + STREAMS <= num; j += STREAMS)
 #pragma GCC unroll 4
@@ -222,6 +317,7 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #else
 typedef float number;
+static inline number number_of(cell x) { return wide(x); }
 static inline void score(const number *restrict queries, struct run keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < (count + LANES - 1) / LANES * LANES; t++)
@@ -245,34 +341,32 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #endif
 
-/* One token and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP, DIM];
- * scores is room for [GROUP, stride]. next: keys that are read after these. */
-static void attend(const float *query, int64_t query_stride, struct run keys, struct run values, const cell *next,
-                   int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
+/* One token and key head: query [GROUP, DIM], keys and values [count, DIM], out [GROUP, DIM]; scores is room for
+ * [GROUP, stride]. head_step: from these keys to those that are read next. */
+static void attend(const cell *query, struct run keys, struct run values, int64_t head_step, int64_t count, float scaling,
+                   float *restrict scores, int64_t stride, float *restrict out) {
   const int64_t filled = (count + LANES - 1) / LANES * LANES;
   float factors[GROUP];
-  number queries[GROUP][DIM];
+  number queries[GROUP * DIM];
 #ifdef BF16 /* a query goes into the product as it is */
-  for (int r = 0; r < GROUP; r++)
-    for (int x = 0; x < DIM; x++)
-      queries[r][x] = sizeof(number) == sizeof(cell) ? narrow(query[r * query_stride + x]) : rounded(query[r * query_stride + x]);
+  for (int x = 0; x < GROUP * DIM; x++) queries[x] = number_of(query[x]);
 #else
-  for (int r = 0; r < GROUP; r++)
-    for (int x = 0; x < DIM; x++) queries[r][x] = query[r * query_stride + x] * scaling;
+  for (int x = 0; x < GROUP * DIM; x++) queries[x] = query[x] * scaling;
   scaling = 1;
 #endif
-  fetch(token_at(values, 0), count * DIM < FAR ? count * DIM : FAR);
-  score(queries[0], keys, count, scores, stride);
-  fetch(next, count * DIM < FAR ? count * DIM : FAR);
+  fetch_own(values, count);
+  score(queries, keys, count, scores, stride);
+  keys.shared += head_step, keys.own += head_step;
+  fetch_own(keys, count);
   for (int r = 0; r < GROUP; r++) {
-    float *restrict row = scores + r * stride, most = -FLT_MAX, total = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t t = 0; t < filled; t++) most = row[t] > most ? row[t] : most;
-    for (int64_t t = 0; t < filled; t++) row[t] = expf((row[t] - most) * scaling);
+    float *restrict row = scores + r * stride;
+    vec largest = *(vec *)row, total = {0};
+    for (int64_t t = LANES; t < filled; t += LANES) largest = larger(*(vec *)(row + t), largest);
+    const float most = largest_of(largest);
+    for (int64_t t = 0; t < filled; t += LANES) *(vec *)(row + t) = exponential((*(vec *)(row + t) - most) * scaling);
     for (int64_t t = count; t < filled; t++) row[t] = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t t = 0; t < filled; t++) total += row[t];
-    factors[r] = 1 / total;
+    for (int64_t t = 0; t < filled; t += LANES) total += *(vec *)(row + t);
+    factors[r] = 1 / total_of(total);
   }
   gather(scores, stride, factors, values, count, out);
 }
@@ -299,14 +393,16 @@ int decode(const float *query, const float *key, const float *value, float *out,
         const int64_t at = i * strides[6] + h * strides[7], last = lengths[i];
         const float *new_key = key + i * strides[2] + h * strides[3];
         const float *new_value = value + i * strides[4] + h * strides[5];
-        for (int x = 0; x < DIM; x++) {
-          keys[at + last * DIM + x] = narrow(new_key[x]);
-          values[at + last * DIM + x] = narrow(new_value[x]);
-        }
+        cell queries[GROUP * DIM];
+        for (int r = 0; r < GROUP; r++)
+          narrow_all(queries + r * DIM, query + i * strides[0] + (h * GROUP + r) * strides[1], DIM);
+        narrow_all(keys + at + last * DIM, new_key, DIM);
+        narrow_all(values + at + last * DIM, new_value, DIM);
         const int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
-        const struct run seen = {.own = keys + at + first * DIM}, weighed = {.own = values + at + first * DIM};
-        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], seen, weighed, seen.own + strides[7],
-               last + 1 - first, scaling, scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
+        const cell *own_keys = keys + at + first * DIM, *own_values = values + at + first * DIM;
+        const struct run seen = {own_keys, own_keys, 0}, weighed = {own_values, own_values, 0};
+        attend(queries, seen, weighed, strides[7], last + 1 - first, scaling, scores, stride,
+               out + (i * KV_HEADS + h) * GROUP * DIM);
       }
     free(scores);
   }
@@ -314,9 +410,9 @@ int decode(const float *query, const float *key, const float *value, float *out,
 }
 
 /* One head of a new token: norm (none where `weight` is NULL), then rotary position; `out` may be `from`. */
-static void turned(const float *from, const float *weight, float eps, const float *cosine, const float *sine, float *out) {
-  float row[DIM];
-  for (int x = 0; x < DIM; x++) row[x] = from[x];
+static void turned(const cell *from, const float *weight, float eps, const float *cosine, const float *sine, cell *out) {
+  float row[DIM], rotated[DIM];
+  for (int x = 0; x < DIM; x++) row[x] = wide(from[x]);
   if (weight != NULL) {
     float total = 0;
 #pragma omp simd reduction(+ : total)
@@ -325,9 +421,10 @@ static void turned(const float *from, const float *weight, float eps, const floa
     for (int x = 0; x < DIM; x++) row[x] *= factor * weight[x];
   }
   for (int x = 0; x < DIM / 2; x++) {
-    out[x] = row[x] * cosine[x] - row[x + DIM / 2] * sine[x];
-    out[x + DIM / 2] = row[x + DIM / 2] * cosine[x + DIM / 2] + row[x] * sine[x + DIM / 2];
+    rotated[x] = row[x] * cosine[x] - row[x + DIM / 2] * sine[x];
+    rotated[x + DIM / 2] = row[x + DIM / 2] * cosine[x + DIM / 2] + row[x] * sine[x + DIM / 2];
   }
+  narrow_all(out, rotated, DIM);
 }
 
 #ifdef BF16
@@ -342,10 +439,10 @@ static inline vec with_pairs(vec sums, uint32_t pair, words lanes) {
 }
 #endif
 
-/* out [m, WIDTH], rows n apart, = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. */
+/* out [m, WIDTH] = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void tile(const int m, const cell *restrict a, int64_t k,
                                                        const cell *restrict panel, const float *restrict bias,
-                                                       float *restrict out, int64_t n) {
+                                                       float *restrict out) {
   vec sums[MOST_ROWS][2], start[2] = {{0}, {0}};
   if (bias != NULL) start[0] = *(const vec *)bias, start[1] = *(const vec *)(bias + LANES);
 #pragma GCC unroll 12
@@ -376,57 +473,66 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
 #endif
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) {
-    *(vec *)(out + i * n) = sums[i][0];
-    *(vec *)(out + i * n + LANES) = sums[i][1];
+    *(vec *)(out + i * WIDTH) = sums[i][0];
+    *(vec *)(out + i * WIDTH + LANES) = sums[i][1];
   }
 }
 
 /* In tiles of about the same height: a low one takes as long as one of four rows. */
-static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out,
-                          int64_t n) {
+static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out) {
   for (int64_t left = (m + ROWS - 1) / ROWS; left > 0; left--) {
     const int64_t now = (m + left - 1) / left;
     switch (now) {
 #define TILE(m) \
   case m:       \
-    tile(m, a, k, panel, bias, out, n); \
+    tile(m, a, k, panel, bias, out); \
     break;
       TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if LANES == 16
       TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 #endif
     }
-    m -= now, a += now * k, out += now * n;
+    m -= now, a += now * k, out += now * WIDTH;
   }
 }
 
+/* to [LANES] = silu(gate) * up of a row of a panel, of which both are halves. */
+static inline void gated(const float *restrict row, cell *restrict to) {
+  cell both[WIDTH];
+  narrow_all(both, row, WIDTH);
+  const vec gate = load(both), up = load(both + LANES);
+  /* Bounded: a quotient by infinity, which is an estimate that is made better, would be no number. */
+  put(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
+}
+
 /* out [batch, n] = a [batch, k] times packed weights, plus bias (its numbers as many as the panels have; none where it is
- * NULL). Called by all threads of a parallel region, like what follows. */
-static void product(const cell *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k,
-                    int64_t n) {
-  const int64_t num_panels = (n + WIDTH - 1) / WIDTH, num_blocks = (batch + BLOCK - 1) / BLOCK;
+ * NULL). is_gated: the first half of a panel are LANES columns of a gate, the other one those that it is for, and out is
+ * silu(gate) * the others. Called by all threads of a parallel region, like what follows. */
+static void product(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
+                    int is_gated) {
+  const int64_t columns = is_gated ? LANES : WIDTH; /* of out, in a panel */
+  const int64_t num_panels = (n + columns - 1) / columns, num_blocks = (batch + BLOCK - 1) / BLOCK;
 #pragma omp for collapse(2) schedule(static)
   for (int64_t p = 0; p < num_panels; p++)
     for (int64_t block = 0; block < num_blocks; block++) {
-      const int64_t first = p * WIDTH, width = n - first < WIDTH ? n - first : WIDTH;
       const int64_t start = block * BLOCK, m = batch - start < BLOCK ? batch - start : BLOCK;
-      float *to = out + start * n + first, edge[BLOCK * WIDTH];
-      const int is_edge = width < WIDTH;
-      rows_of_panel(m, a + start * k, k, panels + p * k * WIDTH, bias == NULL ? NULL : bias + first, is_edge ? edge : to,
-                    is_edge ? WIDTH : n);
-      for (int64_t i = 0; is_edge && i < m; i++) memcpy(to + i * n, edge + i * WIDTH, sizeof(float) * width);
-#ifdef BF16
-      for (int64_t i = 0; i < m; i++)
-        for (int64_t x = 0; x < width; x++) to[i * n + x] = rounded(to[i * n + x]);
-#endif
+      const int64_t first = p * columns, width = n - first < columns ? n - first : columns;
+      float sums[BLOCK * WIDTH];
+      rows_of_panel(m, a + start * k, k, panels + p * k * WIDTH, bias == NULL ? NULL : bias + p * WIDTH, sums);
+      for (int64_t i = 0; i < m; i++) {
+        cell whole[LANES], *to = out + (start + i) * n + first;
+        if (!is_gated) narrow_all(to, sums + i * WIDTH, width);
+        else if (width == LANES) gated(sums + i * WIDTH, to);
+        else gated(sums + i * WIDTH, whole), memcpy(to, whole, sizeof(cell) * width);
+      }
     }
 }
 
 /* The same, by threads of its own where that is worth their meeting. */
-void multiply(const cell *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k, int64_t n,
+void multiply(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
               int num_threads) {
 #pragma omp parallel num_threads(num_threads) if (batch * k * n > 1 << 21)
-  product(a, panels, bias, out, batch, k, n);
+  product(a, panels, bias, out, batch, k, n, 0);
 }
 
 struct layer { /* as Layer of kernel.py has it */
@@ -454,25 +560,22 @@ static inline int64_t place_of(const struct sequence *sequence, int64_t layer, i
 
 /* Key and value of one key head of a new token, which lie in its row behind the queries, enter its sequence; the queries of
  * that head are turned where they are. */
-static void enter(const struct layer *layer, int64_t number, float *row, const float *cosines, const float *sines,
+static void enter(const struct layer *layer, int64_t number, cell *row, const float *cosines, const float *sines,
                   const struct sequence *sequences, struct token token, int64_t h) {
   const int heads = KV_HEADS * GROUP;
   const struct sequence *sequence = sequences + token.sequence;
   const int64_t at = place_of(sequence, number, h, token.place);
-  const float *value = row + (heads + KV_HEADS + h) * DIM;
   const float *cosine = cosines + token.place * DIM, *sine = sines + token.place * DIM;
-  float key[DIM];
-  turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
-  for (int x = 0; x < DIM; x++) sequence->keys[at + x] = narrow(key[x]);
-  for (int x = 0; x < DIM; x++) sequence->values[at + x] = narrow(value[x]);
+  turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, sequence->keys + at);
+  memcpy(sequence->values + at, row + (heads + KV_HEADS + h) * DIM, sizeof(cell) * DIM);
   for (int r = 0; r < GROUP; r++) {
-    float *query = row + (h * GROUP + r) * DIM;
+    cell *query = row + (h * GROUP + r) * DIM;
     turned(query, layer->query_norm, layer->eps, cosine, sine, query);
   }
 }
 
 /* One key head of a token that has entered: out [GROUP * DIM] of what it sees, its sequence up to itself. */
-static void attend_one(const struct layer *layer, int64_t number, const float *row, const struct sequence *sequences,
+static void attend_one(const struct layer *layer, int64_t number, const cell *row, const struct sequence *sequences,
                        struct token token, int64_t h, cell *out, int64_t stride, float *scores) {
   const struct sequence *sequence = sequences + token.sequence;
   const int64_t num_seen = token.place + 1;
@@ -482,20 +585,20 @@ static void attend_one(const struct layer *layer, int64_t number, const float *r
   const struct run keys = {sequence->keys + shared_at, sequence->keys + at, num_shared};
   const struct run values = {sequence->values + shared_at, sequence->values + at, num_shared};
   float attended[GROUP * DIM];
-  attend(row + h * GROUP * DIM, DIM, keys, values, keys.own + sequence->head_step, num_seen - first, layer->scaling, scores,
-         stride, attended);
-  for (int x = 0; x < GROUP * DIM; x++) out[x] = narrow(attended[x]);
+  attend(row + h * GROUP * DIM, keys, values, sequence->head_step, num_seen - first, layer->scaling, scores, stride,
+         attended);
+  narrow_all(out, attended, GROUP * DIM);
 }
 
 /* stream [batch, size] += added (none where it is NULL); its root-mean-square norm times weight goes to `out`, and to `last`
  * alone where that is not NULL. */
-static void add_norm(float *stream, const float *added, const float *weight, float eps, cell *out, float *last,
+static void add_norm(float *stream, const cell *added, const float *weight, float eps, cell *out, float *last,
                      int64_t batch, int64_t size) {
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < batch; i++) {
     float *restrict row = stream + i * size, total = 0;
     if (added != NULL)
-      for (int64_t x = 0; x < size; x++) row[x] += added[i * size + x];
+      for (int64_t x = 0; x < size; x++) row[x] += wide(added[i * size + x]);
 #pragma omp simd reduction(+ : total)
     for (int64_t x = 0; x < size; x++) total += row[x] * row[x];
     const float factor = 1 / sqrtf(total / size + eps);
@@ -506,20 +609,10 @@ static void add_norm(float *stream, const float *added, const float *weight, flo
   }
 }
 
-/* out [batch, size] = silu(gate) * up, which lie side by side in rows [batch, 2 * size]. */
-static void silu_mul(const float *rows, cell *out, int64_t batch, int64_t size) {
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < batch; i++) {
-    const float *restrict gate = rows + 2 * i * size, *restrict up = gate + size;
-    cell *restrict to = out + i * size;
-    for (int64_t x = 0; x < size; x++) to[x] = narrow(gate[x] / (1 + expf(-gate[x])) * up[x]);
-  }
-}
-
 /* Numbers of the room that a step with so many new tokens needs. */
 int64_t step_room(int64_t count, int64_t size, int64_t inner, int64_t longest, int num_threads) {
   const int64_t heads = KV_HEADS * GROUP, rows = (heads + 2 * KV_HEADS) * DIM;
-  return num_threads * GROUP * scores_stride(longest) + count * (3 * size + rows + heads * DIM + 3 * inner);
+  return num_threads * GROUP * scores_stride(longest) + count * (3 * size + rows + heads * DIM + inner);
 }
 
 /* out [num_ends, size]: final hidden states, normed, of the tokens at rows ends [num_ends], of `count` new ones, whose
@@ -534,9 +627,9 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
   const int is_decode = num_ends == count;
   /* A thread takes its share of a decode step, and few rows of a prefill at a time, where the later ones see more. */
   const int64_t at_a_time = is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
-  float *added = room + num_threads * GROUP * stride, *rows = added + count * size, *both = rows + count * rows_size;
-  float *last = both + count * 2 * inner;
-  cell *normed = (cell *)(last + num_ends * size), *attended = normed + count * size, *gated = attended + count * heads;
+  float *last = room + num_threads * GROUP * stride;
+  cell *rows = (cell *)(last + num_ends * size), *normed = rows + count * rows_size, *attended = normed + count * size;
+  cell *added = attended + count * heads, *gated = added + count * size;
 #pragma omp parallel num_threads(num_threads)
   {
     float *scores = room + omp_get_thread_num() * GROUP * stride, *now = stream;
@@ -545,7 +638,7 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
-      product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size);
+      product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size, 0);
       if (!is_decode) { /* a token sees others of this step */
 #pragma omp for collapse(2) schedule(static)
         for (int64_t i = 0; i < count; i++)
@@ -561,15 +654,14 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
       for (int64_t i = 0; i < num_rows; i++)
         for (int64_t h = 0; h < KV_HEADS; h++) {
           const int64_t at = num_rows < count ? ends[i] : i;
-          float *row = rows + at * rows_size;
+          cell *row = rows + at * rows_size;
           if (is_decode) enter(layer, number, row, cosines, sines, sequences, tokens[at], h);
           attend_one(layer, number, row, sequences, tokens[at], h, attended + i * heads + h * GROUP * DIM, stride, scores);
         }
-      product(attended, layer->out, layer->out_bias, added, num_rows, heads, size);
+      product(attended, layer->out, layer->out_bias, added, num_rows, heads, size, 0);
       add_norm(now, added, layer->next_norm, layer->eps, normed, NULL, num_rows, size);
-      product(normed, layer->gate_up, layer->gate_up_bias, both, num_rows, size, 2 * inner);
-      silu_mul(both, gated, num_rows, inner);
-      product(gated, layer->down, layer->down_bias, added, num_rows, inner, size);
+      product(normed, layer->gate_up, layer->gate_up_bias, gated, num_rows, size, inner, 1);
+      product(gated, layer->down, layer->down_bias, added, num_rows, inner, size, 0);
       add_norm(now, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, num_rows, size);
     }
   }

@@ -61,15 +61,36 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
         width: W.
     """
     weight = torch.cat([part.weight.detach() for part in parts]).to(dtype)
-    missing = -len(weight) % width
-    columns = F.pad(weight, (0, 0, 0, missing)) if missing else weight
-    pairs = columns.view(torch.int32) if dtype == torch.bfloat16 else columns  # two numbers go together
-    panels = pairs.view(-1, width, pairs.shape[1]).transpose(1, 2).contiguous().view(dtype)
     biases = [part.bias.detach() for part in parts if part.bias is not None]
-    if not biases:
-        return Packed(panels, None)
-    bias = torch.cat(biases).float()
-    return Packed(panels, F.pad(bias, (0, missing)))
+    bias = torch.cat(biases).float() if biases else None
+    return _in_panels(_filled(weight, width), None if bias is None else _filled(bias, width), width)
+
+
+def packed_in_turn(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
+    """Projections of the same width, each with its share of every panel; arguments as of `packed`."""
+    share = width // len(parts)
+
+    def in_turn(rows: Sequence[Tensor]) -> Tensor:
+        blocks = [_filled(part.detach(), share).reshape(-1, share, *part.shape[1:]) for part in rows]
+        return torch.stack(blocks, dim=1).flatten(0, 2)
+
+    biases = [part.bias for part in parts if part.bias is not None]
+    bias = in_turn(biases).float() if biases else None
+    return _in_panels(in_turn([part.weight for part in parts]).to(dtype), bias, width)
+
+
+def _filled(rows: Tensor, multiple: int) -> Tensor:
+    """With zeros behind the last one, up to a multiple."""
+    missing = -len(rows) % multiple
+    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
+
+
+def _in_panels(columns: Tensor, bias: Tensor | None, width: int) -> Packed:
+    """Whole panels."""
+    # Two numbers of bfloat16 go together.
+    pairs = columns.view(torch.int32) if columns.dtype == torch.bfloat16 else columns
+    panels = pairs.view(-1, width, pairs.shape[1]).transpose(1, 2).contiguous().view(columns.dtype)
+    return Packed(panels, bias)
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,7 @@ class FusedStep:
         self._num_layers, self._dim = len(model.layers), attention.head_dim
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
         self._layers: list[_Layer] = []
-        self._head: Packed | None = None
+        self._head: tuple[Head, Packed] | None = None
         self._at: ctypes.Array[Layer] = (Layer * 0)()
         self._made_of: list[tuple[int, int]] = []
         self._num_changes = 0
@@ -244,10 +265,10 @@ class FusedStep:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, V] of final hidden states [B, K]."""
-        head = self._model.head
         assert self._head is not None, "packed for the hidden states"
+        head, packed_head = self._head
         products = self._head_kernel.multiply(
-            hidden, self._head.panels, self._head.bias, width=len(head.weight)
+            hidden, packed_head.panels, packed_head.bias, width=len(head.weight)
         )
         return head.formed(products)
 
@@ -296,7 +317,8 @@ class FusedStep:
         if made_of != self._made_of or self._model.num_changes != self._num_changes:
             self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
-            self._head = packed([self._model.head], torch.float32, width=self._head_kernel.panel_width)
+            head = self._model.head
+            self._head = head, packed([head], torch.float32, width=self._head_kernel.panel_width)
             self._embedding = module.get_input_embeddings().weight
             self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
             self._made_of, self._num_changes = made_of, self._model.num_changes
@@ -353,7 +375,7 @@ def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Lay
         yield _Layer(
             qkv=packed([attention.q_proj, attention.k_proj, attention.v_proj], dtype, width=width),
             out=packed([attention.o_proj], dtype, width=width),
-            gate_up=packed([mlp.gate_proj, mlp.up_proj], dtype, width=width),
+            gate_up=packed_in_turn([mlp.gate_proj, mlp.up_proj], dtype, width=width),
             down=packed([mlp.down_proj], dtype, width=width),
             query_norm=None if norms[0] is None else _vector(norms[0].weight),
             key_norm=None if norms[1] is None else _vector(norms[1].weight),
