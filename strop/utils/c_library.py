@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 COMPILE_TIMEOUT_S = 60.0
 WIDE_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 """Words for gcc: AVX-512 is used in full where there is one. On other processors gcc does not know them."""
+VECTORS = Path(__file__).with_name("vectors.h")
+"""What functions of several folders include."""
 
 
 def c_library(
@@ -29,7 +31,7 @@ def c_library(
         source: the file.
         flags: words for gcc, definitions included.
         doing: what runs in torch then, for the log: a failure is told, a missing gcc is not.
-        included: files that it includes, beside those of the compiler.
+        included: files that it includes, by their names alone, beside those of the compiler.
     """
     compiler = shutil.which("gcc")
     if compiler is None:
@@ -37,7 +39,8 @@ def c_library(
     try:
         library = cache_folder() / f"{source.stem}-{_made_of(compiler, [source, *included], flags)}.so"
         if not library.is_file():
-            _compile(compiler, source, flags, library)
+            folders = dict.fromkeys(f"-I{file.parent}" for file in included)
+            _compile(compiler, source, [*flags, *folders], library)
         ctypes.CDLL(str(library))
         return library
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

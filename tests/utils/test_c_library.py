@@ -42,7 +42,8 @@ def test_nothing_of_x86_is_asked_for_on_arm() -> None:
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_what_an_included_file_says_now_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    source, included = tmp_path / "source.c", tmp_path / "included.h"
+    source, included = tmp_path / "source.c", tmp_path / "elsewhere" / "included.h"
+    included.parent.mkdir()
     source.write_text('#include "included.h"\nint number(void) { return NUMBER; }\n', encoding="utf-8")
     for number in (3, 4):
         included.write_text(f"#define NUMBER {number}\n", encoding="utf-8")

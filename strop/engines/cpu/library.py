@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.utils.c_library import WIDE_VECTORS, c_library
+from strop.utils.c_library import VECTORS, WIDE_VECTORS, c_library
 
 SOURCE, PRODUCTS = (Path(__file__).with_name(name) for name in ("update.c", "products.c"))
-SHARED = (Path(__file__).with_name("vectors.h"),)
+TILES = Path(__file__).with_name("tiles.h")
 """Included in both."""
 FLAGS = (
     "-O3", "-march=native", *WIDE_VECTORS, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
@@ -67,7 +67,7 @@ def product_library() -> ctypes.CDLL | None:
 def _library(
     source: Path, functions: Mapping[str, tuple[Any, Any]], defined: tuple[str, ...] = ()
 ) -> ctypes.CDLL | None:
-    path = c_library(source, flags=[*FLAGS, *defined], doing="training", included=SHARED)
+    path = c_library(source, flags=[*FLAGS, *defined], doing="training", included=[VECTORS, TILES])
     if path is None:
         return None
     library = ctypes.CDLL(str(path))

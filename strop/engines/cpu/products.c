@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "tiles.h"
 
 #define WIDTH (COLUMNS * LANES) /* columns of a panel of a weight, which is copied to lie in one piece */
 #define DEPTH 512               /* and its rows: 128 KiB, which stay in the cache */

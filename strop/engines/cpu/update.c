@@ -20,47 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
-
-#ifdef BF16
-typedef uint16_t cell;
-static inline float wide(cell x) {
-  const uint32_t bits = (uint32_t)x << 16;
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN */
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(bits));
-  const uint32_t nearest = bits + 0x7fff + ((bits >> 16) & 1);
-  return x == x ? nearest >> 16 : bits >> 16 | 0x40;
-}
-#else
-typedef float cell;
-static inline float wide(cell x) { return x; }
-static inline cell narrow(float x) { return x; }
-#endif
+#include "tiles.h"
 
 #define QUERIES (4 * LANES) /* rows of a block of scores */
 #define KEYS 256            /* and its keys */
 #define HIDDEN -1e30f       /* score of a key that is not seen */
-
-#ifdef BF16
-typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef cell cells __attribute__((vector_size(2 * LANES), aligned(2)));
-static inline vec load_cells(const cell *from) { return (vec)(__builtin_convertvector(*(const cells *)from, words) << 16); }
-static inline void store_cells(cell *to, vec x) { /* as `narrow`, but for numbers below 1e-38 */
-#if defined(__AVX512BF16__) && LANES == 16
-  _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#else
-  for (int i = 0; i < LANES; i++) to[i] = narrow(x[i]);
-#endif
-}
-#else
-static inline vec load_cells(const cell *from) { return load(from); }
-static inline void store_cells(cell *to, vec x) { store(to, x); }
-#endif
 
 /* The tensors of a layer; steps are of tokens and heads, in numbers. */
 struct layer {

@@ -17,35 +17,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
-#ifdef BF16
-typedef uint16_t cell;
-static inline float wide(cell x) {
-  union { uint32_t bits; float value; } both = {.bits = (uint32_t)x << 16};
-  return both.value;
-}
-static inline cell narrow(float x) { /* to nearest, ties to even; NaN stays NaN */
-  union { float value; uint32_t bits; } both = {.value = x};
-  if ((both.bits & 0x7fffffff) > 0x7f800000) return (both.bits >> 16) | 0x40;
-  return (both.bits + 0x7fff + ((both.bits >> 16) & 1)) >> 16;
-}
-#else
-typedef float cell;
-static inline float wide(cell x) { return x; }
-static inline cell narrow(float x) { return x; }
-#endif
+#include "vectors.h"
 
 /* A tile of a product is ROWS rows of two vectors, as many as fit into the registers. */
-#ifndef LANES
-#ifdef __AVX512F__
-#define LANES 16
-#else
-#define LANES 8
-#endif
-#endif
 #define ROWS (LANES == 16 ? 12 : 6)
 #define MOST_ROWS 12
 #define WIDTH (2 * LANES)
@@ -53,10 +27,6 @@ static inline cell narrow(float x) { return x; }
 #define AHEAD 96 /* rows of a panel between the one that is read and the one that is fetched */
 #define FETCHED 4096 /* bytes of keys and values between the one that is read and the one that is fetched: a page, at whose
                         end the processor's own fetching stops */
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
  * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. A gate and what it is for have a half of each panel. */
@@ -67,37 +37,6 @@ static inline __attribute__((always_inline)) void fetch(const cell *from, int64_
   for (int64_t at = 0; at < count; at += 64 / sizeof(cell)) __builtin_prefetch(from + at);
 }
 #define FAR (int64_t)(FETCHED / sizeof(cell))
-
-static inline vec load(const cell *from) {
-#ifdef BF16
-  return (vec)(__builtin_convertvector(*(const halves *)from, words) << 16);
-#else
-  return *(const vec *)from;
-#endif
-}
-
-#if defined(__AVX512F__) && LANES == 16
-#define IS_WIDE 1 /* vectors for which there are intrinsics */
-#else
-#define IS_WIDE 0
-#endif
-#if defined(BF16) && defined(__AVX512BF16__) && IS_WIDE
-#define HAS_PAIRS 1 /* instructions that multiply and add pairs of bfloat16 */
-#else
-#define HAS_PAIRS 0
-#endif
-
-static inline vec all(float x) { return x - (vec){0}; }
-static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
-
-/* The larger of each two; the second where one is NaN. */
-static inline vec larger(vec x, vec other) {
-#if IS_WIDE
-  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
-#else
-  return pick(x > other, x, other);
-#endif
-}
 
 static inline float largest_of(vec x) {
 #if IS_WIDE
@@ -119,49 +58,10 @@ static inline float total_of(vec x) {
 #endif
 }
 
-/* e^x for x up to 88, and 0 far below -87, as in strop/engines/cpu/update.c: to 1e-7 of it. Source: the polynomial of expf in
- * Cephes. */
-static inline vec exponential(vec x) {
-#if IS_WIDE
-  const vec bounded = larger(all(-200), x);
-  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-#else
-  const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
-  const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
-  const vec n = __builtin_convertvector(whole, vec);
-#endif
-  const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  vec p = all(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-#if IS_WIDE
-  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
-#endif
-}
-
-/* to [LANES] = x, rounded to cells. */
-static inline void put(cell *to, vec x) {
-#if HAS_PAIRS
-  *(halves *)to = (halves)_mm512_cvtneps_pbh((__m512)x);
-#elif defined(BF16)
-  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1);
-  const vec chosen = pick((bits & 0x7fffffff) > 0x7f800000, (vec)(bits | 0x400000), (vec)nearest);
-  *(halves *)to = __builtin_convertvector((words)chosen >> 16, halves);
-#else
-  *(vec *)to = x;
-#endif
-}
-
 /* to [count] = numbers, rounded to cells. */
 static inline void narrow_all(cell *restrict to, const float *restrict from, int64_t count) {
   const int64_t whole = count / LANES * LANES;
-  for (int64_t x = 0; x < whole; x += LANES) put(to + x, *(const vec *)(from + x));
+  for (int64_t x = 0; x < whole; x += LANES) store_cells(to + x, *(const vec *)(from + x));
   for (int64_t x = whole; x < count; x++) to[x] = narrow(from[x]);
 }
 
@@ -241,9 +141,9 @@ static inline void score(const number *restrict queries, struct run keys, int64_
           v[j] = (vec)_mm512_dpbf16_ps((__m512)v[j], (__m512bh)_mm512_loadu_si512(key + x),
                                        (__m512bh)_mm512_loadu_si512(queries + r * DIM + x));
 #else
-        v[j] = load(key) * *(const vec *)(queries + r * DIM);
+        v[j] = load_cells(key) * *(const vec *)(queries + r * DIM);
 #pragma GCC unroll 16
-        for (int x = 1; x < PARTS; x++) v[j] += load(key + x * LANES) * *(const vec *)(queries + r * DIM + x * LANES);
+        for (int x = 1; x < PARTS; x++) v[j] += load_cells(key + x * LANES) * *(const vec *)(queries + r * DIM + x * LANES);
 #endif
       }
       *(vec *)(scores + r * stride + t) = sums_of(v);
@@ -275,7 +175,7 @@ static inline __attribute__((always_inline)) void add_part(const float *restrict
     row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
   }
 #else
-  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(value + (part + x) * LANES);
+  for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load_cells(value + (part + x) * LANES);
 #endif
   for (int r = 0; r < QUERIES; r++) {
     const float weight = weights[(r < num_rows ? r : num_rows - 1) * stride];
@@ -462,7 +362,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
 #else
   for (int64_t x = 0; x < k; x++) {
     for (int64_t at = 0; at < WIDTH; at += 16) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
-    const vec left = load(panel + x * WIDTH), right = load(panel + x * WIDTH + LANES);
+    const vec left = load_cells(panel + x * WIDTH), right = load_cells(panel + x * WIDTH + LANES);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
       const float one = a[i * k + x];
@@ -500,9 +400,9 @@ static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel
 static inline void gated(const float *restrict row, cell *restrict to) {
   cell both[WIDTH];
   narrow_all(both, row, WIDTH);
-  const vec gate = load(both), up = load(both + LANES);
+  const vec gate = load_cells(both), up = load_cells(both + LANES);
   /* Bounded: a quotient by infinity, which is an estimate that is made better, would be no number. */
-  put(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
+  store_cells(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
 }
 
 /* out [batch, n] = a [batch, k] times packed weights, plus bias (its numbers as many as the panels have; none where it is

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
-from strop.utils.c_library import WIDE_VECTORS, c_library
+from strop.utils.c_library import VECTORS, WIDE_VECTORS, c_library
 from strop.utils.rng import uniforms
 
 DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
@@ -276,4 +276,4 @@ def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKe
 
 
 def _library(source: Path, *shape: str) -> Path | None:
-    return c_library(source, flags=(*FLAGS, *shape), doing="decoding")
+    return c_library(source, flags=(*FLAGS, *shape), doing="decoding", included=[VECTORS])

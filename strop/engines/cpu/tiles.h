@@ -1,67 +1,18 @@
-/* Vectors of float, and products of matrices by tiles of them, for the functions of this folder. */
-#ifndef STROP_VECTORS
-#define STROP_VECTORS
-#include <stdint.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+/* Products of matrices in float by tiles of vectors, for the functions of this folder. */
+#ifndef STROP_TILES
+#define STROP_TILES
+#include "vectors.h"
 
 /* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
-#ifdef __AVX512F__
-#define LANES 16
-#define COLUMNS 4
-#else
-#define LANES 8
-#define COLUMNS 2
-#endif
+#define COLUMNS (LANES == 16 ? 4 : 2)
 #define ROWS 6
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
 /* Heads, and sides of weights, are read as whole vectors. */
 int64_t lanes(void) { return LANES; }
 
 static inline vec load(const float *from) { return *(const vec *)from; }
 static inline void store(float *to, vec x) { *(vec *)to = x; }
-static inline vec all(float x) { return x - (vec){0}; }
-static inline vec pick(ints where, vec x, vec other) { return (vec)((where & (ints)x) | (~where & (ints)other)); }
-
-/* The larger of each two; the second where one is NaN. */
-static inline vec larger(vec x, vec other) {
-#ifdef __AVX512F__
-  return (vec)_mm512_max_ps((__m512)x, (__m512)other);
-#else
-  return pick(x > other, x, other);
-#endif
-}
-
-/* e^x for x up to 88, and 0 far below -87: to 1e-7 of it. Source: the polynomial of expf in Cephes. */
-static inline vec exponential(vec x) {
-#ifdef __AVX512F__
-  const vec bounded = larger(all(-200), x);
-  const vec n = (vec)_mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-#else
-  const vec bounded = pick(x < -87.0f, all(-87), pick(x > 88.0f, all(88), x)), scaled = bounded * 1.44269504f;
-  const ints whole = __builtin_convertvector(scaled + pick(scaled < 0, all(-0.5f), all(0.5f)), ints);
-  const vec n = __builtin_convertvector(whole, vec);
-#endif
-  const vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
-  vec p = all(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-#ifdef __AVX512F__
-  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-  return pick(x < -87.0f, (vec){0}, p * (vec)((whole + 127) << 23));
-#endif
-}
-
 static inline vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
-
 
 #if LANES == 16
 #define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
@@ -121,7 +72,7 @@ static inline __attribute__((always_inline)) void tile(int rows, int columns, in
     tile(rows, columns, depth, left, a_row, a_depth, b + j, b_row, c + i * c_row + j, c_row, adds); \
     break;
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2)
-#if COLUMNS == 4
+#if LANES == 16
 #define MORE(rows) TILE(rows, 3) TILE(rows, 4)
 #else
 #define MORE(rows)
