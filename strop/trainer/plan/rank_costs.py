@@ -50,9 +50,12 @@ def sent_bytes_per_s(mesh: DeviceMesh) -> float:
 def collective_seconds(mesh: DeviceMesh) -> float:
     """Seconds that a collective adds to a pass of a few tokens, with the Python around it: of a tiny model in one
     process, and cut over both ranks."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": LAYERS}
-    shape = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
-    model = CausalLM(Qwen3ForCausalLM(shape).eval(), compute_dtype=torch.float32)
+    shape = Qwen3Config(
+        hidden_size=64, intermediate_size=64, vocab_size=64, num_hidden_layers=LAYERS, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    module = Qwen3ForCausalLM(shape).eval()  # type: ignore[no-untyped-call]  # transformers has no types here
+    model = CausalLM(module, compute_dtype=torch.float32)
     use_packed_attention(model.module, None, by_formula=False)
     ids = torch.arange(TOKENS)[None]
 
