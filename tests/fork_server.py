@@ -102,7 +102,8 @@ def _be_program(words: list[str], out: Path, err: Path, cwd: Path, env: dict[str
     how, rest = (words[0], words[1:]) if words[0] in ("-c", "-m") else ("", words)
     first = {"-c": "", "-m": str(cwd)}.get(how, str(Path(rest[0]).parent))
     places = env.get("PYTHONPATH", "").split(os.pathsep)
-    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    tests = Path(__file__).parent  # strop may be installed as a folder of the path, beside them
+    installed = [path for path in sys.path if path and not Path(path).is_relative_to(tests)]
     sys.path[:] = [first, *filter(None, places), *installed]
     sys.argv = [how or rest[0], *rest[1:]]
     gc.freeze()  # what the server has imported is not looked through at each collection

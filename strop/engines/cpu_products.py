@@ -185,7 +185,8 @@ def _weight_gradient(rows: Tensor, inputs: Tensor) -> Tensor:
 
 def add_weight_gradient(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
     """Add the same to a sum [N, K] of its precision, in place."""
-    if total.is_contiguous() and _is_compiled_gradient(rows, inputs, total):
+    is_large = total.numel() >= MIN_NUMBERS and total.is_contiguous()
+    if is_large and _is_compiled_gradient(rows, inputs, total):
         _compiled_gradient(rows, inputs, total)
     else:
         total.addmm_(rows.T, inputs)
