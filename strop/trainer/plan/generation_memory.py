@@ -17,7 +17,8 @@ from strop.rollout.native.paged_cache import PAGE_TOKENS, num_pages
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config
 from strop.trainer.plan.heap_gaps import gathered_gaps
-from strop.trainer.plan.passes import PackedShape, PassForm, causal_lm, truncated_module
+from strop.trainer.plan.meta_model import PassForm, causal_lm, truncated_module
+from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan, Shape
 from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
 from strop.trainer.plan.transfer_memory import bucket_parts
