@@ -19,7 +19,7 @@ COMPILE_TIMEOUT_S = 60.0
 WIDE_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 """Words for gcc: AVX-512 is used in full where there is one. On other processors gcc does not know them."""
 VECTORS = Path(__file__).with_name("vectors.h")
-"""What functions of several folders include."""
+"""Header of the functions of several folders."""
 
 
 def c_library(
