@@ -172,7 +172,7 @@ def test_gradients_reach_language_and_vision_as_without_packing(
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
-        # Here norms of GLM-4V's tower and of linear attention compute in float32 whatever the model has, there in float64.
+        # Norms of GLM-4V's tower and of linear attention compute in float32 here, whatever the model has.
         share = {"glm4v": 1e-5, "qwen3_5": 5e-4}.get(kind)
         atol = TOLERANCE if share is None else share * float(grad.abs().max())
         torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
