@@ -5,7 +5,9 @@ attention inside where that is one operation (`PackedAttention.one_call`); elsew
 and the function is two, one on each side of it. There is one for passes with a gradient and one for those without, and
 one for rows that share beginnings. What would make more of them is kept from the compiler: the numbers of layers, and
 rows of one token, which run as they were written. Layers of which a rank has parts (engine.tensor_parallel) would be a
-function each, since each of their matrices has hooks, whose numbers the compiler compares: they are refused.
+function each, since each of their matrices has hooks, whose numbers the compiler compares: they are refused. Layers
+with experts are one each too, since each router has a forward pass of its own (moe/routing.py); behind eight the
+compiler makes no more, and the other layers run as they were written.
 """
 
 from __future__ import annotations

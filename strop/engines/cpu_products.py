@@ -248,9 +248,6 @@ class HalfProducts(TorchFunctionMode):
     ) -> Any:
         """Result of a function of torch."""
         kwargs = kwargs or {}
-        if func is F.grouped_mm and not is_half_faster():
-            inputs, weights, *rest = args
-            return func(inputs.float(), weights.float(), *rest, **kwargs).to(inputs.dtype)
         return self._linear(*operands(*args, **kwargs)) if func is F.linear else func(*args, **kwargs)
 
     def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

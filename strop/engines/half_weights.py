@@ -6,8 +6,8 @@ without a cast. Norms, embeddings and a head that is tied to them are not rounde
 wide; FSDP rounds every parameter that it gathers.
 
 A folder that has all its weights in that precision is read so, layer by layer (`linear_layers_in`): matrices of linear
-layers, without the head, and of experts are never there in float32. A folder in float32 is read whole and then rounded,
-on the host.
+layers, without the head, and of experts are not there in float32. Experts that stay wide (moe/precision.py) are widened
+behind it. A folder in float32 is read whole and then rounded, on the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from strop.engines.causal_lm import HALF, CausalLM, head_of
-from strop.engines.moe.layers import has_standard_experts, is_class_of_experts
+from strop.engines.moe.layers import is_class_of_experts, moe_layers
+from strop.engines.moe.precision import are_rounded
 from strop.engines.multimodal.families import takes_media
 
 _LINEAR = (nn.Linear, Conv1D)
@@ -90,8 +91,8 @@ def weights_of_products(module: Any, device: torch.device) -> Iterator[nn.Parame
 
 
 def is_multiplied(part: nn.Module) -> bool:
-    """True of a linear layer, and of experts."""
-    return type(part) in _LINEAR or has_standard_experts(part)
+    """True of a linear layer, and of experts that are rounded."""
+    return type(part) in _LINEAR or are_rounded(part)
 
 
 @contextlib.contextmanager
@@ -121,8 +122,9 @@ def linear_layers_in(dtype: torch.dtype, *, vocab_size: int) -> Iterator[None]:
 
 def widen_others(module: Any, dtype: torch.dtype) -> None:
     """Hold in float32 what `linear_layers_in` has read in this dtype and no product reads so: heads of one output, and
-    what reads media."""
+    what reads media. Experts stay until it is known how they multiply (moe/precision.py)."""
     of_products = {id(weight) for weight in weights_of_products(module, torch.device("cpu"))}
+    of_products |= {id(weight) for layer in moe_layers(module) for weight in layer.experts.parameters()}
     for parameter in module.parameters():
         if parameter.dtype == dtype and id(parameter) not in of_products:
             parameter.data = parameter.data.float()

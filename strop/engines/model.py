@@ -205,7 +205,7 @@ def prepare_model(
 ) -> CausalLM:
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
-    use_compute_precision(module)
+    use_compute_precision(module, computes_on)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _is_frozen = False
-"""Objects are frozen, by `settled` or by its caller. Python counts frozen objects one by one, a tenth of a second for a
-million, so a caller that has frozen some is remembered."""
+"""`settled` has frozen objects. Python counts frozen objects one by one, a tenth of a second for a million."""
 
 
 @contextmanager
@@ -19,8 +18,7 @@ def settled() -> Iterator[None]:
     two seconds. Where a caller has frozen objects, nothing is done.
     """
     global _is_frozen
-    _is_frozen = _is_frozen or gc.get_freeze_count() > 0
-    if _is_frozen:
+    if _is_frozen or gc.get_freeze_count() > 0:
         yield
         return
     gc.collect()

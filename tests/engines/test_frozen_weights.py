@@ -15,10 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from references.language_models import load_plain
+from references.language_models import config as shape_of
+from references.language_models import load_plain, save_model
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of, of_log_probs, values_of
 from strop.engines.causal_lm import CausalLM
@@ -28,6 +30,7 @@ from strop.engines.half_weights import hold_half, linear_layers_in
 from strop.engines.kinds import ModelEngine, TrainableEngine, frozen_engine, train_engine
 from strop.engines.lora.adapters import ADAPTER, save_merged
 from strop.engines.model import load_model, read_module
+from strop.engines.moe.precision import use_compute_precision
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.training import Engine, TrainEngine
@@ -139,14 +142,42 @@ def test_matrices_of_layers_take_half_the_memory_and_norms_and_embeddings_stay_w
     assert all("proj" in name for name in held(model))
 
 
-def test_experts_take_half_the_memory(tiny: Tiny) -> None:
-    model = tiny("mixtral", dtype="bfloat16")
+def test_experts_take_half_the_memory_on_an_accelerator_alone(tiny: Tiny) -> None:
     # Layers of 4 experts with three matrices of 32 x 48; of 4 query and 2 key heads of 8; a head of 61 x 32.
-    experts, matrices = 2 * 4 * 3 * 32 * 48, 2 * (2 * 32 * 32 + 2 * 32 * 16)
-    wide = num_bytes(model)
-    frozen_engine(model, EngineConfig(), alone(CPU))
-    assert wide - num_bytes(model) == 2 * (experts + matrices)
-    assert sum("experts" in name for name in held(model)) == 4
+    experts, matrices, head = 2 * 4 * 3 * 32 * 48, 2 * (2 * 32 * 32 + 2 * 32 * 16), 61 * 32
+    for device, rounded in (("cpu", matrices), ("cuda", experts + matrices + head)):
+        model = tiny("mixtral", dtype="bfloat16")
+        wide = num_bytes(model)
+        use_compute_precision(model.module, torch.device(device))
+        hold_half(model, device=torch.device(device))
+        assert wide - num_bytes(model) == 2 * rounded
+
+
+def test_experts_on_a_cpu_are_not_rounded_by_a_pass(tiny: Tiny) -> None:
+    model, dtypes = tiny("mixtral", dtype="bfloat16"), set[torch.dtype]()
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch._grouped_mm:
+                dtypes.add(args[1].dtype)
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        log_probs_of(Engine(model, EngineConfig(), is_frozen=True), rows(), temperature=0.7)
+    assert dtypes == {torch.float32}
+
+
+def test_experts_that_do_not_fit_the_kernel_of_half_precision_stay_wide(tmp_path: Path) -> None:
+    shape = shape_of("mixtral")
+    shape.intermediate_size = 12  # 24 bytes, no multiple of 16
+    save_model(shape, tmp_path)
+    model = load_model(ModelConfig(path=str(tmp_path), dtype="bfloat16"), device="cpu")
+    expected = log_probs_of(Engine(model, EngineConfig(), is_frozen=True), rows(), temperature=0.7)
+    use_compute_precision(model.module, torch.device("cuda"))
+    hold_half(model, device=CPU)
+    assert not any("experts" in name for name in held(model))
+    found = log_probs_of(Engine(model, EngineConfig(), is_frozen=True), rows(), temperature=0.7)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_an_untied_head_is_held_in_half_where_logits_come_from_half(tiny: Tiny) -> None:

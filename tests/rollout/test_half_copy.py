@@ -12,6 +12,7 @@ from rollout_cases import tokens
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.half_weights import hold_half
+from strop.engines.moe.precision import use_compute_precision
 from strop.engines.segments import Segment
 from strop.rollout.native.half_copy import HalfCopy, half_copy
 
@@ -25,10 +26,16 @@ def logits(model: CausalLM, ids: list[int]) -> torch.Tensor:
         return model.head.logits(model.hidden(given, at, attention).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3"])
+def num_wide_experts(model: CausalLM) -> int:
+    return sum("experts" in name and part.dtype == torch.float32 for name, part in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3", "mixtral"])
 def test_the_copy_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None:
     model = tiny(kind, dtype="bfloat16")
+    use_compute_precision(model.module, torch.device("cuda"))
     half = HalfCopy(model)
+    assert num_wide_experts(half.model) == 0
     half.refresh()
     ids = tokens(9, 1, vocab=61)
     assert torch.equal(logits(half.model, ids), logits(model, ids))
@@ -80,14 +87,16 @@ def test_a_cpu_and_a_wide_model_decode_with_their_own_weights(tiny: Tiny) -> Non
     assert half_copy(tiny("qwen3")) is None
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3", "mixtral"])
 def test_a_copy_that_holds_its_layers_in_half_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None:
     model = tiny(kind, dtype="bfloat16")
+    use_compute_precision(model.module, torch.device("cuda"))
     copy = CausalLM(deepcopy(model.module), compute_dtype=torch.bfloat16)
     hold_half(copy, device=copy.device)
     rounded = {name for name, tensor in copy.named_parameters() if tensor.dtype == torch.bfloat16}
     assert rounded
     assert all("proj" in name or ".c_" in name for name in rounded)
+    assert num_wide_experts(copy) == 0
     ids = tokens(9, 1, vocab=61)
     assert torch.equal(logits(copy, ids), logits(model, ids))
     again = HalfCopy(copy)

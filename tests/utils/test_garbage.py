@@ -54,3 +54,7 @@ def test_an_error_leaves_nothing_frozen_and_what_a_caller_froze_stays_so() -> No
         with settled():
             pass
         assert gc.get_freeze_count() > 1000
+    gc.unfreeze()
+    with settled():
+        assert gc.get_freeze_count() > 1000, "what a caller has thawed is frozen again"
+    assert gc.get_freeze_count() == 0

@@ -2,13 +2,17 @@
 
 Products of all experts at once (`grouped_mm`) take no part in torch's autocast: with float32 weights they would be
 products in float32 in one process, one after the other on CUDA, and in half precision over ranks whose sharding casts
-the weights. Here weights are rounded under autocast, as those of linear layers are. Weights that are held in half
-precision are widened where there is no autocast.
+the weights. On an accelerator weights are rounded under autocast, as those of linear layers are. Weights that are held
+in half precision are widened where there is no autocast.
+
+In one process on a CPU experts stay in float32: a pass reads those that its tokens chose, and rounding all of them
+takes longer than the products of a few hundred tokens. So do experts with a side that is no multiple of 16 bytes in
+half precision, which `grouped_mm` refuses.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,12 +20,32 @@ from torch import Tensor, nn
 
 from strop.engines.moe.layers import moe_layers
 
+_ALIGNED = 8
+"""Numbers of half precision in 16 bytes."""
 
-def use_compute_precision(module: nn.Module) -> None:
+
+def use_compute_precision(module: nn.Module, device: torch.device) -> None:
     """Have the experts of a model multiply in the precision of autocast, or in that of their input where there is none;
-    a model of transformers."""
+    those that stay in float32 are widened if they were read in half precision.
+
+    Args:
+        module: a model of transformers.
+        device: that computes.
+    """
     for layer in moe_layers(module):
-        layer.experts.forward = partial(_forward, layer.experts)
+        weights = list(layer.experts.parameters())
+        is_aligned = not any(side % _ALIGNED for weight in weights for side in weight.shape[1:])
+        if device.type != "cpu" and is_aligned:
+            layer.experts.forward = MethodType(_forward, layer.experts)
+            continue
+        for weight in weights:
+            if weight.dtype.itemsize == 2:
+                weight.data = weight.data.float()
+
+
+def are_rounded(part: nn.Module) -> bool:
+    """True of experts that multiply in the precision of computation."""
+    return getattr(vars(part).get("forward"), "__func__", None) is _forward
 
 
 def _forward(experts: nn.Module, hidden: Tensor, *routing: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.causal_lm import HALF, CausalLM
-from strop.engines.moe.layers import has_standard_experts
+from strop.engines.moe.precision import are_rounded
 
 
 class HalfCopy:
@@ -30,7 +30,7 @@ class HalfCopy:
         memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
         for part in model.module.modules():
             is_layer = type(part) is nn.Linear and part is not head
-            if is_layer or has_standard_experts(part):
+            if is_layer or are_rounded(part):
                 for tensor in part.parameters(recurse=False):
                     if tensor.dtype != model.compute_dtype:
                         memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
