@@ -374,6 +374,7 @@ def synced(card: Card, folder: str) -> Waits:
     config = ModelConfig(path=folder, dtype="bfloat16")
     policy, engine = (load_model(config, device="cuda") for _ in range(2))
     target = ModuleTarget(engine.module)
+    target.digests([weight.name for weight in target.weights_metadata()])  # multipliers are sent once
     card.lines.clear()
     for bucket in parameter_stream(
         policy.module, bucket_bytes=1 << 14, dtypes=target.weights_metadata().dtypes

@@ -28,8 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.utils.device import sent
-
 WORD_BYTES = 8
 """Digests are sums over words of this size; a part that is added to others starts at a multiple of it."""
 _COLUMNS = 4096
@@ -147,4 +145,4 @@ def _keys(purpose: str, count: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=16)
 def _table(purpose: str, count: int, device: torch.device) -> Tensor:
     drawn = hashlib.shake_256(f"strop digest {purpose}".encode()).digest(8 * count)
-    return sent(torch.from_numpy(np.frombuffer(drawn, dtype="<i8") | 1), device)
+    return torch.from_numpy(np.frombuffer(drawn, dtype="<i8") | 1).to(device)
