@@ -69,6 +69,8 @@ class Card(TorchDispatchMode):
         """Waits by line of strop."""
         self.operations: Counter[str] = Counter()
         """Operations of the device by name."""
+        self.num_attentions = 0
+        """Calls of FlashAttention."""
         self.num_begun = self._num_done = 0
 
     @property
@@ -260,6 +262,7 @@ def fake_card() -> Iterator[Card]:
             assert query.dtype == key.dtype == value.dtype, "one dtype"
             assert query.dtype in varlen.HALF, f"FlashAttention has no {query.dtype}"
             assert {end.dtype for end in rest[:2]} == {torch.int32}, "ends are int32"
+            card.num_attentions += 1
             return torch_kernel(query, key, value, *rest, **options)
 
         return call

@@ -47,8 +47,15 @@ def start_program(
 ) -> BaseProcess:
     """Start `python WORDS...` in a fork of the server; the caller ends it.
 
-    For programs whose own imports nobody looks at: strop, torch and transformers are there already. Variables that
-    are read before a program begins (those of malloc and of Python itself) are without effect.
+    It is not quite the process of a user:
+
+    - `PRELOADED` and what that imports are there, so that `strop.trainer.train` is an attribute of strop that the
+      program need not import;
+    - the start method of multiprocessing is that of the server;
+    - variables that are read before a program begins, or when a library is imported, are those of the server: of
+      malloc, of Python itself, OMP_NUM_THREADS, HF_*.
+
+    A program that is about any of these is a subprocess.
 
     Args:
         words: `-c TEXT`, `-m MODULE` or a file, and the arguments of the program.

@@ -72,11 +72,16 @@ def _sharded(look: Look, facts: Facts) -> None:
     batch, _ = update_batch(look, look.size(4, 2), 4, look.size(128, 8), look.size(384, 24))
     server = RendezvousServer("127.0.0.1")
     device = torch.device(look.device, 0) if look.device == "cuda" else torch.device(look.device)
-    one_rank = joined(
-        rank=0, world_size=1, rendezvous=server.rendezvous, device=device, engine=EngineConfig(), timeout_s=60
-    )
     log_probs = []
     try:
+        one_rank = joined(
+            rank=0,
+            world_size=1,
+            rendezvous=server.rendezvous,
+            device=device,
+            engine=EngineConfig(),
+            timeout_s=60,
+        )
         for name, parallel in (("whole", alone(device)), ("sharded", one_rank)):
             engine = _engine(look, parallel)
             log_probs.append(

@@ -118,6 +118,8 @@ class Session:
     folder: Path
     is_patient: bool = False
     """Also carry out what is marked slow."""
+    is_forked: bool = True
+    """Programs of Python are forks of one that has imported strop; else they are processes as a user's."""
     output: str = ""
     """Of the last bash block."""
     transcript: list[str] = field(default_factory=list)
@@ -159,7 +161,7 @@ class Session:
         which saves what they import."""
         words = shlex.split(line, comments=True)
         is_plain = not _SHELL_WORDS & set(words)
-        if words[0] == "python" and is_plain:
+        if words[0] == "python" and is_plain and self.is_forked:
             program = run_program(words[1:], cwd=self.folder, timeout_s=_COMMAND_TIMEOUT_S)
             return program.returncode, program.stdout + program.stderr
         if words[0] != "strop" or not is_plain:

@@ -92,7 +92,7 @@ def page_id(path: Path) -> str:
 def own_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """Somebody who has followed docs/own-task.md."""
     num_threads = torch.get_num_threads()
-    session = Session(folder=tmp_path_factory.mktemp("own-task"))
+    session = Session(folder=tmp_path_factory.mktemp("own-task"), is_forked=False)
     session.follow(DOCS / "own-task.md")
     yield session
     torch.set_num_threads(num_threads)

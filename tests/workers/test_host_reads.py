@@ -37,7 +37,7 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, MoEConfi
 from strop.engines.kinds import frozen_engine, train_engine
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model
-from strop.engines.packing import make_rows
+from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.ulysses import SequenceShard
 from strop.protocol import DataProto, columns
@@ -136,6 +136,7 @@ def waits_of_copies(card: Card) -> list[int]:
 
 def test_a_copy_is_waited_for_where_nothing_else_was_since(on_card: OnCard) -> None:
     assert on_card(waits_of_copies) == [0, 1, 2]
+    assert HostCopy({"twice": 2 * torch.ones(3)}).wait()["twice"].tolist() == [2.0, 2.0, 2.0]
 
 
 def mixes_and_wrong_kernels(card: Card) -> list[str]:
@@ -160,8 +161,8 @@ def test_a_mix_of_devices_or_dtypes_is_refused(on_card: OnCard) -> None:
     assert "numpy" in numpy
 
 
-def updated(card: Card, folder: str, settings: dict[str, Any], options: dict[str, Any]) -> Waits:
-    """Waits of the second update of a policy, when the optimizer has its state."""
+def updated(card: Card, folder: str, settings: dict[str, Any], options: dict[str, Any]) -> tuple[Waits, int]:
+    """Waits of the second update of a policy, when the optimizer has its state, and calls of FlashAttention."""
     batch = random_batch(torch.float32)
     actor = make_actor(
         Path(folder), AlgorithmConfig(**settings), device="cuda", **{"dtype": "bfloat16", **options}
@@ -169,13 +170,15 @@ def updated(card: Card, folder: str, settings: dict[str, Any], options: dict[str
     actor.update_policy(batch, totals_of(batch))
     card.lines.clear()
     actor.update_policy(batch, totals_of(batch))
-    return card.lines
+    return card.lines, card.num_attentions
 
 
+KL_ENTROPY: dict[str, Any] = {"use_kl_loss": True, "entropy_coeff": 0.02}
 UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one micro-batch": ({}, {"max_tokens": FEW}),
+    "one, a loss of whole rows": ({**KL_ENTROPY, "policy_loss": "gspo"}, {"max_tokens": FEW}),
     "several": ({}, {"max_tokens": MANY}),
-    "kl-entropy": ({"use_kl_loss": True, "entropy_coeff": 0.02}, {"max_tokens": MANY}),
+    "kl-entropy": (KL_ENTROPY, {"max_tokens": MANY}),
     "a loss of whole rows": ({"policy_loss": "gspo"}, {"max_tokens": MANY}),
     "float32": ({}, {"max_tokens": MANY, "dtype": "float32"}),
     "an adapter": ({}, {"max_tokens": MANY, "lora": LoraConfig(rank=2)}),
@@ -184,8 +187,9 @@ UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_policy_update_reads_once(on_card: OnCard, small_model: Path, name: str) -> None:
-    waits = on_card(updated, str(small_model), *UPDATES[name])
+    waits, num_attentions = on_card(updated, str(small_model), *UPDATES[name])
     assert waits.total() == 1, waits
+    assert (num_attentions > 0) == (name != "float32"), "FlashAttention takes half precision"
 
 
 def stepped(
@@ -205,7 +209,18 @@ def stepped(
 
 
 def few_rows() -> DataProto:
-    return make_rows([torch.arange(3, 8)] * 3, [torch.arange(n) for n in (4, 7, 2)])
+    """Rows of one prompt, whose responses part at their first token."""
+    return make_rows([torch.arange(3, 8)] * 3, [torch.arange(n) + n for n in (4, 12, 6)])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [few_rows(), random_batch(), value_batch(), outcome_batch()],
+    ids=["few", "random", "values", "outcomes"],
+)
+def test_rows_are_several_micro_batches(rows: DataProto) -> None:
+    assert len(micro_batches(rows, max_tokens=MANY, parallel=alone(torch.device("cpu")))) > 1
+    assert len(micro_batches(rows, max_tokens=FEW, parallel=alone(torch.device("cpu")))) == 1
 
 
 STEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -327,20 +342,21 @@ def test_a_process_reward_model_reads_once(on_card: OnCard, small_model: Path) -
         assert waits.total() == 1, waits
 
 
-def of_a_frozen_model(card: Card, folder: str) -> tuple[Waits, set[torch.dtype]]:
+def of_a_frozen_model(card: Card, folder: str) -> tuple[Waits, int, set[torch.dtype]]:
     config = ModelConfig(path=folder, dtype="bfloat16")
     model = load_model(config, device="cuda", holds_half=True)
     engine = frozen_engine(model, EngineConfig(max_tokens_per_device=MANY), alone(DEVICE))
     card.lines.clear()
     log_probs_of(engine, few_rows(), temperature=1.0)
-    return card.lines, {p.dtype for name, p in model.named_parameters() if "mlp" in name}
+    return card.lines, card.num_attentions, {p.dtype for name, p in model.named_parameters() if "mlp" in name}
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "qwen3_5"])
 def test_a_frozen_model_in_half_reads_once(on_card: OnCard, tmp_path: Path, kind: str) -> None:
     save_tiny(kind, tmp_path)
-    waits, dtypes = on_card(of_a_frozen_model, str(tmp_path))
+    waits, num_attentions, dtypes = on_card(of_a_frozen_model, str(tmp_path))
     assert waits.total() == 1, waits
+    assert num_attentions > 0
     assert torch.bfloat16 in dtypes
 
 
@@ -453,15 +469,16 @@ def decoded(card: Card, folder: str, dtype: str, way: str, is_static: bool, read
     return card.lines, {len(request.token_ids) for request in batch.running}, captured
 
 
-@pytest.mark.parametrize("is_fast", [False, True], ids=["own pass, at once", "captured, behind"])
+@pytest.mark.parametrize("reads_behind", [False, True], ids=["at once", "behind"])
+@pytest.mark.parametrize("is_static", [False, True], ids=["own pass", "captured"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decoded_token_of_all_sequences_is_read_once(
-    on_card: OnCard, small_model: Path, way: str, is_fast: bool
+    on_card: OnCard, small_model: Path, way: str, is_static: bool, reads_behind: bool
 ) -> None:
-    waits, lengths, captured = on_card(decoded, str(small_model), "float32", way, is_fast, is_fast)
+    waits, lengths, captured = on_card(decoded, str(small_model), "float32", way, is_static, reads_behind)
     assert waits.total() == 3, waits
-    assert lengths == {7 - is_fast}
-    assert captured == is_fast
+    assert lengths == {7 - reads_behind}
+    assert captured == is_static
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "gemma2", "deepseek_v3"])
@@ -482,7 +499,8 @@ def entered(card: Card, folder: str) -> Waits:
             Request(f"r{number}", tuple(range(10, 10 + length)), Sampling(key=1, max_tokens=9))
         )
         batch.step(0)
-        card.lines.clear() if not number else None
+        if number == 0:
+            card.lines.clear()
     return card.lines
 
 
@@ -492,7 +510,8 @@ def test_a_prompt_enters_with_one_read(on_card: OnCard, small_model: Path) -> No
     assert waits.total() == 2, waits
 
 
-def picked(card: Card) -> tuple[Waits, list[int]]:
+def picked(logits: Tensor) -> tuple[Tensor, list[int]]:
+    """Tokens of three rows that sample in three ways, for which the likeliest stands, and how many rows each takes."""
     sizes = []
     rows = np.zeros(3, dtype=sampling.SEQUENCE)
     rows["temperature"], rows["top_p"], rows["top_k"] = (0.0, 1.0, 1.0), 1.0, (0, 3, 0)
@@ -514,11 +533,17 @@ def picked(card: Card) -> tuple[Waits, list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_likeliest", "_drawn_of_cut", "_drawn"):
             patch.setattr(sampling, name, pick)
-        sampling._over_ranks(torch.zeros(3, 7, device=DEVICE), rows, Vocabulary())  # type: ignore[arg-type]
+        return sampling._over_ranks(logits, rows, Vocabulary())[0], sizes  # type: ignore[arg-type]
+
+
+def waits_of_picks(card: Card) -> tuple[Waits, list[int]]:
+    _, sizes = picked(torch.zeros(3, 7, device=DEVICE))
     return card.lines, sizes
 
 
 def test_a_vocabulary_over_ranks_picks_rows_without_a_read(on_card: OnCard) -> None:
-    waits, sizes = on_card(picked)
+    waits, sizes = on_card(waits_of_picks)
     assert waits.total() == 0, waits
     assert sizes == [1, 1, 1]
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(picked(logits)[0], logits.argmax(-1))
