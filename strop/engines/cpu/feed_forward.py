@@ -67,7 +67,8 @@ def _is_taken(weight: Tensor, kinds: tuple[type[Tensor], ...]) -> bool:
 def feed_forward(part: Any, hidden: Tensor) -> Tensor | None:
     """Result [..., D] of a gated part of hidden states [..., D]; None where its layers are to be called one by one."""
     mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-    is_unseen = type(mode) is LayerProducts and not _has_any_global_hook()  # nobody else looks at a product
+    has_hooks = _has_any_global_hook()  # type: ignore[no-untyped-call]
+    is_unseen = type(mode) is LayerProducts and not has_hooks  # nobody else looks at a product
     is_plain = hidden.dtype == torch.float32 and hidden.numel() and not torch.is_autocast_enabled("cpu")
     weights = weights_in_c(part) if is_unseen and is_plain and are_plain(hidden) else None
     if weights is None or hidden.shape[-1] != weights[0].shape[1]:

@@ -164,7 +164,8 @@ def test_weights_of_whole_vectors_are_multiplied_in_c_where_that_is_faster(
     by_onednn, in_c = (shapes_given_to(name, monkeypatch) for name in ("_product", "compiled_product"))
     for onednn, taken in ((True, [(103, 256), (256, 103)]), (False, [])):
         monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda onednn=onednn: onednn)
-        by_onednn.clear(), in_c.clear()
+        by_onednn.clear()
+        in_c.clear()
         for width in (320, 103):
             weight, inputs = (torch.randn(n, 256, requires_grad=True) for n in (width, 5))
             linear(inputs, weight).sum().backward()
