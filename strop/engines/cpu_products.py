@@ -1,11 +1,11 @@
 """Products of layers on a CPU, by what is fastest there.
 
 In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, and the functions of cpu/products.c are
-up to twice as fast on AMD processors with AVX-512; the latter also at gradients by weights, which read both sides by
-their columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training, all ranks
-and a resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch, where a
-call costs more than the product. What is taken depends on the weight alone: a token's numbers come from the same
-library, however many tokens are beside it.
+up to twice as fast on AMD processors with AVX-512; the latter most of all at gradients by weights, which read both
+sides by their columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training,
+all ranks and a resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch,
+where a call costs more than the product. What is taken depends on the weight alone: a token's numbers come from the
+same library, however many tokens are beside it.
 
 In bfloat16 torch takes oneDNN itself where the processor multiplies such numbers, and elsewhere a loop that is many
 times slower than a product in float32: there rounded numbers are multiplied in float32. What several products read is
@@ -45,17 +45,9 @@ def is_onednn_faster() -> bool:
 
 @cache
 def is_compiled_faster() -> bool:
-    """The same of the function of products.c, where it is not slower than the faster one of both libraries."""
+    """The same of the functions of products.c: products, gradients by weights and feed-forward parts go together."""
     return product_library() is not None and machine_choice(
-        "compiled-products", compiled_speedup, at_least=1.0
-    )
-
-
-@cache
-def is_compiled_gradient_faster() -> bool:
-    """The same of gradients by weights."""
-    return product_library() is not None and machine_choice(
-        "compiled-gradients", compiled_gradient_speedup, at_least=WORTH_TAKING
+        "compiled-products", compiled_speedup, at_least=WORTH_TAKING
     )
 
 
@@ -72,16 +64,17 @@ def onednn_speedup() -> float:
 
 
 def compiled_speedup() -> float:
-    """The same of products.c, over what is taken otherwise."""
-    inputs, weight = torch.ones(_TOKENS, _NARROW), torch.ones(_WIDE, _NARROW)
+    """Speed of products.c over what is taken otherwise, at a product and a gradient by a weight together."""
+    inputs, weight, rows = (
+        torch.ones(_TOKENS, _NARROW),
+        torch.ones(_WIDE, _NARROW),
+        torch.ones(_TOKENS, _WIDE),
+    )
     other = _product if is_onednn_faster() else F.linear
-    return _speedup(lambda: other(inputs, weight), lambda: compiled_product(inputs, weight))
-
-
-def compiled_gradient_speedup() -> float:
-    """The same of products.c, of a gradient by a weight."""
-    rows, inputs = torch.ones(_TOKENS, _WIDE), torch.ones(_TOKENS, _NARROW)
-    return _speedup(lambda: rows.T @ inputs, lambda: _compiled_gradient(rows, inputs))
+    return _speedup(
+        lambda: (other(inputs, weight), rows.T @ inputs),
+        lambda: (compiled_product(inputs, weight), _compiled_gradient(rows, inputs)),
+    )
 
 
 def half_speedup() -> float:
@@ -91,7 +84,7 @@ def half_speedup() -> float:
     return _speedup(lambda: linear(inputs, weight), lambda: F.linear(half_inputs, half_weight))
 
 
-def _speedup(first: Callable[[], Tensor], other: Callable[[], Tensor]) -> float:
+def _speedup(first: Callable[[], object], other: Callable[[], object]) -> float:
     """Of the other function; of each the fastest of a few calls counts, in turn, behind one that warms up."""
     seconds: tuple[list[float], list[float]] = ([], [])
     with torch.no_grad(), torch.autocast("cpu", enabled=False):  # whoever asks first
@@ -121,12 +114,17 @@ def operands(
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """inputs [..., K] times weight [N, K] transposed, plus bias [N]: as `torch.nn.functional.linear`."""
     is_plain = inputs.dtype == torch.float32 and inputs.numel() and not torch.is_autocast_enabled("cpu")
-    if not is_plain or inputs.dim() < 2 or not _is_taken(weight):
+    if not is_plain or inputs.dim() < 2 or not _is_taken(weight) or not _fits(inputs, weight, bias):
         return F.linear(inputs, weight, bias)
     if not torch.is_grad_enabled():
         return _taken_product(inputs, weight, bias)
     product: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return product
+
+
+def _fits(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """False for what torch is to refuse, or to repeat: functions in C would read past a tensor."""
+    return inputs.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
 
 
 def _is_taken(weight: Tensor) -> bool:
@@ -144,11 +142,6 @@ def is_compiled(weight: Tensor) -> bool:
     """True for a weight whose rows and columns are whole vectors, where products.c is faster."""
     library = product_library()
     return library is not None and not any(n % library.lanes() for n in weight.shape) and is_compiled_faster()
-
-
-def trains_in_c(weight: Tensor) -> bool:
-    """True for such a weight where products.c is faster at gradients too."""
-    return is_compiled(weight) and is_compiled_gradient_faster()
 
 
 def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -195,7 +188,7 @@ def add_weight_gradient(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
 def _is_compiled_gradient(rows: Tensor, inputs: Tensor, *total: Tensor) -> bool:
     library = product_library() if rows.dtype == torch.float32 and are_plain(rows, inputs, *total) else None
     is_whole = library is not None and not inputs.shape[1] % library.lanes()
-    return is_whole and is_compiled_gradient_faster()
+    return is_whole and is_compiled_faster()
 
 
 def _compiled_gradient(rows: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:

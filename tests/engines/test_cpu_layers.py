@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import BitNetConfig, Gemma2Config, LlamaConfig, Qwen3Config
 from transformers.models.bitnet.modeling_bitnet import BitNetMLP
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
+from transformers.models.idefics2.modeling_idefics2 import Idefics2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from strop.engines import cpu_products
-from strop.engines.cpu import layers
+from strop.engines.cpu import layers, library
 from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
-from strop.engines.cpu.library import library_for, update_library
+from strop.engines.cpu.library import library_for, product_library, update_library
 from strop.engines.cpu_products import LayerProducts
 from strop.engines.parallel.weight_gradients import WeightGradients
 from strop.engines.rotary_kernels import rotate, with_kernel
@@ -249,8 +254,26 @@ def test_rotations_are_those_of_the_formula() -> None:
 @pytest.fixture
 def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor where products in C are the fastest."""
-    for name in ("is_compiled_faster", "is_compiled_gradient_faster"):
-        monkeypatch.setattr(cpu_products, name, lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
+
+
+@pytest.fixture
+def of_eight_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a processor without AVX-512."""
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
+    product_library.cache_clear()
+    yield
+    product_library.cache_clear()
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def whole_part(frozen: tuple[str, ...] = ()) -> Any:
@@ -262,16 +285,29 @@ def whole_part(frozen: tuple[str, ...] = ()) -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 130, 1100])
-@pytest.mark.parametrize("frozen", [(), ("gate_proj", "down_proj"), ("hidden",)])
+@pytest.mark.parametrize("frozen", [(), ("gate_proj", "down_proj"), ("gate_proj", "up_proj"), ("hidden",)])
 @pytest.mark.usefixtures("in_c")
 def test_a_whole_feed_forward_part_has_the_bits_of_its_layers(rows: int, frozen: tuple[str, ...]) -> None:
+    check_whole_part(rows, frozen)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a flag of gcc for it")
+@pytest.mark.usefixtures("in_c", "of_eight_lanes")
+def test_it_has_them_in_vectors_of_eight_too() -> None:
+    found = product_library()
+    assert found is not None
+    assert found.lanes() == 8
+    check_whole_part(1100, ())
+
+
+def check_whole_part(rows: int, frozen: tuple[str, ...]) -> None:
     part = whole_part(tuple(name for name in frozen if name != "hidden"))
     hidden = torch.randn(1, rows, 96, generator=torch.Generator().manual_seed(1))
     weights = torch.cos(torch.arange(hidden.numel())).view_as(hidden)
     every: list[list[Tensor]] = []
-    for is_whole in (True, False):
+    for is_whole, threads in ((True, 1), (True, 3), (False, 1)):
         given = hidden.clone().requires_grad_("hidden" not in frozen)
-        with LayerProducts():
+        with LayerProducts(), num_threads(threads):
             output = (
                 part(given) if is_whole else part.down_proj(gated(part.gate_proj(given), part.up_proj(given)))
             )
@@ -279,12 +315,41 @@ def test_a_whole_feed_forward_part_has_the_bits_of_its_layers(rows: int, frozen:
                 assert torch.equal(part(given), output)
         assert ("FeedForward" in type(output.grad_fn).__name__) is is_whole
         inputs = [tensor for tensor in (given, *part.parameters()) if tensor.requires_grad]
-        every.append([output, *torch.autograd.grad((output * weights).sum(), inputs)])
+        with num_threads(threads):
+            every.append([output, *torch.autograd.grad((output * weights).sum(), inputs)])
     output, *grads = every[0]
-    assert torch.equal(output, every[1][0])
-    for grad, expected in zip(grads, every[1][1:], strict=True):
+    assert all(torch.equal(one, other) for one, other in zip(every[0], every[1], strict=True))
+    assert torch.equal(output, every[2][0])
+    for grad, expected in zip(grads, every[2][1:], strict=True):
         error = float((grad - expected).norm() / expected.norm())
         assert error < 1e-6  # torch adds the gradients by both products of the input in another order
+    given = hidden.double().requires_grad_("hidden" not in frozen)
+    exact = deepcopy(part).double()
+    inputs = [tensor for tensor in (given, *exact.parameters()) if tensor.requires_grad]
+    output = exact(given)
+    wanted = [output, *torch.autograd.grad((output * weights).sum(), inputs)]
+    for one, other in zip(every[0], wanted, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.usefixtures("in_c")
+def test_frozen_gates_keep_no_hidden_states() -> None:
+    part, kept = whole_part(("gate_proj", "up_proj")), list[Tensor]()
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one)
+    with hooks, LayerProducts():
+        part(torch.randn(3, 96, requires_grad=True))
+    assert [tuple(one.shape) for one in kept] == [(176, 96), (176, 96), (96, 176), (3, 176), (3, 176)]
+
+
+@pytest.mark.usefixtures("in_c")
+def test_sizes_that_do_not_fit_one_another_are_left_to_the_layers() -> None:
+    part, hidden = random_weights(Idefics2MLP(96, 176, 128, "silu")), torch.randn(3, 96)
+    wanted = part(hidden)
+    assert use_cpu_layers(nn.ModuleList([part])) == (0, 1)
+    with LayerProducts():
+        torch.testing.assert_close(part(hidden), wanted, atol=1e-3 * float(wanted.abs().max()), rtol=1e-4)
+        with pytest.raises(RuntimeError):  # twice as many tokens of 96 numbers
+            whole_part()(torch.randn(3, 192))
 
 
 @pytest.mark.usefixtures("in_c")
@@ -303,6 +368,9 @@ def test_layers_of_a_part_are_called_one_by_one_where_somebody_looks_at_them() -
         assert not is_whole()
         handle.remove()
         assert is_whole()
+        handle = register_module_forward_hook(lambda *given: None)
+        assert not is_whole()
+        handle.remove()
         part.up_proj.bias = nn.Parameter(torch.zeros(176))
         assert not is_whole()
         part.up_proj.bias = None

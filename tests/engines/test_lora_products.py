@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from strop.data.tiny_model import make_tiny_model
 from strop.engines import cpu_products
 from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.cpu.library import product_library
 from strop.engines.cpu_products import LayerProducts
 from strop.engines.lora.adapters import add_lora
 from strop.engines.lora.products import add_in_place
@@ -20,6 +21,7 @@ from strop.engines.model import load_model
 from strop.trainer.plan.tracing import Recorder
 
 ADAPTER = "default"
+HAS_GCC = product_library() is not None
 
 
 def adapted(*, bias: bool = False, dtype: torch.dtype = torch.float64) -> Any:
@@ -70,8 +72,12 @@ def test_a_layer_in_autocast_computes_as_peft_does() -> None:
         assert torch.equal(layer(hidden), expected)
 
 
-def test_a_layer_whose_product_is_that_of_onednn_gives_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name",
+    ["_product", pytest.param("compiled_product", marks=pytest.mark.skipif(not HAS_GCC, reason="needs gcc"))],
+)
+def test_a_layer_whose_product_is_that_of_another_library_gives_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states of a layer that is not trained need no gradient, and nor does what is added to in place."""
     make_tiny_model(tmp_path, seed=0, num_layers=1)
@@ -89,10 +95,10 @@ def test_a_layer_whose_product_is_that_of_onednn_gives_the_same(
         return [output.detach(), *grads]
 
     wanted = results()
-    product = cpu_products._product
+    product = getattr(cpu_products, name)
     monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
-    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
-    monkeypatch.setattr(cpu_products, "_product", lambda *given: taken.append(1) or product(*given))
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: name == "compiled_product")
+    monkeypatch.setattr(cpu_products, name, lambda *given: taken.append(1) or product(*given))
     with LayerProducts():
         found = results()
     assert taken == [1]  # W x, of which nobody needs a gradient

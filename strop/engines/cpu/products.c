@@ -1,9 +1,9 @@
 /* Products of linear layers in float for a CPU, forward and backward, all of a gated feed-forward part, and the square of
  * a gradient.
  *
- * Every sum is made in the order of what is summed, number by number, however the work is cut and shared out: what
- * becomes of a token depends neither on those beside it nor on the number of threads. Sizes of weights are multiples of
- * LANES. Compiled without -ffast-math: a number that is none stays one.
+ * Every sum of a product is made in the order of what is summed, number by number, however the work is cut and shared
+ * out: what becomes of a token depends neither on those beside it nor on the number of threads. Sizes of weights are
+ * multiples of LANES. Compiled without -ffast-math: a number that is none stays one.
  */
 #include <omp.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include "tiles.h"
 
 #define WIDTH (COLUMNS * LANES) /* columns of a panel of a weight, which is copied to lie in one piece */
-#define DEPTH 512               /* and its rows: 128 KiB, which stay in the cache */
+#define DEPTH 512               /* and its rows: 128 KiB, with 8 lanes 32, which stay in the cache */
 #define TOGETHER 256            /* tokens whose products are added in registers: their inputs stay in the cache */
 #define CHUNK 504               /* tokens whose inner states are held, at most: a multiple of ROWS */
 #define STRIPS (8 * ROWS)       /* rows of a gradient by a weight that a thread takes at a time */
@@ -22,9 +22,42 @@
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* out [rows, LANES] (+)= x [rows, depth] times LANES columns of a weight, which has them as its rows: a tile whose right
+ * side is turned on the way, in the same order of sums. */
+static inline __attribute__((always_inline)) void turned_tile(int rows, int64_t depth, const float *restrict x, int64_t x_row,
+                                                              const float *restrict weight, int64_t weight_row,
+                                                              float *restrict out, int64_t out_row, int adds) {
+  vec sums[ROWS];
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++) sums[r] = adds ? load(out + r * out_row) : (vec){0};
+  for (int64_t k = 0; k < depth; k += LANES) {
+    vec right[LANES];
+    turned(weight + k, weight_row, right);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 6
+      for (int r = 0; r < rows; r++) sums[r] += x[r * x_row + k + i] * right[i];
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; r++) store(out + r * out_row, sums[r]);
+}
+
+#define TURNED(rows) \
+  case rows: \
+    turned_tile(rows, depth, x, x_row, weight + j * weight_row, weight_row, out + j, out_row, adds); \
+    break;
+
+/* As `panel`, of at most ROWS rows, for which a copy would cost as much as the product. */
+static void few(int64_t rows, int64_t width, int64_t depth, const float *x, int64_t x_row, const float *weight,
+                int64_t weight_row, int order, float *out, int64_t out_row, int adds) {
+  if (order == BY_ROWS) return product(rows, width, depth, x, x_row, 1, weight, weight_row, out, out_row, adds);
+  for (int64_t j = 0; j < width; j += LANES) switch (rows) { TURNED(1) TURNED(2) TURNED(3) TURNED(4) TURNED(5) TURNED(6) }
+}
+
 /* out [rows, width] (+)= x [rows, depth] times a panel [depth, width] of a weight, which has it by rows or by columns. */
 static void panel(int64_t rows, int64_t width, int64_t depth, const float *x, int64_t x_row, const float *weight,
                   int64_t weight_row, int order, float *out, int64_t out_row, int adds) {
+  if (rows <= ROWS) return few(rows, width, depth, x, x_row, weight, weight_row, order, out, out_row, adds);
   float copy[DEPTH * WIDTH];
   for (int64_t from = 0; from < depth; from += DEPTH) {
     const int64_t some = least(DEPTH, depth - from);
@@ -102,21 +135,21 @@ static int64_t chunk_of(int64_t tokens) {
 
 /* Rows of inner states lie so that the same column of many of them has a place in the cache. */
 static int64_t room(const struct part *p) { return p->inner + LANES; }
-static float *inner_states(const struct part *p, int64_t count) {
-  return aligned_alloc(64, (sizeof(float) * count * CHUNK * room(p) + 63) / 64 * 64);
+static float *inner_states(const struct part *p, int64_t count, int64_t chunk) {
+  return aligned_alloc(64, (sizeof(float) * count * chunk * room(p) + 63) / 64 * 64);
 }
 
 /* 1: there is no memory. */
 int feed_forward(const struct part *p, int threads) {
   const int64_t dim = p->dim, inner = p->inner, row = room(p), chunk = chunk_of(p->tokens);
-  float *states = inner_states(p, 3);
+  float *states = inner_states(p, 3, chunk);
   if (!states) return 1;
-  float *acts = states + 2 * CHUNK * row;
+  float *acts = states + 2 * chunk * row;
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < p->tokens; first += chunk) {
     const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
     const int64_t part = rows_at_a_time(tokens, inner, threads), kept = p->gates ? inner : row;
-    float *gates = p->gates ? p->gates + first * inner : states, *ups = p->ups ? p->ups + first * inner : states + CHUNK * row;
+    float *gates = p->gates ? p->gates + first * inner : states, *ups = p->ups ? p->ups + first * inner : states + chunk * row;
     const float *hidden = p->hidden + first * dim;
 #pragma omp for schedule(dynamic, 1) collapse(2)
     for (int64_t i = 0; i < tokens; i += part)
@@ -143,9 +176,9 @@ int feed_forward(const struct part *p, int threads) {
 /* The gradients by hidden states and weights, of `grad` [tokens, dim] by the result. 1: there is no memory. */
 int feed_forward_back(const struct part *p, int threads) {
   const int64_t dim = p->dim, inner = p->inner, row = room(p), chunk = chunk_of(p->tokens);
-  float *of_gates = inner_states(p, 3);
+  float *of_gates = inner_states(p, 3, chunk);
   if (!of_gates) return 1;
-  float *of_ups = of_gates + CHUNK * row, *acts = of_ups + CHUNK * row;
+  float *of_ups = of_gates + chunk * row, *acts = of_ups + chunk * row;
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < p->tokens; first += chunk) {
     const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);

@@ -20,10 +20,9 @@ static inline vec sigmoid(vec x) { return 1 / (1 + exponential(-x)); }
 #define EACH_LANE {0, 1, 2, 3, 4, 5, 6, 7}
 #endif
 
-/* to [LANES, LANES]: from [LANES, LANES] transposed, by exchanging squares of half of it, then of a quarter, and so on. */
-static inline void transpose(const float *from, int64_t from_row, float *to, int64_t to_row) {
+/* v: from [LANES, LANES] transposed, by exchanging squares of half of it, then of a quarter, and so on. */
+static inline __attribute__((always_inline)) void turned(const float *from, int64_t from_row, vec v[LANES]) {
   const ints lane = EACH_LANE;
-  vec v[LANES];
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; i++) v[i] = load(from + i * from_row);
 #pragma GCC unroll 4
@@ -37,6 +36,11 @@ static inline void transpose(const float *from, int64_t from_row, float *to, int
         v[i + size] = __builtin_shuffle(above, below, lane + size + (is_right & (LANES - size)));
       }
   }
+}
+
+static inline void transpose(const float *from, int64_t from_row, float *to, int64_t to_row) {
+  vec v[LANES];
+  turned(from, from_row, v);
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; i++) store(to + i * to_row, v[i]);
 }

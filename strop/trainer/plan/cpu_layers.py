@@ -20,7 +20,7 @@ from strop.engines.cpu.attention import MAX_GROUP_LANES
 from strop.engines.cpu.feed_forward import weights_in_c
 from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
-from strop.engines.cpu_products import is_compiled_faster, is_compiled_gradient_faster
+from strop.engines.cpu_products import is_compiled_faster
 from strop.trainer.plan.accelerator import NormKernel, use_traced_norms
 from strop.trainer.plan.tracing import Recorder, Work
 
@@ -40,7 +40,7 @@ def use_traced_cpu_layers(
     use_traced_norms(module, _norm_forward)
     is_whole = has_layer_products and dtype == torch.float32
     if is_whole:
-        is_compiled_faster(), is_compiled_gradient_faster()  # by measurements, which need numbers
+        is_compiled_faster()  # by a measurement, which needs numbers
     forward = partial(_whole_forward, recorder=recorder) if is_whole else _gate_forward
     with torch.no_grad():
         for part in module.modules():
@@ -121,7 +121,8 @@ class _FeedForward(torch.autograd.Function):
         ctx: Any, hidden: Tensor, gate: Tensor, up: Tensor, down: Tensor, recorder: Recorder
     ) -> Tensor:
         states = [hidden.new_empty(*hidden.shape[:-1], len(gate)) for _ in range(2)]
-        ctx.save_for_backward(hidden, gate, up, down, *states)
+        kept = hidden if any(ctx.needs_input_grad[1:3]) else None
+        ctx.save_for_backward(kept, gate, up, down, *states)
         ctx.recorder, ctx.product = recorder, _product_of(hidden, gate)
         recorder.work += ctx.product * 3
         return torch.empty_like(hidden)
@@ -130,7 +131,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, *of_weights = needs = ctx.needs_input_grad[:4]
         ctx.recorder.work += ctx.product * (1 + 2 * of_hidden + sum(of_weights))
-        inputs = zip(ctx.saved_tensors[:4], needs, strict=True)
+        inputs = zip((grads[0], *ctx.saved_tensors[1:4]), needs, strict=True)
         return (*(torch.empty_like(tensor) if is_needed else None for tensor, is_needed in inputs), None)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,27 +18,34 @@ from strop.engines import causal_lm, cpu_products
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.cpu.library import update_library
+from strop.engines.cpu.library import product_library
 from strop.engines.cpu_products import HalfProducts, LayerProducts, has_large, linear
 from strop.engines.model import load_model
 from strop.engines.segments import Segment
 
+NEEDS_GCC = pytest.mark.skipif(product_library() is None, reason="needs gcc")
 
-@pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """As on a processor where oneDNN is the fastest; shapes of the weights that it was given."""
+
+def shapes_given_to(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Of the weights that this function of cpu_products will be called with."""
     taken: list[tuple[int, ...]] = []
-    product = cpu_products._product
+    product = getattr(cpu_products, name)
 
     def noted(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         taken.append(tuple(weight.shape))
-        return product(inputs, weight, bias)
+        result: Tensor = product(inputs, weight, bias)
+        return result
 
-    monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
-    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
-    monkeypatch.setattr(cpu_products, "is_compiled_gradient_faster", lambda: True)
-    monkeypatch.setattr(cpu_products, "_product", noted)
+    monkeypatch.setattr(cpu_products, name, noted)
     return taken
+
+
+@pytest.fixture(params=["_product", pytest.param("compiled_product", marks=NEEDS_GCC)], ids=["onednn", "c"])
+def everywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """As on a processor where oneDNN, or products.c, is the fastest; shapes of the weights that it was given."""
+    monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: request.param == "compiled_product")
+    return shapes_given_to(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("shape", [(7, 256), (2, 3, 256), (1, 256)])
@@ -96,7 +104,7 @@ def test_a_frozen_weight_gets_no_gradient_and_keeps_no_inputs(
     torch.testing.assert_close(inputs.grad, wanted, rtol=0, atol=0.5 if is_half else 1e-4)
 
 
-@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+@NEEDS_GCC
 @pytest.mark.parametrize(
     ("count", "width", "depth"), [(1, 1, 16), (3, 7, 32), (300, 20, 80), (700, 13, 48), (0, 3, 16)]
 )
@@ -117,7 +125,7 @@ def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: 
     torch.testing.assert_close(total, found + 1, rtol=0, atol=1e-4)
 
 
-@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+@NEEDS_GCC
 @pytest.mark.parametrize(("count", "width", "depth"), [(1, 16, 16), (7, 80, 32), (400, 48, 528), (0, 16, 16)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_compiled_products_are_those_of_float64_whatever_is_beside_a_row(
@@ -128,37 +136,51 @@ def test_compiled_products_are_those_of_float64_whatever_is_beside_a_row(
         torch.randn(size, generator=generator)
         for size in ((count, depth), (width, depth), (width,), (count, width))
     )
-    given = bias if has_bias else None
+    sides: list[Any] = [(inputs, weight, bias if has_bias else None), (grad, weight.T)]
     before = torch.get_num_threads()
     every: list[tuple[Tensor, Tensor]] = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         try:
-            product = cpu_products.compiled_product(inputs, weight, given)
-            every.append((product, cpu_products.compiled_product(grad, weight.T)))
+            one, other = (cpu_products.compiled_product(*side) for side in sides)
+            every.append((one, other))
         finally:
             torch.set_num_threads(before)
     wanted = F.linear(inputs.double(), weight.double(), bias.double() if has_bias else None)
     for one, other, exact in zip(*every, (wanted, grad.double() @ weight.double()), strict=True):
         torch.testing.assert_close(one.double(), exact, rtol=0, atol=1e-4)
         assert torch.equal(one, other)
-    alone = cpu_products.compiled_product(inputs[count // 2 :], weight, given)
-    assert torch.equal(alone, every[0][0][count // 2 :])
+    for some in [*range(1, 8), 300]:  # up to six take no copy of the weight
+        alone, back = (cpu_products.compiled_product(x[-some:], *rest) for x, *rest in sides)
+        assert torch.equal(alone, every[0][0][-some:])
+        assert torch.equal(back, every[0][1][-some:])
 
 
-@pytest.mark.skipif(update_library() is None, reason="needs gcc")
+@NEEDS_GCC
 def test_weights_of_whole_vectors_are_multiplied_in_c_where_that_is_faster(
-    everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
+    by_onednn, in_c = (shapes_given_to(name, monkeypatch) for name in ("_product", "compiled_product"))
     for onednn, taken in ((True, [(103, 256), (256, 103)]), (False, [])):
         monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda onednn=onednn: onednn)
-        everywhere.clear()
+        by_onednn.clear()
+        in_c.clear()
         for width in (320, 103):
             weight, inputs = (torch.randn(n, 256, requires_grad=True) for n in (width, 5))
             linear(inputs, weight).sum().backward()
             torch.testing.assert_close(inputs.grad, weight.detach().sum(0).expand(5, -1), rtol=0, atol=1e-4)
-        assert everywhere == taken  # and what is left goes to torch
+        assert in_c == [(320, 256), (256, 320)]
+        assert by_onednn == taken  # and what is left goes to torch
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_operands_that_do_not_fit_are_refused() -> None:
+    weight = torch.zeros(320, 256)
+    for width in (128, 512):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            linear(torch.zeros(4, width), weight)
+    assert torch.equal(linear(torch.zeros(4, 256), weight, torch.ones(1)), torch.ones(4, 320))
 
 
 def test_a_gradient_of_a_gradient_is_refused(everywhere: list[tuple[int, ...]]) -> None:
@@ -208,7 +230,7 @@ def test_a_model_gives_the_same_and_one_that_computes_again_is_left_alone(
 
     path = str(tmp_path)
     wanted = grads(ModelConfig(path=path, dtype=dtype, gradient_checkpointing=True))
-    assert all(103 in shape for shape in everywhere)  # the head, which is not computed again
+    assert all(103 in shape for shape in everywhere)  # the head at most: it is not computed again
     found = grads(ModelConfig(path=path, dtype=dtype))
     assert len(everywhere) > 10
     for one, other in zip(found, wanted, strict=True):
@@ -216,30 +238,32 @@ def test_a_model_gives_the_same_and_one_that_computes_again_is_left_alone(
         assert error < (1e-4 if dtype == "float32" else 2**-5)
 
 
+@pytest.mark.parametrize("name", ["onednn", pytest.param("compiled", marks=NEEDS_GCC)])
 @pytest.mark.parametrize(("speedup", "is_faster"), [(2.0, True), (1.1, True), (1.01, False), (0.5, False)])
 def test_it_is_a_matter_of_a_measurement_that_is_taken_once(
-    speedup: float, is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, speedup: float, is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    choice = getattr(cpu_products, f"is_{name}_faster")
+    other = "compiled" if name == "onednn" else "onednn"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     speedups = iter([speedup, 1.0 if is_faster else 2.0])
-    monkeypatch.setattr(cpu_products, "onednn_speedup", lambda: next(speedups))
-    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: False)
-    cpu_products.is_onednn_faster.cache_clear()
+    monkeypatch.setattr(cpu_products, f"{name}_speedup", lambda: next(speedups))
+    monkeypatch.setattr(cpu_products, f"is_{other}_faster", lambda: False)
+    choice.cache_clear()
     try:
         for _ in range(2):  # the second is another process, which measures something else
-            assert cpu_products.is_onednn_faster() is is_faster
+            assert choice() is is_faster
             assert has_large([nn.Parameter(torch.zeros(256, 256))]) is is_faster
             assert not has_large([nn.Parameter(torch.zeros(127, 128)), nn.Parameter(torch.zeros(1 << 17))])
-            cpu_products.is_onednn_faster.cache_clear()
+            choice.cache_clear()
     finally:
-        cpu_products.is_onednn_faster.cache_clear()
+        choice.cache_clear()
 
 
 def test_both_libraries_are_timed() -> None:
     assert 0.05 < cpu_products.onednn_speedup() < 20
-    if update_library() is not None:
+    if product_library() is not None:
         assert 0.05 < cpu_products.compiled_speedup() < 20
-        assert 0.05 < cpu_products.compiled_gradient_speedup() < 20
     assert 0.001 < cpu_products.half_speedup() < 20
 
 
@@ -258,12 +282,14 @@ def test_precisions_are_timed_as_they_are_within_autocast_too() -> None:
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
-def test_gradients_by_weights_are_a_choice_of_their_own(
-    is_faster: bool, everywhere: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+def test_gradients_by_weights_are_in_c_where_rows_are_whole_vectors(
+    is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
     compiled = cpu_products._compiled_gradient
-    monkeypatch.setattr(cpu_products, "is_compiled_gradient_faster", lambda: is_faster)
+    monkeypatch.setattr(cpu_products, "is_onednn_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: is_faster)
+    forward = shapes_given_to("_product", monkeypatch)
     monkeypatch.setattr(
         cpu_products, "_compiled_gradient", lambda *given: taken.append(1) or compiled(*given)
     )
@@ -272,8 +298,8 @@ def test_gradients_by_weights_are_a_choice_of_their_own(
         inputs = torch.randn(9, depth)
         linear(inputs, weight).sum().backward()
         torch.testing.assert_close(weight.grad, inputs.sum(0).expand(300, depth), rtol=1e-5, atol=1e-5)
-    assert len(taken) == (1 if is_faster and update_library() is not None else 0)
-    assert everywhere == [(300, 256), (300, 250)]  # forward alone
+    assert len(taken) == (1 if is_faster and product_library() is not None else 0)
+    assert forward == [(300, 256), (300, 250)]  # whose columns are not
 
 
 @pytest.mark.parametrize("is_faster", [True, False])

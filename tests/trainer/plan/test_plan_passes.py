@@ -90,17 +90,20 @@ def real_passes(
         return saved, recorder.peak - state
 
 
-@pytest.mark.parametrize("inner", [160, 272], ids=["small", "in C as a whole"])
-def test_all_layers_follow_from_two(inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("is_compiled_faster", "is_compiled_gradient_faster"):
-        monkeypatch.setattr(cpu_products, name, lambda: True)
+@pytest.mark.parametrize(
+    ("inner", "lora"),
+    [(160, LoraConfig()), (272, LoraConfig()), (272, LoraConfig(rank=4, target_modules=("q_proj",)))],
+    ids=["small", "in C as a whole", "in C and frozen"],
+)
+def test_all_layers_follow_from_two(inner: int, lora: LoraConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_products, "is_compiled_faster", lambda: True)
     config = Qwen3Config(
         hidden_size=64, num_hidden_layers=9, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         intermediate_size=inner, vocab_size=300, tie_word_embeddings=True,
     )  # fmt: skip
     groups: list[Group] = [(16, (40, 32)), (24, (64,))]
-    passes = trace_passes(config, PassForm(compute_dtype=torch.float32), packed_shape(groups))
-    saved, update = real_passes(config, groups)
+    passes = trace_passes(config, PassForm(compute_dtype=torch.float32, lora=lora), packed_shape(groups))
+    saved, update = real_passes(config, groups, lora=lora if lora.enabled else None)
     assert passes.saved_bytes() == pytest.approx(saved, rel=0.02)
     assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(update, rel=0.03)
 
@@ -127,7 +130,7 @@ def test_norms_and_gates_that_are_not_compiled_keep_what_real_ones_keep(
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No layer has compiled functions."""
+    """Neither attention nor norms and gates have compiled functions."""
     monkeypatch.setattr(library, "_DEFINED", {})
     library.update_library.cache_clear()
     yield
