@@ -9,7 +9,7 @@ import pytest
 import torch
 from plan_configs import SMALL
 from plan_configs import config_of as small
-from transformers import PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
@@ -18,6 +18,7 @@ from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.rollout.native.cpu.kernel import compiled as decode_library
+from strop.rollout.native.half_copy import HalfCopy
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.plan import heap_gaps
@@ -198,18 +199,30 @@ def test_a_reference_and_a_critic_are_beside_the_policy(folder: Path) -> None:
     assert both.peak_bytes - alone_peak == pytest.approx(reference + critic, rel=0.02)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+ROUNDED = [
+    Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": True, "dtype": "bfloat16"}),
+    Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": False, "dtype": "bfloat16"}),
+    Qwen3MoeConfig(**{**EXPERTS.to_dict(), "dtype": "bfloat16"}),
+]
+
+
+def rounded_model(shape: PreTrainedConfig) -> CausalLM:
+    module = AutoModelForCausalLM.from_config(shape).to(torch.bfloat16).float()
+    return CausalLM(module, compute_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("name", "setting"), [("actor", "model.lora.rank=4"), ("reference", "algorithm.use_kl_loss=true")]
 )
 def test_weights_that_are_not_trained_are_counted_as_they_are_held(
-    tmp_path: Path, device: str, is_tied: bool, name: str, setting: str
+    tmp_path: Path, device: str, shape: PreTrainedConfig, name: str, setting: str
 ) -> None:
-    shape = Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": is_tied, "dtype": "bfloat16"})
-    config = small(tmp_path, setting, model=shape)
+    adapted = ["model.lora.target_modules=[q_proj,experts.gate_up_proj]"] if shape is ROUNDED[-1] else []
+    config = small(tmp_path, setting, *(adapted if name == "actor" else []), model=shape)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
-    model = CausalLM(Qwen3ForCausalLM(shape).to(torch.bfloat16).float(), compute_dtype=torch.bfloat16)
+    model = rounded_model(shape)
     if name == "actor":
         add_lora(model, config.model.lora)
         hold_base_half(model, device=torch.device(device))
@@ -219,6 +232,14 @@ def test_weights_that_are_not_trained_are_counted_as_they_are_held(
     (role,) = (role for role in roles if role.name == name)
     assert resident(role).weights == pytest.approx(held, rel=1e-12)
     assert held < 4 * role.sizes.total
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
+def test_a_copy_that_decodes_is_counted_as_it_is_made(tmp_path: Path, shape: PreTrainedConfig) -> None:
+    config = small(tmp_path, model=shape)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    phases = {phase.phase: phase.device for phase in phases_of(config, roles, device_bytes=80.0 * GIB)}
+    assert phases["rollout"]["weights in half precision"] == HalfCopy(rounded_model(shape)).num_bytes
 
 
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
