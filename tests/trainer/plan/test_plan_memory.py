@@ -306,9 +306,18 @@ def test_what_ranks_were_seen_to_pay_for_talking_is_said(
     process = Baseline(num_bytes=GIB, call_s=300e-6, bytes_per_s=0.8e9)
     monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: process)
     ranks = ("resources.runtime=ray", "resources.ranks=2")
-    for settings, is_said in ((ranks, True), ((), False)):
+    for settings, said in (
+        (
+            (*ranks, "actor.engine.tensor_parallel=2"),
+            ["0.8 GB/s, and 300 us go to each exchange of a layer, as"],
+        ),
+        (ranks, ["0.8 GB/s, as"]),
+        ((), []),
+    ):
         plan = make_plan(small(tmp_path, *settings), device="cpu", memory_gib=30, advises=False)
-        assert any("sends 0.8 GB/s, and 300 us go to" in line for line in plan.assumptions) is is_said
+        lines = [line for line in plan.assumptions if "it sends" in line]
+        assert len(lines) == len(said)
+        assert all(part in line for part, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.slow
