@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qw
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.half_weights import hold_base_half, hold_half
-from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.rollout.native.cpu.kernel import compiled as decode_library
@@ -28,12 +27,12 @@ from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_memory import freed_copies
 from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
-from strop.trainer.plan.meta_model import PassForm
+from strop.trainer.plan.meta_model import PassForm, causal_lm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import HEAP_GAPS, update_phase
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
-from strop.trainer.plan.roles import planned_roles
+from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.state_memory import optimizer_bytes, resident
 
 GIB = 2**30
@@ -206,9 +205,9 @@ ROUNDED = [
 ]
 
 
-def rounded_model(shape: PreTrainedConfig) -> CausalLM:
-    module = AutoModelForCausalLM.from_config(shape).to(torch.bfloat16).float()
-    return CausalLM(module, compute_dtype=torch.bfloat16)
+def real_model(role: RolePlan) -> CausalLM:
+    module = AutoModelForCausalLM.from_config(role.shape.config).to(torch.bfloat16).float()
+    return causal_lm(module, role.form)
 
 
 @pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
@@ -222,14 +221,13 @@ def test_weights_that_are_not_trained_are_counted_as_they_are_held(
     adapted = ["model.lora.target_modules=[q_proj,experts.gate_up_proj]"] if shape is ROUNDED[-1] else []
     config = small(tmp_path, setting, *(adapted if name == "actor" else []), model=shape)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
-    model = rounded_model(shape)
+    (role,) = (role for role in roles if role.name == name)
+    model = real_model(role)
     if name == "actor":
-        add_lora(model, config.model.lora)
         hold_base_half(model, device=torch.device(device))
     else:
         hold_half(model, device=torch.device(device))
     held = sum(parameter.nbytes for parameter in model.module.parameters())
-    (role,) = (role for role in roles if role.name == name)
     assert resident(role).weights == pytest.approx(held, rel=1e-12)
     assert held < 4 * role.sizes.total
 
@@ -239,7 +237,7 @@ def test_a_copy_that_decodes_is_counted_as_it_is_made(tmp_path: Path, shape: Pre
     config = small(tmp_path, model=shape)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
     phases = {phase.phase: phase.device for phase in phases_of(config, roles, device_bytes=80.0 * GIB)}
-    assert phases["rollout"]["weights in half precision"] == HalfCopy(rounded_model(shape)).num_bytes
+    assert phases["rollout"]["weights in half precision"] == HalfCopy(real_model(roles[0])).num_bytes
 
 
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
