@@ -26,6 +26,8 @@ SAMPLES, COUNTED = 12, 2
 """Of a measurement, and the place of the one that counts: beside other programs some take several times as long."""
 TOKENS, LAYERS = 8, 2
 """Of a pass."""
+NUM_COLLECTIVES = 4 * LAYERS + 2
+"""Of each layer, of embeddings and hidden states."""
 ROWS = 1 << 12
 """Of 1 KiB, that a rank sends."""
 
@@ -66,8 +68,7 @@ def collective_seconds(mesh: DeviceMesh) -> float:
 
     alone_s = _seconds(tiny_pass, repeats=8)
     model.tensor_parallel = TensorParallel(model.module, mesh)
-    num_collectives = 4 * LAYERS + 2  # of each layer, of embeddings and hidden states
-    return (_seconds(tiny_pass, repeats=8) - alone_s) / num_collectives
+    return (_seconds(tiny_pass, repeats=8) - alone_s) / NUM_COLLECTIVES
 
 
 def _seconds(function: Callable[[], None], *, repeats: int) -> float:
