@@ -65,6 +65,7 @@ from update import Group, work_of
 
 from strop.cli.quickstart.task import write_task
 from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
+from strop.engines.config import EngineConfig
 from strop.observability.trackers.setup import read_metrics
 
 HERE = Path(__file__).resolve().parent
@@ -162,6 +163,8 @@ def main() -> None:
     names = arguments.workloads.split(",") if arguments.workloads else scale.workloads
     try:
         lengths = [lengths_of(name) for name in names]
+        if len({*names}) < len(names):
+            raise ValueError("a workload is given twice: its numbers have one place in the result")
     except ValueError as error:
         parser.error(str(error))
     if not arguments.trl_python.is_file():
@@ -223,6 +226,11 @@ def lengths_of(name: str) -> tuple[int, int]:
     prompt, response = int(match[1]), int(match[2])
     if prompt < LEAST_PROMPT or response < 2:
         raise ValueError(f"{name} is too short: prompts need {LEAST_PROMPT} tokens on average, and answers 2")
+    most, longest = EngineConfig().max_tokens_per_device, prompt + prompt // 2 + response
+    if longest > most:
+        raise ValueError(
+            f"{name} is too long: a prompt and its answer have up to {longest} tokens, a pass {most}"
+        )
     return prompt, response
 
 

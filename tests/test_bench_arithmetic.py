@@ -210,6 +210,11 @@ def test_shapes_of_ones_own_are_named_by_their_tokens(versus: ModuleType) -> Non
     [
         (["--workloads", "words,300"], "there is no workload '300': give words"),
         (["--workloads", "4:8"], "4:8 is too short: prompts need 8 tokens on average"),
+        (
+            ["--workloads", "12000:500"],
+            "12000:500 is too long: a prompt and its answer have up to 18500 tokens",
+        ),
+        (["--workloads", "words,2to1,words"], "a workload is given twice"),
         (["--samples", "1"], "argument --samples: 1 is below 2"),
         (["--steps", "0"], "argument --steps: 0 is below 1"),
     ],

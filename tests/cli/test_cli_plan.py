@@ -96,8 +96,7 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     assert "is a BertLMHeadModel, which looks at later tokens too" in encoder.sentence
     fine_tuning = tmp_path / "sft.yaml"
     fine_tuning.write_text("model: {path: model}\nsft: {data: {train_files: [rows.jsonl]}}\n")
-    assert (
-        "has settings of sft and no data.train_files: a plan is one of"
-        in cli("plan", str(fine_tuning)).sentence
-    )
+    refused = cli("plan", str(fine_tuning)).sentence
+    assert "has settings of sft and no data.train_files: a plan is one of" in refused
+    assert "on a CPU with trainer.rehearse_longest_batch=true" in refused
     assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence

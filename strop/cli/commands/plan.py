@@ -137,7 +137,8 @@ def _refuse_fine_tuning(source: str | None) -> None:
     if sections:
         raise UsageError(
             f"{source} has settings of {' and '.join(sections)} and no data.train_files: a plan is one of `strop "
-            f"train`; fine-tuning on an accelerator tries its longest batch before its first step"
+            f"train`; fine-tuning tries its longest batch before its first step, on a CPU with "
+            f"trainer.rehearse_longest_batch=true"
         )
 
 

@@ -79,9 +79,10 @@ def baseline(*, uses_ray: bool = False, is_one_of_several: bool = False) -> Base
     program = ("import ray\n" if uses_ray else "") + _PROCESS + (_TWO if is_one_of_several else _ONE)
     output = _output(program, num_ranks=2 if is_one_of_several else 1)
     try:
-        return Baseline(**json.loads(output.splitlines()[-1]))
+        measured = Baseline(**json.loads(output.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):  # no line, or none that says it
         return ASSUMED
+    return measured if min(measured.call_s, measured.bytes_per_s) > 0 else ASSUMED
 
 
 def _output(program: str, *, num_ranks: int) -> str:

@@ -32,7 +32,7 @@ def use_traced_cpu_layers(
     `use_cpu_layers` keep.
 
     Args:
-        module: with its adapter.
+        module: without an adapter yet.
         dtype: of the computation.
         recorder: of the trace.
         has_layer_products: layers of float32 multiply by engines/cpu_products.py.
@@ -109,6 +109,9 @@ def _whole_forward(part: Any, hidden: Tensor, *, recorder: Recorder) -> Tensor:
     weights = weights_in_c(part, FakeTensor)
     if weights is None:
         return _gate_forward(part, hidden)
+    if not torch.is_grad_enabled():  # no state is kept
+        recorder.work += _product_of(hidden, weights[0]) * 3
+        return torch.empty_like(hidden)
     output: Tensor = _FeedForward.apply(hidden, *weights, recorder)  # type: ignore[no-untyped-call]
     return output
 

@@ -145,9 +145,9 @@ def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:
             return {}
         return {"gathered parameters": share.gathered.total * item}
     if is_cpu and has_fused_steps(actor):
-        return {"packed weights": sizes.linear * item + sizes.head_numbers * 4}
+        return {"packed weights": sizes.products.total * item + sizes.head_numbers * 4}
     if not is_cpu and item < 4:
-        return {"weights in half precision": (sizes.linear + sizes.head_numbers) * item}
+        return {"weights in half precision": (sizes.products.total + sizes.head_numbers) * item}
     return {}
 
 
@@ -200,10 +200,10 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
             parts[f"left free by {config.rollout.engine}"] = device_bytes - room
         return PhaseMemory(phase="rollout (apart)", device=parts)
     cache = cache_form(config, actor, ranks, is_cpu=is_cpu)
-    wide = sizes.total - sizes.linear
+    wide = sizes.total - sizes.products.total
     buckets, on_host = bucket_parts(config, actor, is_cpu)
     parts = {
-        "weights": wide * 4 + sizes.linear * item,
+        "weights": wide * 4 + sizes.products.total * item,
         "keys and values": cache.num_bytes,
         "prefill and logits": _prefill_bytes(config, actor, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
         **buckets,

@@ -54,11 +54,11 @@ def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
 
 
 def causal_lm(module: Any, form: PassForm) -> CausalLM:
-    """The model as an engine has it, with its adapter; nothing of this has numbers."""
+    """The model as an engine has it, with its adapter."""
     use_compute_precision(module, torch.device("cuda" if form.is_accelerator else "cpu"))
     model = CausalLM(module, compute_dtype=form.compute_dtype)
     if form.lora.enabled:
-        with torch.device("meta"):  # adapters of experts are large
+        with torch.device(model.device):  # on the meta device, where those of experts take no memory
             adapters.add_lora(model, replace(form.lora, path=""))
     return model
 

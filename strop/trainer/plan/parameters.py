@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from strop.engines.config import EngineConfig
+from strop.engines.half_weights import is_multiplied
 from strop.engines.moe.layers import has_standard_experts
 from strop.engines.moe.layers import num_experts as experts_of
 from strop.engines.optimizers.muon import NEWTON_SCHULZ_STEPS
@@ -82,8 +83,8 @@ class ModelSizes:
     """Empty where it is the embedding."""
     rest: Part
     """Final norm, and what else is beside the layers."""
-    linear: float
-    """Numbers of the linear layers, head excepted."""
+    products: Count
+    """Numbers of linear layers and experts, head excepted: passes round them, adapters included."""
     tensors: tuple[Part, ...]
     """Each parameter by itself."""
     head_numbers: float
@@ -249,7 +250,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     head_weight = None if output is None else output.weight
     tensors = {kind: _tensors(layer.modules()) for kind, layer in zip(kept, layers, strict=True)}
     of_kind = {kind: sum(parts, Part()) for kind, parts in tensors.items()}
-    linear = {kind: _linear_numbers(layer) for kind, layer in zip(kept, layers, strict=True)}
+    products = {kind: _of_products(layer) for kind, layer in zip(kept, layers, strict=True)}
     embedding = Part(cut=_count(inputs.weight, is_hidden=False))
     head = Part()
     if head_weight is not None and head_weight is not inputs.weight:
@@ -265,7 +266,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
         embedding=embedding,
         head=head,
         rest=sum(rest, Part()),
-        linear=sum(linear[kind] for kind in kinds),
+        products=sum((products[kind] for kind in kinds), Count()),
         tensors=(*(part for kind in kinds for part in tensors[kind]), embedding, head, *rest),
         head_numbers=float(head_weight.numel()) if head_weight is not None else float(text.hidden_size),
         experts_per_token=float(chosen) / experts if experts else 1.0,
@@ -288,8 +289,10 @@ def key_sizes(text: Any) -> tuple[int, int]:
     return int(getattr(text, "num_key_value_heads", None) or heads), dim
 
 
-def _linear_numbers(layer: nn.Module) -> float:
-    return float(sum(part.weight.numel() for part in layer.modules() if type(part) is nn.Linear))
+def _of_products(layer: nn.Module) -> Count:
+    multiplied = (part for part in layer.modules() if is_multiplied(part))
+    counts = (_count(own, is_hidden=True) for part in multiplied for own in part.parameters(recurse=False))
+    return sum(counts, Count())
 
 
 def _tensors(modules: Iterable[nn.Module]) -> list[Part]:

@@ -203,10 +203,11 @@ def _assumptions(
             f"that send {process.bytes_per_s / 1e9:g} GB/s, {process.call_s * 1e6:.0f} us a time"
         )
     elif process is not None and any(role.axes.world > 1 for role in roles):
+        is_cut = any(role.axes.tensor > 1 for role in roles)
+        exchanges = f", and {process.call_s * 1e6:.0f} us go to each exchange of a layer" if is_cut else ""
         lines.append(
-            f"seconds are of a rank's processor: it sends {process.bytes_per_s / 1e9:.2g} GB/s, and "
-            f"{process.call_s * 1e6:.0f} us go to each exchange of a layer, as two processes had it just now; beside "
-            f"other programs both change, and ranks wait for the slowest"
+            f"seconds are of a rank's processor: it sends {process.bytes_per_s / 1e9:.2g} GB/s{exchanges}, as two "
+            f"processes had it just now; beside other programs this changes, and ranks wait for the slowest"
         )
     if config.rollout.own_processes is None and knows_no_validation(config):
         lines.append(

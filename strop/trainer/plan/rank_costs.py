@@ -26,6 +26,8 @@ SAMPLES, COUNTED = 12, 2
 """Of a measurement, and the place of the one that counts: beside other programs some take several times as long."""
 TOKENS, LAYERS = 8, 2
 """Of a pass."""
+NUM_COLLECTIVES = 4 * LAYERS + 2
+"""Of each layer, of embeddings and hidden states."""
 ROWS = 1 << 12
 """Of 1 KiB, that a rank sends."""
 
@@ -37,19 +39,19 @@ def meet(rank: int, meeting: str) -> DeviceMesh:
 
 
 def sent_bytes_per_s(mesh: DeviceMesh) -> float:
-    """Bytes that a rank sends in a second: gathered tokens, and those that are added up."""
+    """Bytes that a rank sends in a second: gathered tokens, and those that are added up; 0 where noise hides it."""
     group, rows = mesh.get_group(), torch.zeros(ROWS, 256)
 
     def exchange(rows: torch.Tensor) -> None:
         scatter_tokens(gather_tokens(rows, group), group)
 
     both = _seconds(lambda: exchange(rows), repeats=1) - _seconds(lambda: exchange(rows[:2]), repeats=4)
-    return 2 * rows.nbytes / max(1e-9, both)
+    return 2 * rows.nbytes / both if both > 0 else 0.0
 
 
 def collective_seconds(mesh: DeviceMesh) -> float:
     """Seconds that a collective adds to a pass of a few tokens, with the Python around it: of a tiny model in one
-    process, and cut over both ranks."""
+    process, and cut over both ranks; not above 0 where noise hides it."""
     shape = Qwen3Config(
         hidden_size=64, intermediate_size=64, vocab_size=64, num_hidden_layers=LAYERS, num_attention_heads=2,
         num_key_value_heads=2, head_dim=32,
@@ -66,8 +68,7 @@ def collective_seconds(mesh: DeviceMesh) -> float:
 
     alone_s = _seconds(tiny_pass, repeats=8)
     model.tensor_parallel = TensorParallel(model.module, mesh)
-    num_collectives = 4 * LAYERS + 2  # of each layer, of embeddings and hidden states
-    return (_seconds(tiny_pass, repeats=8) - alone_s) / num_collectives
+    return (_seconds(tiny_pass, repeats=8) - alone_s) / NUM_COLLECTIVES
 
 
 def _seconds(function: Callable[[], None], *, repeats: int) -> float:

@@ -67,9 +67,8 @@ def weight_bytes(role: RolePlan, share: Share) -> float:
         return share.held.total * wide
     if form.is_sharded and not role.learns:
         return share.held.total * narrow
-    rounded = sizes.linear + (sizes.head.all.total if form.is_accelerator else 0.0)
-    if role.learns:  # adapters are linear layers too
-        rounded -= sizes.trained
+    products = sizes.products + (sizes.head.all if form.is_accelerator else Count())
+    rounded = products.total - (products.trained if role.learns else 0.0)
     return share.held.total * (wide - (wide - narrow) * rounded / sizes.total)
 
 

@@ -24,13 +24,12 @@ from transformers import PreTrainedConfig
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.cpu.layers import use_cpu_layers
-from strop.engines.lora import adapters
 from strop.engines.model import checkpoint_layers
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
-from strop.trainer.plan.meta_model import PassForm, layer_list, truncated_module
+from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.passes import PackedShape, Passes, trace_passes
 from strop.trainer.plan.roles import Shape
 from strop.trainer.plan.tracing import Work
@@ -124,9 +123,7 @@ def real_model(shape: PreTrainedConfig, form: PassForm) -> tuple[CausalLM, list[
     use_packed_attention(module, None, by_formula=form.by_formula)
     use_cpu_layers(module)
     use_rotary_kernel(module)
-    model = CausalLM(module, compute_dtype=form.compute_dtype)
-    if form.lora.enabled:
-        adapters.add_lora(model, dataclasses.replace(form.lora, path=""))
+    model = causal_lm(module, form)
     if form.is_sharded:
         module.to(form.compute_dtype)
         model.root = _Gathered()

@@ -21,8 +21,12 @@ def test_ranks_say_what_it_costs_them_to_talk() -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["raise SystemExit(3)", "print('a warning')", "print('[1]')", "print('{}')", ""]
-)
+    "program",
+    [
+        "raise SystemExit(3)", "print('a warning')", "print('[1]')", "print('{}')", "",
+        """print('{"num_bytes": 5, "call_s": -1e-6}')""", """print('{"num_bytes": 5, "bytes_per_s": 0.0}')""",
+    ],
+)  # fmt: skip
 def test_a_process_that_does_not_say_it_is_assumed(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(module, "_PROCESS", program)
     monkeypatch.setattr(module, "_ONE", "")
@@ -38,17 +42,25 @@ def test_a_process_that_does_not_end_is_assumed(monkeypatch: pytest.MonkeyPatch)
 
 def test_ranks_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that fails or waits for ever is assumed too, and no process is left."""
-    pid = tmp_path / "pid"
-    monkeypatch.setattr(module, "_PROCESS", f"import os, sys, time\npid = {str(pid)!r}\n")
-    monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "_PROCESS", "import os, sys, time\n")
     said = "print('{\"num_bytes\": 5}')"
-    for of_second in ("sys.exit(1)", "open(pid, 'w').write(str(os.getpid())); time.sleep(60)"):
-        monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': {of_second}\n{said}")
-        assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
     monkeypatch.setattr(module, "_TWO", said)
     assert baseline.__wrapped__(is_one_of_several=True) == Baseline(num_bytes=5)
+    monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': sys.exit(1)\n{said}")
+    assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
+    started = tmp_path / "started"
+    waits = f"os.mkdir({str(started)!r} + str(os.getpid())); time.sleep(60)"
+    monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': {waits}\n{said}")
+    pids: list[int] = []
+    for limit_s in (0.5, 2.0, 8.0, 32.0):  # until it has waited: its start takes longer beside other programs
+        monkeypatch.setattr(module, "TIMEOUT_S", limit_s)
+        assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
+        pids = [int(path.name.removeprefix("started")) for path in tmp_path.iterdir()]
+        if pids:
+            break
+    (pid,) = pids
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_process_that_says_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from plan_configs import SMALL
 from plan_configs import config_of as small
-from transformers import PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.half_weights import hold_base_half, hold_half
-from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.rollout.native.cpu.kernel import compiled as decode_library
+from strop.rollout.native.half_copy import HalfCopy
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.plan import heap_gaps
@@ -27,12 +27,12 @@ from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_memory import freed_copies
 from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
-from strop.trainer.plan.meta_model import PassForm
+from strop.trainer.plan.meta_model import PassForm, causal_lm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import HEAP_GAPS, update_phase
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
-from strop.trainer.plan.roles import planned_roles
+from strop.trainer.plan.roles import RolePlan, planned_roles
 from strop.trainer.plan.state_memory import optimizer_bytes, resident
 
 GIB = 2**30
@@ -198,27 +198,46 @@ def test_a_reference_and_a_critic_are_beside_the_policy(folder: Path) -> None:
     assert both.peak_bytes - alone_peak == pytest.approx(reference + critic, rel=0.02)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+ROUNDED = [
+    Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": True, "dtype": "bfloat16"}),
+    Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": False, "dtype": "bfloat16"}),
+    Qwen3MoeConfig(**{**EXPERTS.to_dict(), "dtype": "bfloat16"}),
+]
+
+
+def real_model(role: RolePlan) -> CausalLM:
+    module = AutoModelForCausalLM.from_config(role.shape.config).to(torch.bfloat16).float()
+    return causal_lm(module, role.form)
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("name", "setting"), [("actor", "model.lora.rank=4"), ("reference", "algorithm.use_kl_loss=true")]
 )
 def test_weights_that_are_not_trained_are_counted_as_they_are_held(
-    tmp_path: Path, device: str, is_tied: bool, name: str, setting: str
+    tmp_path: Path, device: str, shape: PreTrainedConfig, name: str, setting: str
 ) -> None:
-    shape = Qwen3Config(**{**SMALL.to_dict(), "tie_word_embeddings": is_tied, "dtype": "bfloat16"})
-    config = small(tmp_path, setting, model=shape)
+    adapted = ["model.lora.target_modules=[q_proj,experts.gate_up_proj]"] if shape is ROUNDED[-1] else []
+    config = small(tmp_path, setting, *(adapted if name == "actor" else []), model=shape)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
-    model = CausalLM(Qwen3ForCausalLM(shape).to(torch.bfloat16).float(), compute_dtype=torch.bfloat16)
+    (role,) = (role for role in roles if role.name == name)
+    model = real_model(role)
     if name == "actor":
-        add_lora(model, config.model.lora)
         hold_base_half(model, device=torch.device(device))
     else:
         hold_half(model, device=torch.device(device))
     held = sum(parameter.nbytes for parameter in model.module.parameters())
-    (role,) = (role for role in roles if role.name == name)
     assert resident(role).weights == pytest.approx(held, rel=1e-12)
     assert held < 4 * role.sizes.total
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
+def test_a_copy_that_decodes_is_counted_as_it_is_made(tmp_path: Path, shape: PreTrainedConfig) -> None:
+    config = small(tmp_path, model=shape)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    phases = {phase.phase: phase.device for phase in phases_of(config, roles, device_bytes=80.0 * GIB)}
+    assert phases["rollout"]["weights in half precision"] == HalfCopy(real_model(roles[0])).num_bytes
 
 
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
@@ -285,9 +304,18 @@ def test_what_ranks_were_seen_to_pay_for_talking_is_said(
     process = Baseline(num_bytes=GIB, call_s=300e-6, bytes_per_s=0.8e9)
     monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: process)
     ranks = ("resources.runtime=ray", "resources.ranks=2")
-    for settings, is_said in ((ranks, True), ((), False)):
+    for settings, said in (
+        (
+            (*ranks, "actor.engine.tensor_parallel=2"),
+            ["0.8 GB/s, and 300 us go to each exchange of a layer, as"],
+        ),
+        (ranks, ["0.8 GB/s, as"]),
+        ((), []),
+    ):
         plan = make_plan(small(tmp_path, *settings), device="cpu", memory_gib=30, advises=False)
-        assert any("sends 0.8 GB/s, and 300 us go to" in line for line in plan.assumptions) is is_said
+        lines = [line for line in plan.assumptions if "it sends" in line]
+        assert len(lines) == len(said)
+        assert all(part in line for part, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from strop.trainer.plan.batches import Group, packed_shape
 from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import model_sizes
 from strop.trainer.plan.pass_memory import update_phase
-from strop.trainer.plan.passes import Passes, trace_passes
+from strop.trainer.plan.passes import Passes, trace_forward_bytes, trace_passes
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.tracing import Recorder
@@ -55,6 +55,14 @@ def test_an_update_takes_what_an_h100_took(
     assert update_phase(actor, {}, is_cpu=False).device_bytes / GIB == pytest.approx(measured, rel=0.1)
 
 
+def real_model(config: Qwen3Config, dtype: torch.dtype = torch.float32) -> CausalLM:
+    module = Qwen3ForCausalLM(config).eval()
+    use_packed_attention(module, None, by_formula=False)
+    use_cpu_layers(module)
+    use_rotary_kernel(module)
+    return CausalLM(module, compute_dtype=dtype)
+
+
 def real_passes(
     config: Qwen3Config,
     groups: list[Group],
@@ -68,11 +76,8 @@ def real_passes(
     ids = torch.zeros(1, batch.num_tokens, dtype=torch.int64)
     recorder = Recorder()
     with recorder:
-        model = Qwen3ForCausalLM(config).eval()
-        use_packed_attention(model, None, by_formula=False)
-        use_cpu_layers(model)
-        use_rotary_kernel(model)
-        causal = CausalLM(model, compute_dtype=dtype)
+        causal = real_model(config, dtype)
+        model = causal.module
         if lora is not None:
             add_lora(causal, lora)
         for parameter in model.parameters():
@@ -106,6 +111,28 @@ def test_all_layers_follow_from_two(inner: int, lora: LoraConfig, monkeypatch: p
     saved, update = real_passes(config, groups, lora=lora if lora.enabled else None)
     assert passes.saved_bytes() == pytest.approx(saved, rel=0.02)
     assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(update, rel=0.03)
+
+
+def test_a_pass_without_a_gradient_holds_no_inner_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_compiled_faster", "is_compiled_gradient_faster"):
+        monkeypatch.setattr(cpu_products, name, lambda: True)
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=512, vocab_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    batch = packed_shape([(16, (256,) * 4)])
+    planned = trace_forward_bytes(config, PassForm(compute_dtype=torch.float32), batch)
+    attention = PackedAttention(batch.segments, device=torch.device("cpu"))
+    attention.prepare()
+    ids = torch.zeros(1, batch.num_tokens, dtype=torch.int64)
+    with Recorder() as recorder, torch.no_grad():
+        model = real_model(config)
+        state = recorder.live
+        recorder.reset_peak()
+        index = torch.zeros(batch.num_predicted, dtype=torch.int64)
+        predicting = torch.nn.functional.embedding(index, model.backbone(ids, ids, attention))
+        model.head.log_probs(predicting, index, temperature=1.0)
+    assert 1 <= planned / (recorder.peak - state) < 1.15
 
 
 @pytest.mark.parametrize(

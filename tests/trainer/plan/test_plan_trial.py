@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from plan_configs import SMALL, config_of
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -19,10 +21,11 @@ from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import model_sizes
 from strop.trainer.plan.pass_time import has_trial, pass_seconds, update_ratios
+from strop.trainer.plan.passes import trace_passes
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import Shape, planned_roles
 from strop.trainer.plan.tracing import Work
-from strop.trainer.plan.trial import PassTimes, decode_times, pass_ratios
+from strop.trainer.plan.trial import PassTimes, _update, decode_times, pass_ratios, real_model
 
 EXPERTS = Qwen3MoeConfig(
     hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -56,6 +59,30 @@ def test_every_form_of_a_pass_is_carried_out(config: PreTrainedConfig, form: Pas
     # Against a device that is twice as slow, the same seconds are half of what its rates say.
     halves = pass_ratios(shape_of(config), form, batch, lambda work: 2 * flops(work), 1)
     assert vars(halves) == pytest.approx({name: value / 2 for name, value in vars(ratios).items()})
+
+
+class Products(TorchFunctionMode):
+    """Dtypes that products of experts are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "grouped_mm" in getattr(func, "__name__", ""):
+            self.dtypes |= {part.dtype for part in args[:2]}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", ["plain", "sharded", "bfloat16"])
+def test_experts_multiply_in_a_trial_as_in_a_trace(form: str) -> None:
+    batch = packed_shape([(16, (8, 12))])
+    with Products() as traced:
+        trace_passes(EXPERTS, FORMS[form], batch)
+    model, _ = real_model(EXPERTS, FORMS[form])
+    with Products() as carried_out:
+        _update(model, FORMS[form], batch)
+    assert carried_out.dtypes == traced.dtypes != set()
 
 
 @pytest.mark.parametrize("form", ["plain", "sharded", "adapter", "bfloat16"])
