@@ -30,11 +30,11 @@ REAP_S = 1.0
 seconds."""
 _CHECK_S = 0.5
 """Interval of polling the process, should a pipe not tell that it is gone, in seconds."""
-_DUMP_S = 0.15
-"""Time a hanging worker gets to write where it hangs, in seconds."""
+_DUMP_S = 1.0
+"""Time a hanging worker gets at most to write where it hangs, in seconds."""
 _CHUNK_BYTES, _MAX_LINE_BYTES = 1 << 18, 16 << 20
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.worker_main as c;c.main({},{},{})"
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)\n', re.MULTILINE)
 
 
 class WorkerProcess:
@@ -189,17 +189,22 @@ class WorkerProcess:
         """Location of its present work, from a new stack dump."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
-        await asyncio.sleep(_DUMP_S)
+        await _until(lambda: self._own_frame() is not None, _DUMP_S)
         return self.location()
 
     def location(self) -> str:
         """` at reward.py:17 in compute_score`, from the last stack dump; empty when there is none."""
-        text = self._stderr.tail.decode(errors="replace")
-        _, marker, dump = text.rpartition("(most recent call first):")
-        frames = _FRAME.findall(dump) if marker else []
-        user_frame = next((frame for frame in frames if frame[0] in self._paths), None)
-        chosen = user_frame or (frames[0] if frames else None)
-        return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
+        frame = self._own_frame() or next(iter(self._frames()), None)
+        return "" if frame is None else f" at {Path(frame[0]).name}:{frame[1]} in {frame[2]}"
+
+    def _own_frame(self) -> tuple[str, str, str] | None:
+        """The innermost frame in the user's files."""
+        return next((frame for frame in self._frames() if frame[0] in self._paths), None)
+
+    def _frames(self) -> list[tuple[str, str, str]]:
+        """File, line and function of the last stack dump, the innermost first."""
+        _, marker, dump = self._stderr.tail.decode(errors="replace").rpartition("(most recent call first):")
+        return _FRAME.findall(dump) if marker else []
 
     async def end(self, *, wait_s: float) -> int:
         """Its exit status, after at most wait_s; then it and the copies that it forked are gone, and all it wrote is
