@@ -103,6 +103,8 @@ def _output(program: str, *, num_ranks: int) -> str:
             stack.callback(process.kill)
         try:
             output, _ = processes[0].communicate(timeout=TIMEOUT_S)
+            if processes[0].returncode:  # the others would wait for it
+                return ""
             failed = [process for process in processes if process.wait(max(0.0, end - time.monotonic()))]
         except subprocess.TimeoutExpired:
             return ""

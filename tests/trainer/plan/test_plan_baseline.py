@@ -48,6 +48,11 @@ def test_ranks_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert baseline.__wrapped__(is_one_of_several=True) == Baseline(num_bytes=5)
     monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': sys.exit(1)\n{said}")
     assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
+    late = tmp_path / "late"
+    waits = f"time.sleep(5); os.mkdir({str(late)!r})"
+    monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '0': sys.exit(1)\n{waits}")
+    assert baseline.__wrapped__(is_one_of_several=True) == ASSUMED
+    assert not late.exists(), "nobody waits for the other rank of one that has failed"
     started = tmp_path / "started"
     waits = f"os.mkdir({str(started)!r} + str(os.getpid())); time.sleep(60)"
     monkeypatch.setattr(module, "_TWO", f"if sys.argv[1] == '1': {waits}\n{said}")
