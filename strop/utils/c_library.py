@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -66,14 +67,22 @@ def cache_folder() -> Path:
 
 def _made_of(compiler: str, sources: Sequence[Path], flags: Sequence[str]) -> str:
     """A word for everything that the compiled function depends on: sources, compiler, and what the processor can do."""
-    version = subprocess.run(
-        [compiler, "-march=native", "-Q", "--help=target", "--version"],
-        capture_output=True,
-        check=True,
-        timeout=COMPILE_TIMEOUT_S,
-    ).stdout
-    parts = (*(source.read_bytes() for source in sources), version, " ".join(flags).encode())
+    parts = (*(source.read_bytes() for source in sources), _target(compiler), " ".join(flags).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+@cache
+def _target(compiler: str) -> bytes:
+    """The compiler's version, and each instruction set with whether it takes this processor to have it.
+
+    Asked apart: gcc that is asked for its version says nothing else.
+    """
+    questions = (("--version",), ("-march=native", "-Q", "--help=target"))
+    answers = [
+        subprocess.run([compiler, *words], capture_output=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
+        for words in questions
+    ]
+    return b"\0".join(answers)
 
 
 def _compile(compiler: str, source: Path, flags: Sequence[str], library: Path) -> None:

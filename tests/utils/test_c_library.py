@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -49,3 +50,25 @@ def test_what_an_included_file_says_now_is_compiled(tmp_path: Path, monkeypatch:
         included.write_text(f"#define NUMBER {number}\n", encoding="utf-8")
         library = c_library(source, flags=["-fPIC"], doing="this test", included=[included])
         assert ctypes.CDLL(str(library)).number() == number
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="needs gcc on x86")
+def test_processors_that_share_a_cache_have_a_library_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A home folder on several nodes: code for one processor ends a process on another (SIGILL).
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "source.c"
+    source.write_text("int wide(void) { return __AVX2__ + 0; }\n", encoding="utf-8")
+    gcc, path = shutil.which("gcc"), os.environ["PATH"]
+    made = []
+    for processor in ("haswell", "znver3"):
+        folder = tmp_path / processor
+        folder.mkdir()
+        compiler = folder / "gcc"
+        words = f'"${{@/-march=native/-march={processor}}}"'
+        compiler.write_text(f"#!/bin/bash\nexec {gcc} {words}\n", encoding="utf-8")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{path}")
+        made.append(c_library(source, flags=["-march=native", "-fPIC"], doing="this test"))
+    assert None not in made and made[0] != made[1]
