@@ -116,7 +116,7 @@ class Scale:
 
 SCALES = {
     "small": Scale(8, 8, 2, (1, 2), WORKLOADS),
-    "large": Scale(2, 2, 1, (1,), ("2to1", "8to1", "full")),
+    "large": Scale(2, 2, 2, (1,), ("2to1", "8to1", "full")),
 }
 
 
