@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import openai
@@ -136,5 +135,4 @@ def served(
     return asyncio.run(whole())
 
 
-CALCULATOR = Path(__file__).parent.parent / "examples" / "tool_calculator" / "prepare.py"
 TOKENIZER = make_tiny_tokenizer()

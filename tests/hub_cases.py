@@ -314,3 +314,10 @@ def go_offline(patch: pytest.MonkeyPatch) -> None:
     """What HF_HUB_OFFLINE=1 would say to both clients at their import."""
     patch.setattr(constants, "HF_HUB_OFFLINE", True)
     patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A hub that the client in this process asks, for one test."""
+    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
+        yield stand_in

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from strop.api.training import Settings, overrides_of
+from strop.api.overrides import Settings, overrides_of
 from strop.compat.key_aliases import key_aliases
 from strop.controller import as_list
 from strop.data.prompt_loader import next_prompts

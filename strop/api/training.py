@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
-import ctypes
-import re
-import shutil
-import signal
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from strop.api.arguments import check_names, named_arguments
 from strop.api.callbacks import FunctionCallbacks
+from strop.api.calls import begun_run, carrying_out, folder_of, resume_hint, run_work, say
 from strop.api.inputs import Reward, Rows, column_settings, data_files, model_folder, reward_settings
 from strop.api.live_plot import Picture, in_notebook
+from strop.api.overrides import Settings, override_of, overrides_of
 from strop.api.results import Result
 from strop.compat.key_aliases import key_aliases
-from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
+from strop.run import MODEL_FOLDER, RunFolder, is_run
 from strop.run.folder import CONFIG_FILE
-from strop.trainer.config import Config
 from strop.trainer.early_stopping import train_result
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.loading import load
 from strop.trainer.named_files import check_named_files
-from strop.trainer.start import Start, resume_run, start_run
 from strop.utils.quiet_libraries import quiet_libraries
-
-T = TypeVar("T")
-Settings = Mapping[str, Any] | Sequence[str]
-"""Settings by key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +157,8 @@ def train(
             **(algorithm.settings() if isinstance(algorithm, GRPO) else {}),
         }
 
-    folder = _folder(out, "train")
-    begun = _start_run(
+    folder = folder_of(out, "train")
+    begun = begun_run(
         folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
@@ -180,7 +166,7 @@ def train(
         stop = SignalRequest()
 
         def work() -> Result:
-            with _carrying_out(start.run) as run, _with_picture(folder, callbacks) as all_callbacks:
+            with carrying_out(start.run) as run, _with_picture(folder, callbacks) as all_callbacks:
                 if not start.is_finished:
                     from strop.trainer.train import train as train_run  # torch and transformers: seconds
 
@@ -188,7 +174,7 @@ def train(
                         start.config,
                         run,
                         checkpoint=start.checkpoint,
-                        say=_say,
+                        say=say,
                         force=force,
                         stop=stop,
                         callbacks=all_callbacks,
@@ -196,8 +182,8 @@ def train(
                 _link_model(run)
                 return _result_of(run)
 
-        with _resume_hint("train", folder):
-            return _run_work(work, stop)
+        with resume_hint("train", folder):
+            return run_work(work, stop)
 
 
 @named_arguments
@@ -229,21 +215,21 @@ def sft(
         rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
         return _input_settings(model, tokenizer, rows, inputs)
 
-    folder = _folder(out, "sft")
-    begun = _start_run(
+    folder = folder_of(out, "sft")
+    begun = begun_run(
         folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
         stop = SignalRequest()
 
         def work() -> Result:
-            with _carrying_out(start.run) as run:
+            with carrying_out(start.run) as run:
                 from strop.trainer.sft.result import sft_result  # torch and transformers: seconds
 
                 if not start.is_finished:
                     from strop.trainer.sft.trainer import fine_tune
 
-                    fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
+                    fine_tune(start.config, run, checkpoint=start.checkpoint, say=say, stop=stop)
                 _link_model(run)
                 result = sft_result(run)
             return Result(
@@ -254,8 +240,8 @@ def sft(
                 val_loss=result.val_loss,
             )
 
-        with _resume_hint("sft", folder):
-            return _run_work(work, stop)
+        with resume_hint("sft", folder):
+            return run_work(work, stop)
 
 
 @named_arguments
@@ -298,7 +284,7 @@ def evaluate(
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
-        evaluation = _run_work(lambda: evaluate_model(loaded, say=_say), SignalRequest())
+        evaluation = run_work(lambda: evaluate_model(loaded, say=say), SignalRequest())
     rate = evaluation.total.pass_rate
     return Result(
         run=None,
@@ -312,42 +298,6 @@ def evaluate(
     )
 
 
-def override_of(setting: tuple[str, object]) -> str:
-    """A key and its value as on the command line."""
-    key, value = setting
-    return f"{key}={_in_words(value)}"
-
-
-def overrides_of(settings: Settings) -> list[str]:
-    """Settings as on the command line."""
-    return list(map(override_of, settings.items())) if isinstance(settings, Mapping) else list(settings)
-
-
-def _in_words(value: object) -> str:
-    """A value in the grammar of overrides."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_in_words(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_in_words, value)) + "]"
-    text = str(value)
-    if text.isidentifier() and text not in ("null", "true", "false"):
-        return text
-    # Backslashes are doubled where they stand before a quote, the last one included.
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
-
-
-def _folder(out: str | Path | None, kind: str) -> Path:
-    return (
-        Path(out).expanduser()
-        if out is not None
-        else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
-
-
 def _input_settings(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
     """The settings of a model and of rows, by their keys, for what is given of it."""
     settings: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
@@ -355,66 +305,6 @@ def _input_settings(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs
         if some is not None:
             settings[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
     return settings
-
-
-@contextlib.contextmanager
-def _start_run(
-    folder: Path,
-    given: Callable[[Path], Mapping[str, Any]],
-    config: str | Path | None,
-    settings: Settings,
-    *,
-    kind: str,
-    resume: bool,
-    accept_changes: bool,
-) -> Iterator[Start]:
-    """The run in this folder, begun or continued. Where it is refused, nothing is left beside its folder.
-
-    Args:
-        folder: of the run.
-        given: what the caller brought as settings; it writes files into the folder that it is called with.
-        config, settings, resume, accept_changes: of the caller.
-        kind: of the command.
-    """
-    if resume:
-        yield resume_run(
-            folder,
-            overrides=overrides_of(settings),
-            say=_say,
-            accept_changes=accept_changes,
-            in_shell=False,
-            aliases=key_aliases,
-        )
-        return
-    if is_run(folder):  # before its inputs are written over
-        raise RunError(f"{folder} already holds a run: go on with it by resume=True, or choose another out")
-    inputs = folder.with_name(f"{folder.name}-inputs")
-    is_new = not inputs.exists()
-    try:
-        brought = given(inputs)
-        overrides = [*map(override_of, brought.items()), *overrides_of(settings)]
-        loaded: Config = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
-        _say(f"run folder: {folder}")
-        yield start_run(folder, loaded, command=["strop", kind], say=_say)
-    finally:
-        if is_new and not is_run(folder):
-            shutil.rmtree(inputs, ignore_errors=True)
-
-
-def _say(line: str) -> None:
-    """For the person who watches."""
-    sys.stderr.write(f"{line}\n")
-
-
-@contextlib.contextmanager
-def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
-    """Close the run at the end; one that failed before it had begun is removed, and its folder can be used again."""
-    with run:
-        try:
-            yield run
-        except Exception as error:
-            run.remove_unstarted(error)
-            raise
 
 
 @contextlib.contextmanager
@@ -447,49 +337,3 @@ def _result_of(run: RunFolder) -> Result:
         reward_final=result.reward_final,
         interval=result.interval_final,
     )
-
-
-@contextlib.contextmanager
-def _resume_hint(function: str, folder: Path) -> Iterator[None]:
-    """Print how to resume when the call is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say(f"interrupted; go on with {function}(out={str(folder)!r}, resume=True)")
-        raise
-
-
-def _run_work(work: Callable[[], T], stop: SignalRequest) -> T:
-    """Run the work; where this thread has an event loop, as in a notebook, in a thread of its own.
-
-    An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends
-    the work where it is.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    thread: list[int] = []
-
-    def in_thread() -> T:
-        thread.append(threading.get_ident())
-        return work()
-
-    with ThreadPoolExecutor(1, thread_name_prefix="strop") as threads:
-        future = threads.submit(contextvars.copy_context().run, in_thread)
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done():
-                    raise
-                if stop.is_in_step and not stop.number:
-                    _say("this step comes to its end and is saved first; the same again ends the run at once")
-                elif thread:
-                    _interrupt(thread[0])
-                stop.number = signal.SIGINT
-
-
-def _interrupt(thread: int) -> None:
-    """As a signal does in the main thread: a KeyboardInterrupt where the thread is."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))

@@ -167,26 +167,7 @@ class WorkerGroup(ABC, Generic[W]):
 
     def _run(self, method_name: str, registration: Registration, /, *args: Any, **kwargs: Any) -> Any:
         mode, size = registration.mode, self.world_size
-        per_rank: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, kwargs)] * size
-        if mode.dispatch_fn is not None:
-            positional, keywords = mode.dispatch_fn(self, *args, **kwargs)
-            self._check_entries(method_name, mode, [*enumerate(positional), *keywords.items()])
-            per_rank = [
-                (
-                    [entries[rank] for entries in positional],
-                    {key: entries[rank] for key, entries in keywords.items()},
-                )
-                for rank in range(size)
-            ]
-        arguments = [
-            entry for args_of, kwargs_of in per_rank for entry in [*enumerate(args_of), *kwargs_of.items()]
-        ]
-        for name, arg in arguments:
-            if isinstance(arg, Partition):
-                raise TypeError(
-                    f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
-                    f"cut batches over the data-parallel groups; pass the batch itself"
-                )
+        per_rank = self._arguments_of_ranks(method_name, mode, args, kwargs)
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = output_ranks = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
@@ -226,6 +207,33 @@ class WorkerGroup(ABC, Generic[W]):
         for call in silent:
             call.result()
         return joined.get()
+
+    def _arguments_of_ranks(
+        self, method_name: str, mode: DispatchMode, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
+        """Positional and keyword arguments of each worker."""
+        size = self.world_size
+        per_rank: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, kwargs)] * size
+        if mode.dispatch_fn is not None:
+            positional, keywords = mode.dispatch_fn(self, *args, **kwargs)
+            self._check_entries(method_name, mode, [*enumerate(positional), *keywords.items()])
+            per_rank = [
+                (
+                    [entries[rank] for entries in positional],
+                    {key: entries[rank] for key, entries in keywords.items()},
+                )
+                for rank in range(size)
+            ]
+        arguments = [
+            entry for args_of, kwargs_of in per_rank for entry in [*enumerate(args_of), *kwargs_of.items()]
+        ]
+        for name, arg in arguments:
+            if isinstance(arg, Partition):
+                raise TypeError(
+                    f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
+                    f"cut batches over the data-parallel groups; pass the batch itself"
+                )
+        return per_rank
 
     def _check_entries(
         self, method_name: str, mode: DispatchMode, arguments: Sequence[tuple[int | str, Sequence[Any]]]

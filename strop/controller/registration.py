@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.controller.dispatch import Dispatch, DispatchMode
+from strop.controller.dispatch_modes import mode_named
 
 _MARK = "_strop_registration"
 
@@ -98,8 +99,6 @@ def _mode_of(mode: Dispatch | DispatchMode | str | Mapping[str, Any]) -> Dispatc
         return mode.value
     if isinstance(mode, DispatchMode):
         return mode
-    from strop.controller.dispatch_modes import mode_named  # imports DispatchMode
-
     return mode_named(mode)
 
 

@@ -25,9 +25,10 @@ from strop.rewards import RewardPool
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
+from strop.trainer.remote_model import OnUsage
 from strop.trainer.reward_trial import probe_scorers
 from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
-from strop.trainer.standalone import OnUsage, is_remote, model_backend, run_standalone
+from strop.trainer.standalone import is_remote, model_backend, run_standalone
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name

@@ -25,8 +25,8 @@ from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import RolloutEngine
+from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.target import WeightTarget
-from strop.rollout.weight_sync.transfer import weight_transfer
 from strop.rollout.weight_sync.types import Probe
 
 
@@ -110,7 +110,7 @@ def native_generation(context: EngineContext) -> Generation:
     policy = load_model(
         dataclasses.replace(context.model, lora=LoraConfig()), device=context.device, holds_half=True
     )
-    target = weight_transfer().target(policy.module)
+    target = ModuleTarget(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 
 

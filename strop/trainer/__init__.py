@@ -24,7 +24,7 @@ profiling.py           Profiled steps
 ray_runtime.py         The Ray runtime as `resources` asks for it
 records.py             Record of a step
 rehearsal.py           Rehearsal of the longest batch
-remote_model.py        A server with OpenAI's API in place of a model folder (a strop.trainer.standalone.ModelBackend)
+remote_model.py        A server with OpenAI's API in place of a model folder
 remote_weight_sync.py  Weight sync to engines with weights of their own
 replay_folder.py       The folder of a run that repeats a recorded one, possibly on other resources
 replayed_run.py        Schedule of a run that repeats a recorded one, in its folder
@@ -41,6 +41,7 @@ rollout_batch.py       Rollout batches
 row_results.py         Results of rows by their samples in a step, for samplers that see results
 run_mirror.py          Copies of a run at a URL while it trains
 sample_selection.py    Samples chosen for training
+saved_role.py          The model of a role, read from a checkpoint of any number of ranks
 sections.py            The sections of the root configuration that belong to the loop itself
 setup.py               Preparation of a run before its first step, from cheap to expensive, so that bad input ends it
                        in seconds

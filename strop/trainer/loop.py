@@ -131,7 +131,7 @@ class Trainer:
             self._undecided = UndecidedSources(self.config.reward, self._run.events)
             self._fit_memory()
             if self._start_step == 0:
-                note_certificate(self.config, self.data, self._run, self._say)
+                note_certificate(self.config, self._run, self._say)
                 self._preflight()
             self._health = self._health_monitor()
             setup = TrackerSetup(
@@ -177,7 +177,7 @@ class Trainer:
     def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
         with stages.stage("gen"):
-            record = self.collector.collect(step, stages)
+            record = self.collector.collect(step)
         if len(record.batch):
             record = replace(record, learned=self.learner.learn(record.batch, step, stages))
         with stages.stage("update_weights"):  # also without samples: the version is the step

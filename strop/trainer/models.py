@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
-MODEL_PATHS = ("model.path", "model.tokenizer_path", "reference.path")
-"""Settings of the core that name a model."""
-
 
 def with_template(config: Config) -> Config:
     """The configuration with the text of model.chat_template: other machines may not have the file."""

@@ -10,7 +10,6 @@ from strop.rewards import RewardConfig
 from strop.run import RunFolder
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
-from strop.trainer.setup import TrainingData
 from strop.utils.atomic_io import replace_text, sha256_of_file
 from strop.utils.safe_read import open_regular
 
@@ -30,7 +29,7 @@ def save_certificate(reward: Path, name: str, certificate: dict[str, Any]) -> Pa
     return path
 
 
-def note_certificate(config: Config, data: TrainingData, run: RunFolder, say: Reporter) -> None:
+def note_certificate(config: Config, run: RunFolder, say: Reporter) -> None:
     """A record for each function of the run that was checked, and a line with its verdict."""
     for path, name in _files(config.reward):
         report = _read(certificate_path(path, name))

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -22,34 +22,23 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
-from transformers.initialization import no_init_weights
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint_reader import STATE_FILE, SavedTensors
-from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
-from strop.engines.lora.adapters import add_lora, has_adapter, merged_tensors, save_adapter
-from strop.engines.model import load_model, read_model_config
+from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.lora.adapters import has_adapter, merged_tensors, save_adapter
 from strop.engines.model_folder import reading, runs_own_code
-from strop.engines.model_support.parity import PROBE_TOLERANCE, check_packed
+from strop.engines.model_support.parity import PROBE_TOLERANCE
 from strop.engines.multimodal.families import takes_media
 from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
-from strop.engines.role_checkpoint import CONFIG_FOLDER, load_weights
-from strop.engines.role_tensors import MODEL
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
-from strop.engines.value_models import load_value_model
 from strop.engines.weights import named_weights
+from strop.trainer.saved_role import ACTOR, read_role, role_sources
 
-ACTOR, CRITIC, PRM = "actor", "critic", "prm"
-"""Roles that can be exported: a language model, a value model (one number per text), and the process reward model, a
-language model too."""
-HF_FOLDER = "model"
-"""Folder of a checkpoint with the actor as a Hugging Face folder, where the run wrote one."""
 PROBE_LENGTHS = (17, 32, 5)
 """Tokens of the sequences on which the two models are compared."""
 _FILE_BYTES = "5GB"  # of one weight file: as the hub has them
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +136,7 @@ def _write_and_prove(
         rounded = probe(model, sequences) if dtype not in (None, trained_dtype) else trained
         _save(model, folder, dtype or trained_dtype)
     del model
-    sources = _sources(checkpoint, role, config)
+    sources = role_sources(checkpoint, role, config)
     _save_tokenizer(sources, folder, config)
     plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
     if role == ACTOR:
@@ -171,41 +160,6 @@ def _write_and_prove(
         rounding=_largest(trained, rounded),
         quantity=quantity,
     )
-
-
-def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> CausalLM:
-    """A role's model on the CPU with the weights of a checkpoint, whatever number of ranks wrote it.
-
-    Args:
-        checkpoint: its folder.
-        config: the model that the run started from.
-        role: ACTOR, CRITIC or PRM.
-
-    Raises:
-        ValueError: the checkpoint has no such role, is damaged, or is of another model.
-    """
-    folder = checkpoint / role
-    if not (folder / STATE_FILE).is_file():
-        if role == ACTOR and (checkpoint / HF_FOLDER / "config.json").is_file():
-            return load_model(_plain(config, checkpoint / HF_FOLDER), device="cpu")
-        names = ", ".join(sorted(path.name for path in checkpoint.iterdir())) or "nothing"
-        raise ValueError(
-            f"{checkpoint} holds no {role} (found: {names}); give a checkpoint of a run that trains one"
-        )
-    if any(".lora_" in name for name in SavedTensors(folder).tensors):
-        load = load_value_model if role == CRITIC else load_model
-        double = _saved_dtype(folder) == torch.float64
-        model = load(_plain(config, Path(config.path), "float64" if double else "float32"), device="cpu")
-        add_lora(model, config.lora)
-    else:
-        described = _config_folder(checkpoint, role, config)
-        model = _unread_model(
-            described, config, role, _saved_dtype(folder), num_saved=SavedTensors(folder).num_weights
-        )
-    load_weights(folder, model)
-    if not has_adapter(model):
-        check_packed(model.module, _CPU)
-    return model
 
 
 def probe_sequences(model: CausalLM) -> list[Tensor]:
@@ -256,72 +210,6 @@ def _size(num_bytes: int) -> str:
 def _largest(a: Tensor, b: Tensor) -> float:
     """Largest difference, as a share of the largest number where that is above 1: values have any scale."""
     return float((a.double() - b.double()).abs().max() / b.abs().max().clamp(min=1.0))
-
-
-def _saved_dtype(folder: Path) -> torch.dtype:
-    for name, saved in SavedTensors(folder).tensors.items():
-        if name.startswith(MODEL) and saved.dtype.is_floating_point:
-            return saved.dtype
-    raise ValueError(f"checkpoint {folder} is damaged: it holds no weights")
-
-
-def _plain(
-    config: ModelConfig, folder: Path, dtype: Literal["float32", "float64"] = "float32"
-) -> ModelConfig:
-    """The model of a folder, as it is."""
-    return dataclasses.replace(
-        config,
-        path=str(folder),
-        dtype=dtype,
-        gradient_checkpointing=False,
-        lora=LoraConfig(),
-        use_liger=False,
-    )
-
-
-def _sources(checkpoint: Path, role: str, config: ModelConfig) -> list[Path]:
-    """Folders with configuration and tokenizer, best first: of the checkpoint, then of the run's first model."""
-    return [checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)]
-
-
-def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
-    """Folder with the config.json of a role."""
-    sources = _sources(checkpoint, role, config)
-    for folder in sources:
-        if (folder / "config.json").is_file():
-            return folder
-    raise ValueError(
-        f"{checkpoint} does not say what model it holds: there is no config.json in {', '.join(map(str, sources))}; "
-        f"put the one of the model that the run started from into the first"
-    )
-
-
-def _unread_model(
-    folder: Path, config: ModelConfig, role: str, dtype: torch.dtype, *, num_saved: int
-) -> CausalLM:
-    """The architecture that a folder describes, with any weights; `check_packed` then makes it ready.
-
-    Args:
-        num_saved: numbers in the checkpoint, above which no memory is asked for.
-    """
-    trust = runs_own_code(config)
-    complaint = f"the model in {folder} cannot be built"
-    settings = read_model_config(folder, config, complaint)
-    auto_class: Any = language_model_class(settings)
-    if role == CRITIC:
-        settings.num_labels = 1
-        auto_class = AutoModelForSequenceClassification
-    with reading(folder, complaint), no_init_weights():
-        with torch.device("meta"):  # its form costs no memory
-            form = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
-        described = sum(weight.numel() for weight in form.parameters())
-        if described > 2 * num_saved:  # tied weights may count twice
-            raise ValueError(
-                f"config.json describes {described} weights, but the checkpoint holds {num_saved}"
-            )
-        module = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
-        module.tie_weights()  # part of the initialization that was left out
-    return CausalLM(module.eval(), compute_dtype=dtype)
 
 
 @torch.no_grad()

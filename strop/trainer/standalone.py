@@ -7,9 +7,9 @@ ours (strop.rollout.openai).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol, cast
+from typing import Protocol
 
 from strop.agents.setup import AgentSetup
 from strop.data.config import DataConfig
@@ -24,15 +24,13 @@ from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.rollout.weight_sync.load_weights import loaded
 from strop.trainer.config import Config
+from strop.trainer.remote_model import OnUsage, RemoteBackend
 from strop.trainer.sections import EvalConfig
 from strop.trainer.setup import sampling_of
 from strop.trainer.threads import set_threads
 from strop.utils.gc_freeze import settled
 from strop.workers.episodes import Episode
 from strop.workers.player import EpisodeRunner, make_episode_runner
-
-OnUsage = Callable[[Mapping[str, int]], None]
-"""Called at the end with the usage of a server."""
 
 
 class ModelBackend(Protocol):
@@ -81,11 +79,7 @@ def is_remote(config: Config) -> bool:
 
 def model_backend(config: Config) -> ModelBackend:
     """Backend of these settings."""
-    if not is_remote(config):
-        return _LocalBackend()
-    from strop.trainer import remote_model as of_server  # imports this module
-
-    return cast(ModelBackend, of_server)
+    return RemoteBackend() if is_remote(config) else _LocalBackend()
 
 
 async def run_standalone(

@@ -34,7 +34,7 @@ from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.rollout.weight_sync.probe import probe_of
-from strop.rollout.weight_sync.transfer import Sender, weight_transfer
+from strop.rollout.weight_sync.sender import WeightSender
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncReport
 from strop.utils.device import sent
 from strop.utils.host_copy import HostCopy
@@ -71,7 +71,7 @@ class ActorWorker(TrainedWorker):
         self._moe = actor.moe
         self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
         self.engine.replays_routing = True
-        self._sender: Sender | None = None
+        self._sender: WeightSender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -242,7 +242,7 @@ class ActorWorker(TrainedWorker):
             self._sender.close()
         held = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
         module = self.engine.model.module
-        self._sender = weight_transfer().sender(module, rank=self.rank, dtypes=held, store=store)
+        self._sender = WeightSender(module, rank=self.rank, dtypes=held, store=store)
         return self._sender.open(num_receivers=num_receivers, host=self.master_addr)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

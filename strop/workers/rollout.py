@@ -38,8 +38,9 @@ from strop.rollout.engine_setup import make_engine_group
 from strop.rollout.routing.client import RoutedClient
 from strop.rollout.routing.router import RouterAddress
 from strop.rollout.types import Sampling
-from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
+from strop.rollout.weight_sync.receiver import WeightReceiver
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncError, SyncReport
+from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 from strop.run.samples import SampleStore
 from strop.utils.call_loop import CallEventLoop
 from strop.utils.machine_limits import usable_cores
@@ -192,10 +193,11 @@ class RolloutWorker(Worker):
     def _attach_engine(self, generation: Generation) -> Reader | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
         self._target = generation.target
-        self._receiving: ReceivingEngine | None = None
+        self._receiving: VerifiedEngine | None = None
         if generation.target is not None and self._trained is None:
             device = "cpu" if generation.policy is None else str(generation.policy.device)
-            self._receiving = weight_transfer().receiving(generation.engine, generation.target, device=device)
+            receiver = WeightReceiver(generation.target, device=device)
+            self._receiving = VerifiedEngine(generation.engine, receiver)
             self._engines.set_engine(self._receiving)
         return generation.media
 
@@ -377,7 +379,7 @@ class RolloutWorker(Worker):
         except SyncError as error:
             return SyncReport.failed(version, error)
 
-    def _own_engine(self) -> ReceivingEngine:
+    def _own_engine(self) -> VerifiedEngine:
         if self._receiving is None:
             raise ValueError(
                 "generation uses the actor's own weights in this process; there is nothing to receive"

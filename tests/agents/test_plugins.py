@@ -16,7 +16,6 @@ from strop.agents.tools.calculator import CalculatorTool
 from strop.trainer.untrusted_runs.named import of_agents
 
 TOKENIZER = family_tokenizer("qwen25")
-END = TOKENIZER.eos_token_id
 
 
 def test_settings_of_tools_and_environments_stand_beside_the_others() -> None:

@@ -7,6 +7,21 @@ import torch
 from algorithms.contract.estimator_batches import COLUMNS, random_batch
 from algorithms.contract.estimator_rules import RULES, EstimatorTraits
 from algorithms.contract.estimators import TRAITS, check_adv_estimator
+from algorithms.planted_bugs import (
+    batch_mean,
+    centered,
+    contiguous_pairs,
+    divided_by_zero,
+    dropped_mask,
+    flipped_sign,
+    in_place,
+    masked_rewards,
+    padded_length,
+    right,
+    single_precision,
+    too_narrow,
+    unmasked_values,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -67,25 +82,6 @@ def rules_broken_by(
     return {finding.rule for finding in findings}
 
 
-def centered(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    return center_groups(rewards, group_ids)[0]
-
-
-def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(centered(rewards, group_ids), response_mask)
-    return advantages, advantages
-
-
-def flipped_sign(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(-centered(rewards, group_ids), response_mask)
-    return advantages, advantages
-
-
-def dropped_mask(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = centered(rewards, group_ids)[:, None].expand(response_mask.shape)
-    return advantages, advantages
-
-
 def raw_lone_reward(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     _, group, count = center_groups(rewards, group_ids)
     advantages = torch.where((count == 1)[group], rewards, centered(rewards, group_ids))
@@ -104,45 +100,6 @@ def rounding_magnified(*, rewards: Tensor, group_ids: Tensor, response_mask: Ten
     return expand_to_tokens(out, response_mask), expand_to_tokens(out, response_mask)
 
 
-def batch_mean(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(rewards - rewards.mean(), response_mask)
-    return advantages, advantages
-
-
-def contiguous_pairs(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes rows 2n and 2n + 1 for a group, whatever their ids are."""
-    pairs = torch.arange(len(rewards)) // 2
-    return right(rewards=rewards, group_ids=pairs, response_mask=response_mask)
-
-
-def masked_rewards(
-    *, token_level_rewards: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    rewards = (token_level_rewards * response_mask).sum(dim=-1)
-    return right(rewards=rewards, group_ids=group_ids, response_mask=response_mask)
-
-
-def padded_length(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards / response_mask.shape[1], group_ids=group_ids, response_mask=response_mask)
-
-
-def unmasked_values(
-    *, rewards: Tensor, values: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards - values.mean(-1), group_ids=group_ids, response_mask=response_mask)
-
-
-def in_place(
-    *, rewards: Tensor, values: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    values.mul_(2.0)
-    return right(rewards=rewards, group_ids=group_ids, response_mask=response_mask)
-
-
-def single_precision(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards.float(), group_ids=group_ids, response_mask=response_mask)
-
-
 def ids_as_indices(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Large ids fall into one group."""
     return right(rewards=rewards, group_ids=group_ids.clamp(min=0), response_mask=response_mask)
@@ -150,15 +107,6 @@ def ids_as_indices(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor)
 
 def squared(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     return right(rewards=rewards**2, group_ids=group_ids, response_mask=response_mask)
-
-
-def too_narrow(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return rewards, rewards
-
-
-def infinite(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(centered(rewards, group_ids) / 0.0, response_mask)
-    return advantages, advantages
 
 
 def test_a_right_estimator_has_no_findings() -> None:
@@ -179,7 +127,7 @@ def test_a_right_estimator_has_no_findings() -> None:
         (unmasked_values, "values outside the mask never matter"),
         (in_place, "inputs stay as they are"),
         (single_precision, "float64 and finite"),
-        (infinite, "float64 and finite"),
+        (divided_by_zero, "float64 and finite"),
         (ids_as_indices, "group ids are names"),
         (squared, "rewards scale as claimed"),
         (squared, "a constant added to a group changes nothing"),

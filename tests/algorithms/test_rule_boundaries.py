@@ -12,6 +12,7 @@ from algorithms.contract.estimator_batches import Batch
 from algorithms.contract.estimator_rules import RULES, EstimatorTraits, _difference
 from algorithms.contract.estimators import check_adv_estimator
 from algorithms.contract.policy_losses import check_policy_loss
+from algorithms.planted_bugs import right
 from probing import CLAIMS, broken, ratio, sentences, terms
 from torch import Tensor
 
@@ -224,11 +225,6 @@ def test_differences_are_told_from_rounding() -> None:
 
 
 # -------------------------------------------------------------------------------- the check of estimators
-
-
-def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0], response_mask)
-    return advantages, advantages
 
 
 def test_a_fault_that_only_some_batches_show_is_found_on_a_later_one() -> None:

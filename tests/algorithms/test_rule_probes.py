@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithms.contract.estimator_batches import COLUMNS, Batch, random_batch
 from algorithms.contract.estimator_rules import RULES, Trial
-from algorithms.contract.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
+from algorithms.contract.estimators import TRAITS, _resolve, check_adv_estimator
 from algorithms.contract.loss_probe import (
     ATOL,
     RTOL,
@@ -29,6 +29,7 @@ from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 from strop.algorithms.specs import adv_estimator_declaration
 from strop.algorithms.verl_aggregation import agg_loss
+from strop.cli.check_functions.estimators import inferred_declaration
 
 
 def shown(rule: str, seed: int) -> tuple[Batch, list[Batch]]:
@@ -415,7 +416,8 @@ def test_a_registered_function_is_checked_as_what_it_is_registered() -> None:
         function = get_adv_estimator_fn(name)
         assert check_adv_estimator(function) == check_adv_estimator(name) == []
         assert _resolve(function, None) == (name, function, adv_estimator_declaration(name))
-    assert _inferred(get_adv_estimator_fn("gae")) != adv_estimator_declaration("gae")  # so this is seen above
+    # So this is seen above.
+    assert inferred_declaration(get_adv_estimator_fn("gae")) != adv_estimator_declaration("gae")
     findings = check_adv_estimator(get_adv_estimator_fn("remax"), traits=CLAIMS)
     assert findings
     assert all(finding.sentence.startswith("remax: ") for finding in findings)
@@ -430,7 +432,7 @@ def test_a_function_may_require_every_column() -> None:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return values, values
 
-    declaration = _inferred(takes_all)
+    declaration = inferred_declaration(takes_all)
     assert declaration.needs == COLUMNS
     assert declaration.is_group_relative
 

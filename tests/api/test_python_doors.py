@@ -21,7 +21,7 @@ from fork_server import run_program
 
 import strop
 from strop import GRPO, evaluate, sft, train
-from strop.api.training import _run_work
+from strop.api.calls import run_work
 from strop.cli.quickstart.task import TaskFiles
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
@@ -264,7 +264,7 @@ def test_an_interrupt_outside_of_a_step_ends_the_work_where_it_is() -> None:
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        in_a_cell(lambda: _run_work(work, SignalRequest()))
+        in_a_cell(lambda: run_work(work, SignalRequest()))
     assert ended == [True]
 
 
@@ -376,7 +376,7 @@ def test_a_function_that_fails_ends_before_training_and_its_folder_is_free_again
 
 
 def test_settings_become_words_that_mean_them() -> None:
-    from strop.api.training import override_of
+    from strop.api.overrides import override_of
     from strop.config.overrides import parse_override
 
     for value in (

@@ -6,10 +6,23 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from algorithms.planted_bugs import (
+    batch_mean,
+    contiguous_pairs,
+    divided_by_zero,
+    dropped_mask,
+    flipped_sign,
+    in_place,
+    masked_rewards,
+    padded_length,
+    right,
+    single_precision,
+    too_narrow,
+    unmasked_values,
+)
 from torch import Tensor
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.advantages.groups import center_groups, expand_to_tokens
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.cli.check_functions.estimators import check_adv_estimator
 from strop.cli.check_functions.policy_losses import check_policy_loss
@@ -121,63 +134,6 @@ def test_columns_that_the_check_does_not_have_are_refused() -> None:
         check_policy_loss(hungry)
 
 
-def right(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0], response_mask)
-    return advantages, advantages
-
-
-def negative(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=-rewards, group_ids=group_ids, response_mask=response_mask)
-
-
-def unmasked(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards, group_ids=group_ids, response_mask=torch.ones_like(response_mask))
-
-
-def batch_mean(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(rewards - rewards.mean(), response_mask)
-    return advantages, advantages
-
-
-def pairs(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards, group_ids=torch.arange(len(rewards)) // 2, response_mask=response_mask)
-
-
-def masked(*, token_level_rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    rewards = (token_level_rewards * response_mask).sum(dim=-1)
-    return right(rewards=rewards, group_ids=group_ids, response_mask=response_mask)
-
-
-def by_width(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards / response_mask.shape[1], group_ids=group_ids, response_mask=response_mask)
-
-
-def all_values(
-    *, rewards: Tensor, values: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards - values.mean(-1), group_ids=group_ids, response_mask=response_mask)
-
-
-def doubled(
-    *, rewards: Tensor, values: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    values.mul_(2.0)
-    return right(rewards=rewards, group_ids=group_ids, response_mask=response_mask)
-
-
-def single(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return right(rewards=rewards.float(), group_ids=group_ids, response_mask=response_mask)
-
-
-def divided(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    advantages = expand_to_tokens(center_groups(rewards, group_ids)[0] / 0.0, response_mask)
-    return advantages, advantages
-
-
-def too_narrow(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    return rewards, rewards
-
-
 def test_a_right_estimator_has_no_findings() -> None:
     assert check_adv_estimator(right) == []
 
@@ -186,19 +142,19 @@ def test_a_right_estimator_has_no_findings() -> None:
     ("estimator", "rule", "sentence"),
     [
         (
-            negative,
+            flipped_sign,
             "a higher reward has the higher advantage",
             "reward 1 got the advantage -0.5 and reward 0 got 0.5",
         ),
-        (unmasked, "zero outside the mask", "a token outside the mask has advantage"),
+        (dropped_mask, "zero outside the mask", "a token outside the mask has advantage"),
         (batch_mean, "a group of one has advantage 0", "it has nothing to be compared with"),
-        (pairs, "the order of rows never matters", "with rows in another order"),
-        (masked, "a reward counts wherever it sits", "with rewards moved from given tokens"),
-        (by_width, "padding never matters", "with two columns of padding on the right"),
-        (all_values, "values outside the mask never matter", "weights outside the mask"),
-        (doubled, "inputs stay as they are", "the call changed values in place"),
-        (single, "float64 and finite", "float64 columns gave advantages of torch.float32"),
-        (divided, "float64 and finite", "finite columns gave the advantages"),
+        (contiguous_pairs, "the order of rows never matters", "with rows in another order"),
+        (masked_rewards, "a reward counts wherever it sits", "with rewards moved from given tokens"),
+        (padded_length, "padding never matters", "with two columns of padding on the right"),
+        (unmasked_values, "values outside the mask never matter", "weights outside the mask"),
+        (in_place, "inputs stay as they are", "the call changed values in place"),
+        (single_precision, "float64 and finite", "float64 columns gave advantages of torch.float32"),
+        (divided_by_zero, "float64 and finite", "finite columns gave the advantages"),
         (too_narrow, "it runs", "too_narrow raised"),
     ],
 )

@@ -37,7 +37,6 @@ def machine(address: str = "10.0.0.1", **changes: object) -> MachineFacts:
         "versions": {"strop": "1.0", "ray": "2.60.0", "torch": "2.13.0", "peft": ""},
         "device": "cuda",
         "num_devices": 8,
-        "num_cpus": 64,
         "memory_bytes": 512 * GIB,
         "shared_memory_free_bytes": 64 * GIB,
         "ports": (OpenPort(program="raylet", host="10.0.0.1", port=7000),),

@@ -7,20 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants as constants
 import pytest
 from cli_calls import Project, cli, interrupted_after
-from hub_cases import StandIn, asked_here, serving
+from hub_cases import StandIn, hub, serving
 from store_cases import opened
 
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
-        yield stand_in
+__all__ = ["hub"]  # the fixture
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_a_run_records_the_saved_verdict_while_it_is_true(tmp_path: Path) -> Non
 
     def note(name: str) -> Any:
         config = SimpleNamespace(reward=RewardConfig(path=str(file), name=name))
-        note_certificate(cast("Any", config), cast("Any", None), cast("Any", run), said.append)
+        note_certificate(cast("Any", config), cast("Any", run), said.append)
         return events[-1]["verdict"]
 
     assert note("compute_score") == "ok"

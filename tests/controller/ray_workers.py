@@ -30,7 +30,7 @@ def total(group: Any, outputs: list[int]) -> int:
     return sum(outputs)
 
 
-ROUND_ROBIN = register_dispatch_mode("ray_test_round_robin", round_robin, total)
+register_dispatch_mode("ray_test_round_robin", round_robin, total)
 
 
 def batch(num_rows: int, *, tokens: int = 3) -> DataProto:

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import psutil
 import pytest
+from program_path import python_path
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 
@@ -138,7 +139,7 @@ nodes.shutdown()
 @contextlib.contextmanager
 def program(text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python program that can import the tests' workers; ended with all it started."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, HERE)}
     process = subprocess.Popen(
         [sys.executable, "-c", text, *arguments],
         stdin=subprocess.PIPE,

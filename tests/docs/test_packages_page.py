@@ -15,6 +15,7 @@ import pytest
 import yaml
 from doc_pages import ROOT, blocks, entry_point_groups
 from fork_server import run_program
+from program_path import python_path
 
 from strop.data.tiny_model import make_tiny_model
 
@@ -28,8 +29,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def run(words: list[str], folder: Path, path: Path | None = None) -> str:
     """Standard output of a program of Python, with these packages on its path."""
-    places = [str(place) for place in (path, ROOT) if place]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    folders = [folder for folder in (path, ROOT) if folder]
+    environment = {**os.environ, "PYTHONPATH": python_path(*folders), "OMP_NUM_THREADS": "1"}
     done = run_program(words, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -132,8 +133,7 @@ def test_packages_that_cannot_be_used(tmp_path: Path, packages: dict[str, str], 
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[strop.estimators]\nmine = {name}\ngrpo = {name}\n")
-    places = os.pathsep.join(map(str, (tmp_path, ROOT)))
-    done = run_program(["-c", LOOK_UP], env={**os.environ, "PYTHONPATH": places})
+    done = run_program(["-c", LOOK_UP], env={**os.environ, "PYTHONPATH": python_path(tmp_path, ROOT)})
     assert sentence in done.stderr
     assert "'mine'" in done.stdout, "names of packages are known without being imported"
     assert "grpo is there" in done.stdout

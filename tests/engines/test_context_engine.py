@@ -25,7 +25,6 @@ from references.engine_steps import (
     one_process,
     rank_step,
     run_step,
-    value_model,
 )
 from references.language_models import config
 from references.rank_processes import run_ranks
@@ -37,13 +36,6 @@ Folder = Callable[[str], Path]
 
 LONG: tuple[Pair, ...] = ((A, ids(50, 31)),)
 """One row that each rank has several runs of."""
-
-
-@pytest.fixture(scope="module")
-def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier")
-    value_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_pipeline_parallel import Folder, five_layers
+from test_pipeline_parallel import Folder
 from test_tensor_parallel_generation import PROMPTS, Output, alive, ask, assert_equal, played
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from strop.rollout.native import batch, paged_cache, running
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.types import Sampling
-
-__all__ = ["five_layers"]
 
 SLOW = pytest.mark.slow
 ALL = range(len(PROMPTS))

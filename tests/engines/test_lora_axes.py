@@ -16,7 +16,7 @@ from test_tensor_parallel_generation import Output, assert_equal, played
 from torch import Tensor
 
 from references.engine_steps import PAIRS, Setting, check, engine_of, run_step, value_model
-from references.language_models import config, exact_norms, save_model
+from references.language_models import exact_norms
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
@@ -49,16 +49,6 @@ def adapted(folder: Path, target: Path, lora: LoraConfig = LORA, *, values: bool
         values=values,
         lora=dataclasses.replace(lora, path=str(target / "adapter"), target_modules=("all-linear",)),
     )
-
-
-@pytest.fixture(scope="module")
-def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose layers do not divide evenly."""
-    folder = tmp_path_factory.mktemp("five")
-    shape = config("qwen3")
-    shape.num_hidden_layers, shape.layer_types = 5, ["full_attention"] * 5
-    save_model(shape, folder)
-    return folder
 
 
 # A tied head; biases of all matrices; one key head for both ranks; a second data-parallel rank, of the axes below.

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from references.engine_steps import PAIRS, Result, Setting, one_process, value_model
+from references.engine_steps import PAIRS, Result, Setting, one_process
 from references.language_models import config, save_model
-from references.rank_processes import Ranks, end_ranks, run_ranks
+from references.own_ranks import own_ranks
+from references.rank_processes import Ranks, run_ranks
 from strop.engines.megatron import checks
 from strop.engines.megatron.core_fields import transformer_fields
 from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
+
+__all__ = ["own_ranks"]  # the fixture
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -27,14 +30,6 @@ FLOAT64 = {"atol": 1e-10, "rtol": 1e-10}
 FLOAT32 = {"atol": 1e-4, "rtol": 1e-4}
 ROUTED = {"atol": 1e-6, "rtol": 1e-6}
 """The router of megatron-core takes its softmax in float32 whatever the model has."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ranks_of_their_own() -> Iterator[None]:
-    """CUDA goes to the CPU in the processes of these tests, which nobody else gets."""
-    end_ranks()
-    yield
-    end_ranks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,13 +267,6 @@ def test_four_ranks(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
 )
 def test_context_parallel(tiny_folder: Folder, kind: str, mesh: Mesh) -> None:
     compare(tiny_folder(kind), mesh, FLOAT64 if mesh.ep == 1 else ROUTED)
-
-
-@pytest.fixture(scope="module")
-def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("value_model")
-    value_model(folder)
-    return folder
 
 
 @pytest.mark.parametrize(

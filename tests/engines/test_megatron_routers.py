@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from references.engine_steps import PAIRS, Setting, engine_of
 from references.language_models import config, exact_norms, save_model
-from references.rank_processes import Ranks, end_ranks, run_ranks
+from references.own_ranks import own_ranks
+from references.rank_processes import Ranks, run_ranks
 from strop.engines.config import MoEConfig
 from strop.engines.kinds import TrainableEngine
 from strop.engines.packing import make_rows
@@ -22,6 +22,8 @@ from strop.engines.parallel.ranks import alone
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.workers.routers import ExpertLoads, loss_parts, router_loss
+
+__all__ = ["own_ranks"]  # the fixture
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -32,14 +34,6 @@ CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 """Routers of megatron-core and transformers take their softmax in float32, those of the losses are in float64."""
 LAYERS, CHOSEN = 3, 2
 """Layers with experts, and experts of a token in each."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ranks_of_their_own() -> Iterator[None]:
-    """CUDA goes to the CPU in the processes of these tests, which nobody else gets."""
-    end_ranks()
-    yield
-    end_ranks()
 
 
 @pytest.fixture(scope="module")

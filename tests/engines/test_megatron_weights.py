@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from references.engine_steps import PAIRS, Result, Setting, engine_of, run_engine_step
 from references.language_models import exact_norms
-from references.rank_processes import Ranks, end_ranks, run_ranks
+from references.own_ranks import own_ranks
+from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import alone
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
+
+__all__ = ["own_ranks"]  # the fixture
 
 pytestmark = [
     pytest.mark.dist,
@@ -27,14 +30,6 @@ pytestmark = [
 ]
 Folder = Callable[[str], Path]
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ranks_of_their_own() -> Iterator[None]:
-    """CUDA goes to the CPU in the processes of these tests, which nobody else gets."""
-    end_ranks()
-    yield
-    end_ranks()
 
 
 @dataclass(frozen=True)

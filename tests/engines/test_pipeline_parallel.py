@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from references.engine_steps import PAIRS, Setting, check, engine_of, one_process, run_step, value_model
+from references.engine_steps import PAIRS, Setting, check, engine_of, one_process, run_step
 from references.language_models import config, exact_norms, save_model
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
@@ -25,23 +25,6 @@ from strop.engines.training import TrainEngine
 from strop.rollout.weight_sync.stream import parameter_stream, tensor_at
 
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier")
-    value_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose layers do not divide evenly."""
-    folder = tmp_path_factory.mktemp("five")
-    shape = config("qwen3")
-    shape.num_hidden_layers, shape.layer_types = 5, ["full_attention"] * 5
-    save_model(shape, folder)
-    return folder
 
 
 # A head that is the embedding, with interleaved micro-batches; a head of its own; windows.

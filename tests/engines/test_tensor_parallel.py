@@ -20,7 +20,6 @@ from references.engine_steps import (
     one_process,
     rank_step,
     run_step,
-    value_model,
 )
 from references.language_models import exact_norms
 from references.rank_processes import Ranks, run_ranks
@@ -31,13 +30,6 @@ from strop.engines.tokens import Tokens
 
 SLOW = pytest.mark.slow
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier")
-    value_model(folder)
-    return folder
 
 
 # Norms of queries and keys, a head that is the embedding; a head of its own; windows; one key head; biases.

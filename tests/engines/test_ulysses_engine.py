@@ -27,7 +27,6 @@ from references.engine_steps import (
     one_process,
     rank_step,
     run_step,
-    value_model,
 )
 from references.language_models import config
 from references.rank_processes import RankFailed, Ranks, run_ranks
@@ -37,14 +36,6 @@ from strop.engines.attention_form import AttentionForm
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.ulysses import check_sequence_parallel
-
-
-@pytest.fixture(scope="module")
-def value_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier")
-    value_model(folder)
-    return folder
-
 
 Folder = Callable[[str], Path]
 

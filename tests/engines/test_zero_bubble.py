@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from references.engine_steps import PAIRS, Setting, check, engine_of, one_process, rank_step, run_step
-from references.language_models import config, save_model
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.weight_gradients import WeightGradients, WeightProduct
@@ -129,15 +128,6 @@ def test_products_keep_nothing_of_the_graph() -> None:
     for product in left_out.take():
         assert product.inputs.grad_fn is None
         assert product.output_grads.grad_fn is None
-
-
-@pytest.fixture(scope="module")
-def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("five")
-    shape = config("qwen3")
-    shape.num_hidden_layers, shape.layer_types = 5, ["full_attention"] * 5
-    save_model(shape, folder)
-    return folder
 
 
 # A head that is the embedding; a head of its own; biases; experts one by one, with a router.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from program_path import python_path
 from reward_cases import (
     DEADLINE_S,
     FAULTS,
@@ -222,7 +223,7 @@ def test_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     """
     command = [sys.executable, "-c", PARENT, write_reward(tmp_path, source), str(mark)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": python_path(REPO)}
     ) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]

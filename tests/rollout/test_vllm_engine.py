@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
+from program_path import python_path
 from rollout.shared_host_device import HostDevice
 from transformers import AutoModelForCausalLM
 
@@ -443,11 +444,10 @@ def test_nothing_is_left_of_vllm_when_its_owner_is_killed(
 ) -> None:
     """Also where the process that would end the others is killed with it."""
     make_model(tmp_path / "model", seed=0)
-    tests = str(Path(__file__).parents[1])
     owner = psutil.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path / "model"), str(tmp_path / "vllm.log")],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[1])},
     )
     started: list[psutil.Process] = []
     try:

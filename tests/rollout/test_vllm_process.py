@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from program_path import python_path
 
 from strop.rollout.vllm.process import INSIDE, PARENT
 
@@ -75,7 +76,7 @@ def started(code: str, folder: Path, *arguments: str) -> Iterator[subprocess.Pop
         text=True,
         env={
             **os.environ,
-            "PYTHONPATH": f"{INSIDE}:{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": python_path(INSIDE),
             PARENT: str(os.getpid()),
         },
     )

@@ -23,8 +23,6 @@ from strop.utils.hub.byte_store import ByteStore
 
 __all__ = ["start"]  # the fixture
 
-Sync = Callable[[int], list[Any]]
-
 
 class Run:
     """A sender and two receivers that meet at a store."""

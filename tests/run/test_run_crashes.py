@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_cases import save
+from program_path import python_path
 
 import strop
 from strop.run import CheckpointStore
@@ -41,16 +42,12 @@ def save_again(root: Path, step: int) -> None:
 
 @pytest.mark.parametrize("mode", ["first", "replace", "background"])
 def test_kill_at_every_write_boundary_leaves_a_valid_checkpoint(memory_path: Path, mode: str) -> None:
-    root, inherited = Path(strop.__file__).parents[1], [os.environ.get("PYTHONPATH")]
     result = subprocess.run(
         [sys.executable, str(CRASHER), str(memory_path), mode],
         capture_output=True,
         text=True,
         timeout=120,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(place) for place in (root, *inherited) if place),
-        },
+        env={**os.environ, "PYTHONPATH": python_path(Path(strop.__file__).parents[1])},
     )
     assert result.returncode == 0, result.stderr
     boundaries = dict(line.split(" ", 1) for line in result.stdout.splitlines())

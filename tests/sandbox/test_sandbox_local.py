@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from program_path import python_path
 from sandbox_cases import Runner, launchers
 
 from strop.sandbox import (
@@ -235,7 +236,7 @@ asyncio.run(main())
 def test_nothing_is_left_after_the_driver_was_killed() -> None:
     command = [sys.executable, "-c", DRIVER]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": python_path(REPO)}
     ) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "ready\n"
@@ -279,7 +280,7 @@ except SandboxUnavailable as error:
 def test_machine_without_namespaces_is_refused_with_what_to_do() -> None:
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_NAMESPACES], capture_output=True, text=True, check=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env={**os.environ, "PYTHONPATH": python_path(REPO)},
     ).stdout  # fmt: skip
     assert said.startswith("programs cannot be isolated here: ")
     assert "Programs are never run without isolation" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,19 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from references.megatron_in_workers import IS_INSTALLED
-from references.rank_processes import Ranks, end_ranks, run_ranks
+from references.own_ranks import own_ranks
+from references.rank_processes import Ranks, run_ranks
 from strop.controller import Mesh, Placement, placed
 from strop.data.tiny_model import make_tiny_model
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import metric_values
 
+__all__ = ["own_ranks"]  # the fixture
+
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.skipif(not IS_INSTALLED, reason="megatron-core is not installed"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ranks_of_their_own() -> Iterator[None]:
-    """CUDA goes to the CPU in the processes of these tests, which nobody else gets."""
-    end_ranks()
-    yield
-    end_ranks()
 
 
 @pytest.fixture(scope="module")

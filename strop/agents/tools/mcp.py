@@ -52,8 +52,6 @@ class McpServer:
 
     def __init__(self, config: McpServerConfig) -> None:
         self.config = config
-        self.num_failures = 0
-        """Calls that found the server dead."""
         self.num_failed_starts = 0
         """In a row."""
         self._client: Any = None
@@ -217,7 +215,6 @@ class McpServer:
             except Exception:  # noqa: BLE001 (whatever it is, there is no sign of life)
                 is_dead = True
         if is_dead:
-            self.num_failures += 1
             async with self._lock:
                 if client is self._client:
                     await self.close()

@@ -77,8 +77,6 @@ class TemplateProfile:
     """Tool schemas become part of the prompt."""
     call_example: CallExample | None
     """A call of the tool look_up, as the template writes it."""
-    separator: str
-    """Text between the end of an answer and a reply to it, which the model does not write itself."""
 
     @property
     def begins_in_thinking(self) -> bool:
@@ -150,7 +148,6 @@ class _Probe:
             thinking_opening=opening,
             shows_tools=EXAMPLE_NAME in self._render([QUESTION], [EXAMPLE_TOOL], True),
             call_example=self._call_example(header),
-            separator=self._separator(),
         )
 
     def _try(self, messages: Sequence[Message], opens: bool = True) -> str:
@@ -281,12 +278,6 @@ class _Probe:
                 written, tuple(body[:cut] for cut in [*ends, len(body)]), arguments={"value": MARK}
             )
         return None
-
-    def _separator(self) -> str:
-        """Between the end-of-turn token of an answer and the next header."""
-        messages = [QUESTION, {"role": "assistant", "content": MARK}]
-        after = self._try(messages, opens=False).partition(MARK)[2]
-        return after[len(after.rstrip()) :] if after.strip() else ""
 
 
 def made_up_answers(calls: Calls, no_content: str | None) -> Iterator[dict[str, Any]]:

@@ -91,7 +91,7 @@ def check_adv_estimator(
         declaration = adv_estimator_declaration(estimator)
     else:
         name, function = getattr(estimator, "__name__", repr(estimator)), estimator
-        declaration = _inferred(estimator)
+        declaration = inferred_declaration(estimator)
     numbers = {**SHARED_DEFAULTS, **(settings or {})}
 
     def estimate(columns: Columns) -> Tensor:
@@ -117,7 +117,7 @@ def check_adv_estimator(
     return list(findings.values())
 
 
-def _inferred(function: AdvantageFn) -> Declaration:
+def inferred_declaration(function: AdvantageFn) -> Declaration:
     """A function whose required parameters are all columns of ours declares them; any other follows verl's
     convention."""
     parameters = inspect.signature(function).parameters
@@ -153,6 +153,15 @@ def _breaches(
             "zero outside the mask",
             f"a token outside the mask has advantage {outside[outside != 0][0]:g}",
         )
+    yield from _changed_by_nothing(estimate, columns, expected)
+    yield from _misjudged(estimate, columns, compares_groups)
+
+
+def _changed_by_nothing(
+    estimate: Callable[[Columns], Tensor], columns: Columns, expected: Tensor
+) -> Iterator[tuple[str, str]]:
+    """Of changes that are to change no advantage, those that do."""
+    mask = columns["response_mask"]
 
     def differs(changed: Columns, reference: Tensor, change: str) -> Iterator[str]:
         result = estimate(changed)[:, : mask.shape[1]]
@@ -184,6 +193,12 @@ def _breaches(
     change = "rewards moved from given tokens to the sampled token before each"
     for sentence in differs(_rewarded(columns, moved), expected, change):
         yield "a reward counts wherever it sits", sentence
+
+
+def _misjudged(
+    estimate: Callable[[Columns], Tensor], columns: Columns, compares_groups: bool
+) -> Iterator[tuple[str, str]]:
+    """The worse one of two answers that is preferred, and an answer without another one that has an advantage."""
     better, worse = estimate(_twins(columns))[:, -1].tolist()
     if better < worse:
         yield (
@@ -192,6 +207,7 @@ def _breaches(
         )
     if compares_groups:
         alone = torch.cat([columns["group_ids"][:-1], torch.tensor([999])])
+        mask = columns["response_mask"]
         with_token = torch.cat([mask[:-1], mask[:1]])
         advantage = (
             estimate({**columns, "group_ids": alone, "response_mask": with_token})[-1].abs().max().item()

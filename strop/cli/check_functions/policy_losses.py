@@ -110,7 +110,7 @@ def check_policy_loss(
         ValueError: unknown name or setting, or a column the check does not have. Other errors of the function
             itself go through.
     """
-    probed = _probed(loss, settings or {})
+    probed = probed_loss(loss, settings or {})
     columns, mask = example_batch()
     try:
         loss_value, gradient = probed.whole(columns, mask)
@@ -146,7 +146,8 @@ def example_batch(*, on_policy: bool = False) -> tuple[Columns, Tensor]:
     return {name: torch.where(mask, column, 0.0) for name, column in columns}, mask
 
 
-def _probed(loss: str | Callable[..., object], settings: Mapping[str, object]) -> ProbedLoss:
+def probed_loss(loss: str | Callable[..., object], settings: Mapping[str, object]) -> ProbedLoss:
+    """A loss as it is called; arguments and errors are those of `check_policy_loss`."""
     function: Callable[..., object]
     if isinstance(loss, str):
         name, function, declaration = loss, get_policy_loss_fn(loss), policy_loss_declaration(loss)

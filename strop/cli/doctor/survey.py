@@ -6,9 +6,7 @@ One task per machine, pinned to it; all of them run at once and have one deadlin
 from __future__ import annotations
 
 import ipaddress
-import os
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +53,6 @@ class MachineFacts:
     device: str
     """Device that `resources.device=auto` would take there."""
     num_devices: int
-    num_cpus: int
     memory_bytes: int
     shared_memory_free_bytes: int
     ports: tuple[OpenPort, ...]
@@ -97,7 +94,6 @@ def facts_here(address: str, marker: str) -> MachineFacts:
         versions={name: _version(name) for name in PACKAGES},
         device=device,
         num_devices=num_devices(device),
-        num_cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         shared_memory_free_bytes=_free_bytes(Path("/dev/shm")),
         ports=tuple(_ray_ports()),

@@ -6,6 +6,8 @@
     shell_tests.py             results of its tests and of commands that name folders
     paths.py                   relative paths where it changes the folder
     python_calls.py            the keyword arguments of a Python script's calls, read and never executed
+    python_names.py            what names in it stand for
+    python_datasets.py         the data sets that it loads, and what becomes of their rows
     python_values.py           values that it works out, and copies of its functions
     trl_flags.py               TRL's commands with flags, and its YAML files
     source.py                   one list of settings from either, or from YAML files

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.compat.migrate.python_values import copied_functions, literal
+from strop.compat.migrate.python_datasets import read_dataset
+from strop.compat.migrate.python_names import CONFIGS, FUNCTIONS, LONGEST_CHAIN, ScriptNames, last_name
+from strop.compat.migrate.python_values import copied_functions
 from strop.compat.migrate.shell_words import Word
 from strop.compat.migrate.source import Found
-from strop.compat.migrate.trl_loop import COMMANDS, KINDS
+from strop.compat.migrate.trl_loop import COMMANDS
 
-CONFIGS = tuple(f"{kind}Config" for kind in KINDS)
 TRAINERS = {
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
@@ -49,16 +50,12 @@ OTHER_TRAINERS: Mapping[str, str] = {
 }
 """Trainers whose arguments are not translated, and what to write instead; empty where there is no counterpart."""
 
-_JOINED = ("concatenate_datasets", "interleave_datasets")
-_LONGEST_CHAIN = 50
-"""Steps that are followed from a data set back to where it is loaded."""
 _MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
 _PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_")
 """Methods of a loaded model that do not make it another one."""
 _MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _REASON, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +98,8 @@ def read_calls(
     reader = _Reader(tree, text, path, variables or {}, rewards)
     kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
     other_trainers = sorted(
-        {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & OTHER_TRAINERS.keys()
+        {last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        & OTHER_TRAINERS.keys()
     )
     if not kinds:
         trainers = ", ".join(TRAINERS)
@@ -121,7 +119,7 @@ def read_calls(
 
 
 class _Reader:
-    """A parsed script and the names in it."""
+    """The settings of a parsed script."""
 
     def __init__(
         self,
@@ -131,46 +129,20 @@ class _Reader:
         variables: Mapping[str, str],
         rewards: Path | None,
     ) -> None:
-        self.tree, self.text, self.path = tree, text, path
-        self.variables, self.rewards = variables, rewards
+        self.tree, self.text, self.path, self.rewards = tree, text, path, rewards
+        self.names = ScriptNames(tree, variables)
         self.copied = ""
         self.rewards_in_script: list[str] = []
         """Names of its reward functions."""
-        self.assigned: dict[str, list[ast.expr]] = {}
-        self.bodies = {
-            id(statement): id(node)
-            for node in (tree, *(node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)))
-            for statement in node.body
-        }
-        """For each statement that no condition or loop governs, the module or function it stands in."""
-        self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
-        """Names that are assigned several times, but only by such statements of one body, with their last lines."""
-        self.imported: dict[str, tuple[str, str]] = {}
-        self.functions = {
-            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        self.parameters: dict[str, ast.expr] = {}
-        """Arguments of the function whose call is followed, by parameter."""
-        scopes: dict[str, set[int | None]] = {}
-        for node in ast.walk(tree):
-            self._note(node)
-            if isinstance(node, ast.Assign) and (name := _assigned(node)):
-                scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
-                self.certain.setdefault(name, []).append((node.end_lineno or node.lineno, node.value))
-        self.certain = {
-            name: values
-            for name, values in self.certain.items()
-            if len(scopes[name]) == 1 and None not in scopes[name]
-        }
         self.calls = [
-            (_name(node.func), node)
+            (last_name(node.func), node)
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and _name(node.func) in (*CONFIGS, *TRAINERS)
+            if isinstance(node, ast.Call) and last_name(node.func) in (*CONFIGS, *TRAINERS)
         ]
         self.arguments = [
             node
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and _name(node.func) == "TrainingArguments"
+            if isinstance(node, ast.Call) and last_name(node.func) == "TrainingArguments"
         ]
         """Calls of TrainingArguments, which trainers of 2023 and 2024 take in place of a configuration of their own."""
 
@@ -209,37 +181,21 @@ class _Reader:
                 location = f"{self._place(call)}, what TrainingArguments assumes"
                 yield Found(key=f"{name}.{argument}", value=value, place=location)
 
-    def _note(self, node: ast.AST) -> None:
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=[ast.Name(id=name), *_])], value=ast.Call() as value):
-                self.assigned.setdefault(name, []).append(
-                    value
-                )  # model, tokenizer = ....from_pretrained(...)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self.assigned.setdefault(name, []).append(value)
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                self.assigned.setdefault(name, []).append(value)
-            case ast.ImportFrom(module=str(module), names=names):
-                for alias in names:
-                    self.imported[alias.asname or alias.name] = (module, alias.name)
-
     def _setting(self, name: str, argument: str, node: ast.expr) -> Found:
         key, location = f"{name}.{argument}", self._place(node)
         if argument == "reward_funcs":
             return Found(key=key, value=self._rewards(node), place=location)
-        node = self._model(node) if argument in _MODELS else self._resolved(node)
+        node = self._model(node) if argument in _MODELS else self.names.resolved(node)
         if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
             return Found(key=key, value=ast.unparse(node), place=location)
         if argument in _DATA:
-            self.parameters = {}
-            dataset = self._dataset(node)
-            self.parameters = {}
+            dataset = read_dataset(node, self.names)
             if dataset is not None:
                 return Found(key=key, value=dataset, place=location)
         if (
             argument in _MODELS
             and isinstance(node, ast.Call)
-            and _name(node.func) == "from_pretrained"
+            and last_name(node.func) == "from_pretrained"
             and (
                 models := [
                     *node.args,
@@ -247,9 +203,9 @@ class _Reader:
                 ]
             )
         ):
-            node = self._resolved(models[0])
+            node = self.names.resolved(models[0])
         try:
-            return Found(key=key, value=self._literal(node), place=location)
+            return Found(key=key, value=self.names.literal(node), place=location)
         except ValueError:
             text, way_out = ast.unparse(node), _WAY_OUT
             if argument in _DATA:
@@ -262,11 +218,11 @@ class _Reader:
 
     def _model(self, node: ast.expr) -> ast.expr:
         """The expression that loads a model, below what only places it or puts an adapter on it."""
-        for _ in range(_LONGEST_CHAIN):
-            match node := self._resolved(node):
+        for _ in range(LONGEST_CHAIN):
+            match node := self.names.resolved(node):
                 case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in _PLACED:
                     node = inner
-                case ast.Call(args=[inner, *_]) if _name(node.func) in (
+                case ast.Call(args=[inner, *_]) if last_name(node.func) in (
                     "get_peft_model",
                     "prepare_model_for_kbit_training",
                 ):
@@ -278,181 +234,40 @@ class _Reader:
     def _loading_arguments(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
         """Arguments of the policy's `from_pretrained` beside the folder, as arguments of TRL's own loading."""
         call = self._model(node)
-        if argument != "model" or not isinstance(call, ast.Call) or _name(call.func) != "from_pretrained":
+        if argument != "model" or not isinstance(call, ast.Call) or last_name(call.func) != "from_pretrained":
             return
         arguments: dict[str, Any] = {}
         for keyword in call.keywords:
             if keyword.arg is not None and keyword.arg not in (*_MODEL_NAMES, "num_labels"):
                 try:
-                    arguments[keyword.arg] = self._literal(keyword.value)
+                    arguments[keyword.arg] = self.names.literal(keyword.value)
                 except ValueError:
                     arguments[keyword.arg] = ast.unparse(keyword.value)
         if arguments:
             key = f"{name.removesuffix('Trainer')}Config.model_init_kwargs"
             yield Found(key=key, value=arguments, place=self._place(call), written="from_pretrained")
 
-    def _resolved(self, node: ast.expr) -> ast.expr:
-        """Value of a name: its one value, or of several, one after the other, the last one above."""
-        for _ in range(5):
-            if isinstance(node, ast.Name) and node.id in self.parameters:
-                node = self.parameters[node.id]
-                continue
-            if isinstance(node, ast.Attribute) and (argument := self._argument(node)) is not None:
-                node = argument
-                continue
-            if not isinstance(node, ast.Name):
-                break
-            values = self.assigned.get(node.id, [])
-            if len(values) > 1:
-                above = [value for line, value in self.certain.get(node.id, ()) if line < node.lineno]
-                values = above[-1:]
-            if len(values) != 1:
-                break
-            node = values[0]
-        return node
-
-    def _literal(self, node: ast.expr) -> Any:
-        """The value of an expression of literals, names that stand for them, and environment variables with a default.
-
-        Raises:
-            ValueError: it has none that is known.
-        """
-        return literal(node, self._resolved, self.variables)
-
-    def _argument(self, node: ast.Attribute) -> ast.expr | None:
-        """Value of `args.name`, where args is a configuration that the script makes."""
-        call = self._resolved(node.value) if isinstance(node.value, ast.Name) else node.value
-        if not isinstance(call, ast.Call) or _name(call.func) not in CONFIGS:
-            return None
-        return next((keyword.value for keyword in call.keywords if keyword.arg == node.attr), None)
-
-    def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
-        """The literal arguments of load_dataset(...), and the steps that its rows go through afterwards; None for
-        others."""
-        steps: list[str] = []
-        chosen = None  # of the splits that are loaded together
-        for _ in range(_LONGEST_CHAIN):
-            node = self._resolved(node)
-            match node:
-                case ast.Subscript(value=inner, slice=which):
-                    node, chosen = inner, self._text_of(which) or chosen
-                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
-                    steps.insert(0, method)
-                    node, chosen = inner, None if method == "train_test_split" else chosen
-                case ast.Call() if _name(node.func) == "load_dataset":
-                    break
-                case ast.Call(args=[parts, *_]) if _name(node.func) in (*_JOINED, "get_dataset"):
-                    return self._merged(node, parts, steps)
-                case ast.Call(func=ast.Name(id=called)) if called in self.functions:
-                    returned = self._returned(called, node)
-                    if returned is None:
-                        return None
-                    node = returned
-                case _:
-                    return None
-        if not isinstance(node, ast.Call):
-            return None
-        try:
-            positional = [self._literal(argument) for argument in node.args]
-            keywords = {
-                keyword.arg: self._literal(keyword.value)
-                for keyword in node.keywords
-                if keyword.arg in ("path", "name", "data_files", "split")
-            }
-        except ValueError:
-            return None
-        arguments = {**dict(zip(("path", "name"), positional, strict=False)), **keywords}
-        return {
-            "path": arguments.get("path"),
-            "name": arguments.get("name"),
-            "data_files": arguments.get("data_files"),
-            "split": arguments.get("split") or chosen,
-            "steps": steps,
-        }
-
-    def _text_of(self, node: ast.expr) -> str | None:
-        try:
-            value = self._literal(node)
-        except ValueError:
-            return None
-        return value if isinstance(value, str) else None
-
-    def _returned(self, name: str, call: ast.Call) -> ast.expr | None:
-        """Value that a function of the script returns, where it has one `return`; its parameters have the arguments of
-        the call."""
-        function = self.functions[name]
-        returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
-        names = [parameter.arg for parameter in function.args.args]
-        defaults = function.args.defaults
-        if len(returns) != 1 or returns[0].value is None or len(call.args) > len(names):
-            return None
-        self.parameters |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-        self.parameters |= dict(zip(names, call.args, strict=False))
-        self.parameters |= {
-            keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None
-        }
-        return returns[0].value
-
-    def _merged(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
-        """Several data sets in one: put one behind the other, or drawn from with probabilities; None for others."""
-        parts = self._resolved(parts)
-        if isinstance(parts, ast.Call) and _name(parts.func) == "DatasetMixtureConfig":
-            datasets = [entry.value for entry in parts.keywords if entry.arg == "datasets"] or parts.args[:1]
-            parts = self._resolved(datasets[0]) if datasets else parts
-        if not isinstance(parts, ast.List | ast.Tuple):
-            return None
-        sets = [self._part(self._resolved(part)) for part in parts.elts]
-        if any(entry is None or "parts" in entry for entry in sets):
-            return None
-        parts_with_steps = [
-            {**entry, "steps": [*entry["steps"], *steps]} for entry in sets if entry is not None
-        ]
-        if _name(node.func) != "interleave_datasets":
-            return {"parts": parts_with_steps}
-        probabilities = [entry.value for entry in node.keywords if entry.arg == "probabilities"] or node.args[
-            1:2
-        ]
-        try:
-            shares = self._literal(probabilities[0]) if probabilities else None
-        except ValueError:
-            return None
-        return {"parts": parts_with_steps, "shares": list(shares or [1.0] * len(parts_with_steps))}
-
-    def _part(self, node: ast.expr) -> dict[str, Any] | None:
-        """One of several data sets: as another one, or TRL's DatasetConfig(path=..., ...)."""
-        if not isinstance(node, ast.Call) or _name(node.func) != "DatasetConfig":
-            return self._dataset(node)
-        names = ("path", "name", "data_dir", "data_files", "split")
-        try:
-            arguments = dict(zip(names, (self._literal(entry) for entry in node.args), strict=False))
-            arguments |= {
-                entry.arg: self._literal(entry.value) for entry in node.keywords if entry.arg in names
-            }
-        except ValueError:
-            return None
-        return {"name": None, "data_files": None, "split": "train", **arguments, "steps": []}
-
     def _rewards(self, node: ast.expr) -> list[dict[str, Any]]:
-        node = self._resolved(node)
+        node = self.names.resolved(node)
         items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
         self.rewards_in_script = [
-            item.id for item in items if isinstance(item, ast.Name) and item.id in self.functions
+            item.id for item in items if isinstance(item, ast.Name) and item.id in self.names.functions
         ]
         return [self._reward(item) for item in items]
 
     def _reward(self, node: ast.expr) -> dict[str, Any]:
         """Source of a reward."""
-        if isinstance(node, ast.Name) and node.id in self.imported:
-            module, name = self.imported[node.id]
+        if isinstance(node, ast.Name) and node.id in self.names.imported:
+            module, name = self.names.imported[node.id]
             return {"from": "module", "module": module, "name": name, "folder": str(self.path.parent)}
-        if isinstance(node, ast.Name) and node.id in self.functions:
+        if isinstance(node, ast.Name) and node.id in self.names.functions:
             why_not = self._load_obstacle()
             if why_not and self.rewards is not None:
                 self.copied = copied_functions(self.tree, self.text, self.rewards_in_script)
             if self.copied:
                 return {"from": "copy", "path": str(self.rewards), "name": node.id}
             return {"from": "script", "path": str(self.path), "name": node.id, "why_not": why_not}
-        followed = self._resolved(node)
+        followed = self.names.resolved(node)
         if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
             return {"from": "model", "path": followed.value}
         return {"from": "expression", "text": ast.unparse(node)}
@@ -463,10 +278,12 @@ class _Reader:
         run = [
             node
             for node in self.tree.body
-            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and not _is_main_guard(node)
+            if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not _is_main_guard(node)
         ]
-        calls = {_name(inner.func) for node in run for inner in ast.walk(node) if isinstance(inner, ast.Call)}
-        if calls & {*TRAINERS, *self.functions, "train"}:
+        calls = {
+            last_name(inner.func) for node in run for inner in ast.walk(node) if isinstance(inner, ast.Call)
+        }
+        if calls & {*TRAINERS, *self.names.functions, "train"}:
             return "would start the training in it"
         imports = [node for node in run if isinstance(node, ast.ImportFrom) and node.module]
         modules = {str(node.module) for node in imports}
@@ -478,27 +295,12 @@ class _Reader:
         return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"
 
 
-def _assigned(node: ast.Assign) -> str:
-    """The name that an assignment gives something to, or the first of several that a call gives something to."""
-    target = node.targets[0]
-    if isinstance(target, ast.Tuple) and target.elts and isinstance(node.value, ast.Call):
-        target = target.elts[0]
-    return target.id if isinstance(target, ast.Name) else ""
-
-
 def _is_adapter(node: ast.Call) -> bool:
     """LoraConfig(...), or what has its arguments: FastLanguageModel.get_peft_model(model, r=...)."""
-    name = _name(node.func)
+    name = last_name(node.func)
     return name == "LoraConfig" or (
         name == "get_peft_model" and any(keyword.arg == "r" for keyword in node.keywords)
     )
-
-
-def _name(node: ast.expr) -> str:
-    """The last part of a dotted name; "" for other expressions."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_buckets import gather
 from strop.engines.attention_form import AttentionContext, AttentionForm
-from strop.engines.linear_attention.layers import States
 from strop.engines.segments import Segment
 from strop.utils.device import sent
 
@@ -30,6 +29,10 @@ CARRIED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose layers of this kind keep a convolution's last inputs and a matrix for each head, and ask for them
 in the way of `LayerState`."""
 LINEAR = "linear_attention"
+ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+"""Names in transformers of layers that attend."""
+States: TypeAlias = tuple[tuple[Tensor, ...], ...]
+"""Of one sequence: what each layer with a state has kept behind the last token; empty without such layers."""
 
 
 class LayerState:

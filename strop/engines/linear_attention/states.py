@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionContext
-from strop.engines.linear_attention.layers import States
 from strop.engines.linear_attention.packed import (
     LINEAR,
     Context,
@@ -20,6 +19,7 @@ from strop.engines.linear_attention.packed import (
     PackedContext,
     PieceContext,
     Run,
+    States,
     attend_apart,
 )
 from strop.engines.segments import Segment
@@ -29,7 +29,7 @@ GROW_SHARE = 1.5
 
 
 class Recurrence:
-    """As strop.engines.linear_attention.layers.Recurrence has it."""
+    """The layers of one model that carry a state."""
 
     def __init__(self, module: Any, num_layers: int) -> None:
         """Args:

@@ -17,8 +17,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
 
-from strop.engines.linear_attention.layers import ATTENTION
-from strop.engines.linear_attention.packed import CARRIED, LINEAR
+from strop.engines.linear_attention.packed import ATTENTION, CARRIED, LINEAR
 
 _STATE = (
     "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "

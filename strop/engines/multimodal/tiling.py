@@ -30,8 +30,6 @@ from strop.engines.multimodal.vl_model import Trial, Vision
 from strop.engines.segments import Span
 from strop.protocol.trajectory import Media
 
-Reader = Callable[[Any, Sequence[Any]], Any]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TileFamily:

@@ -2,7 +2,6 @@
 
 batch.py          Continuous batching
 cache.py          Keys and values of the running sequences on a CPU, and the attention of one decode step
-compiled.py       Functions of the engine compiled for the processor
 cuda_graph.py     Decode steps of a few fixed shapes, which a GPU captures once and repeats with one call each
 decode_kernel.py  Attention of a decode step on a CUDA device
 decode_steps.py   Decode steps in place of the model's own forward pass
@@ -19,5 +18,5 @@ request.py        One sequence of a batch
 running.py        The running sequences of a batch
 sampling.py       The next token of many rows at once
 unread.py         Sampled tokens on their way to host memory
-cpu/              Compiled kernels of the native engine and of training on a CPU
+cpu/              Compiled kernels of the native engine on a CPU
 """

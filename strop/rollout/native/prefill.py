@@ -13,7 +13,7 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
-from strop.engines.linear_attention.layers import States
+from strop.engines.linear_attention.packed import States
 from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
 from strop.engines.segments import Segment, Span
@@ -95,33 +95,6 @@ class _Piece:
     routed: tuple[bytes, ...] = ()  # computed before
 
 
-class KeptPrefixes(Protocol):
-    """Keys and values that later requests may begin with."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held."""
-
-    def find(self, request: Request) -> Computed | None:
-        """Keys and values of most first tokens of a request, never of all."""
-
-    def num_shared(self, request: Request) -> int:
-        """Number of tokens that `find` gives; this is no use of them."""
-
-    def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
-        """Take what a request began with; of all that is kept, at most so much."""
-
-    def keep_ended(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
-        """The same of a request that ended, whose memory is used again."""
-
-    def drop_oldest(self, is_needed: bool) -> bool:
-        """Give the memory back of what was not used for the longest time, where requests are seen to go on from such
-        only if it is needed; False where there is nothing."""
-
-    def clear(self) -> None:
-        """Give the memory back."""
-
-
 class FusedPrefill(Protocol):
     """Prefill in place of the model's own forward pass."""
 
@@ -159,7 +132,7 @@ class Prefill:
         cache.reclaim = self.drop_oldest
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
-        self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
+        self._kept = KeptTurns() if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, states and experts of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Computed, States, tuple[bytes, ...]]] = {}

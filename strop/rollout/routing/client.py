@@ -208,9 +208,9 @@ class RoutedClient:
         excluded: set[int] = set()
         while True:
             number = next(self._numbers)
-            replica = await self._placed(number, request, excluded)
+            await self._placed(number, request, excluded)
             try:
-                return await self._served(number, replica, request)
+                return await self._served(number, request)
             except _Lost as error:
                 request.losses.append(str(error))
                 excluded.add(error.replica)
@@ -236,15 +236,15 @@ class RoutedClient:
 
     # ------------------------------------------------------------------ a request
 
-    async def _placed(self, number: int, request: PartialRequest, excluded: set[int]) -> int:
-        """The replica that the router names, once one has room.
+    async def _placed(self, number: int, request: PartialRequest, excluded: set[int]) -> None:
+        """Wait until a replica that the router names has room.
 
         Raises:
             NoEngine: none serves.
         """
         if (membership := self._membership) is None:
             self._attempts[number] = _Attempt(_HERE, _future())
-            return _HERE
+            return
         place = _future()
         self._places[number] = place
         episode = request.request_id.rpartition("#")[0] or request.request_id
@@ -252,7 +252,7 @@ class RoutedClient:
         not_there = sorted(excluded | membership.unreachable)
         self._tell({"place": number, "episode": episode, "stays": stays, "not": not_there})
         try:
-            return await place
+            await place
         except BaseException:
             self._attempts.pop(number, None)
             self._tell({"leave": number})
@@ -260,8 +260,8 @@ class RoutedClient:
         finally:
             del self._places[number]
 
-    async def _served(self, number: int, replica: int, request: PartialRequest) -> TokenOutput:
-        """The output of a request that has a place, at this replica and those that it is moved to.
+    async def _served(self, number: int, request: PartialRequest) -> TokenOutput:
+        """The output of a request that has a place, there and where it is moved to.
 
         Raises:
             _Lost: the replica does not serve any more.

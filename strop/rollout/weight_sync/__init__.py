@@ -6,8 +6,6 @@ tensor exactly once and reads its live parameters again before it lets anything 
 by name.
 
 accounting.py       Accounting of one sync
-both_sides.py       Both sides of the transfer, as the workers of the core make them
-                    (strop.rollout.weight_sync.transfer)
 broadcast_group.py  Process group of one rank of the sender and all receivers
 bucket.py           Tensors for another process on this machine
 channel.py          Small JSON messages between the sender and its receivers
@@ -34,7 +32,6 @@ slots.py            Buckets through two slots of memory that the processes of a 
 store_transport.py  Buckets through a store
 stream.py           Buckets of weights, and a model's weights as a stream of them
 target.py           Targets of weights
-transfer.py         Receiving side of weights for rollout workers in other processes
 transport.py        Transports
 transport_choice.py Choice of the transport of a sync
 types.py            Types of a weight sync

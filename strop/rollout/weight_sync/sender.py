@@ -25,7 +25,6 @@ and a sync can be tried again.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -49,8 +48,6 @@ from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncReport
 
 TIMEOUT_S = 120.0
 """Limit of one wait for the other side: a step of the protocol, never a whole sync."""
-
-logger = logging.getLogger(__name__)
 
 
 class WeightSender:

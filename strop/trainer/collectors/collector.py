@@ -32,7 +32,6 @@ from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.records import StepRecord
 from strop.trainer.rollout_batch import RolloutBatch
-from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers.generation_waits import generation_waits, sum_of_waits
@@ -64,7 +63,7 @@ class Pacing(Protocol):
         """Groups that this step has to train; arguments are those of `select`."""
         ...
 
-    def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
+    def missing(self, versions: Mapping[str, int], ready: Collection[str]) -> int:
         """Number of further groups that must be ready before `select` can have enough."""
         ...
 
@@ -122,19 +121,18 @@ class Collector:
         self._groups, self._pacing, self._refill = groups, pacing, refill
         self._recorded = RecordedOrder({}) if recorded is None else recorded
 
-    def collect(self, step: int, stages: Stages) -> StepRecord:
+    def collect(self, step: int) -> StepRecord:
         """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
 
         Args:
             step: from 1.
-            stages: of the step, where models look at samples before all have ended.
 
         Raises:
             EpisodesFailed, RewardError: too many samples failed.
             TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
         """
         if self._groups is not None and self._pacing is not None and self._refill is not None:
-            return self._collect_in_flight(step, stages, self._groups, self._pacing, self._refill)
+            return self._collect_in_flight(step, self._groups, self._pacing, self._refill)
         return self._collect_rounds(step) if self._filter.is_on else self._play_round(step)
 
     def state_files(self) -> dict[str, str]:
@@ -228,7 +226,7 @@ class Collector:
     # ------------------------------------------------------------------ from groups in flight
 
     def _collect_in_flight(
-        self, step: int, stages: Stages, groups: AsynchronousGroups, pacing: Pacing, refill: Refill
+        self, step: int, groups: AsynchronousGroups, pacing: Pacing, refill: Refill
     ) -> StepRecord:
         """Start prompts as `pacing` allows, wait until it finds enough groups ready, and leave the others to it."""
         asked_s = time.perf_counter()
@@ -310,7 +308,7 @@ class Collector:
                 groups.wait([], at_least=1)  # a look costs nothing, or is for something
             else:
                 due = [uid for uid in pacing.must_train(step, groups.versions) if uid not in groups.ready]
-                num_missing = pacing.missing(step, groups.versions, groups.ready)
+                num_missing = pacing.missing(groups.versions, groups.ready)
                 num_ranks = self._roles.rollout.world_size
                 groups.wait(due, at_least=max(1, math.ceil(num_missing / num_ranks)))
         return next(iter(groups.completed))

@@ -50,9 +50,9 @@ class Lead:
         """As of the bound."""
         return self._bound.select(step, versions, ready)
 
-    def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
+    def missing(self, versions: Mapping[str, int], ready: Collection[str]) -> int:
         """As of the bound."""
-        return self._bound.missing(step, versions, ready)
+        return self._bound.missing(versions, ready)
 
     def too_old(self, step: int, versions: Mapping[str, int]) -> tuple[str, ...]:
         """As of the bound."""

@@ -85,7 +85,7 @@ class OverIssue:
         size = min(self._size, len(versions))
         return None if len(ready) < size else tuple(uid for uid in versions if uid in ready[:size])
 
-    def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
+    def missing(self, versions: Mapping[str, int], ready: Collection[str]) -> int:
         """Least number of further groups that must complete."""
         return max(0, min(self._size, len(versions)) - len(ready))
 

@@ -120,7 +120,7 @@ class StalenessBound:
         selected += [uid for uid in finished if uid not in selected][: size - len(selected)]
         return _in_order(selected, begun) if len(selected) == size else None
 
-    def missing(self, step: int, begun: Mapping[str, int], finished: Collection[str]) -> int:
+    def missing(self, begun: Mapping[str, int], finished: Collection[str]) -> int:
         """Least number of further groups that must finish before `select` can have enough."""
         return max(0, min(self.groups_per_step, len(begun)) - len(finished))
 

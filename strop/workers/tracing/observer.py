@@ -8,7 +8,6 @@ not answer costs nothing but the traces, which its log says.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 100_000
 """Longest text of one attribute; longer ones are cut, with a word."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from program_path import python_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.data.tiny_model import make_tiny_model
@@ -91,7 +92,7 @@ def lm_eval(
         ],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([PACKAGES, os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": python_path(PACKAGES),
             "OPENAI_API_KEY": server["api_key"],
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(folder / "cache"),

@@ -193,7 +193,6 @@ def test_what_a_template_does_is_found_out(name: str) -> None:
     assert profile.forgets_thinking_at == family.forgets_at
     assert profile.rewrites_at == family.rewrites_at
     assert profile.reply_role == family.reply_role
-    assert profile.separator == family.separator
     assert profile.begins_in_thinking == (name == "deepseek")
     assert profile.shows_tools == (name != "gemma")
 

@@ -6,13 +6,12 @@ reports the rules that are broken, with the numbers that show it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
 import torch
-from algorithms.contract.estimator_batches import COLUMNS, Batch, random_batch
+from algorithms.contract.estimator_batches import Batch, random_batch
 from algorithms.contract.estimator_rules import RULES, EstimatorTraits, Trial
 from algorithms.contract.findings import Finding
 from torch import Tensor
@@ -25,6 +24,7 @@ from strop.algorithms.advantages import (
 )
 from strop.algorithms.registry import Declaration
 from strop.algorithms.specs import adv_estimator_declaration
+from strop.cli.check_functions.estimators import inferred_declaration
 from strop.utils.registry import name_of
 
 SHARED_DEFAULTS: Mapping[str, object] = {"norm_by_std": True, "gamma": 0.9, "lam": 0.8}
@@ -126,16 +126,4 @@ def _resolve(
             if function is estimator:
                 return name, function, adv_estimator_declaration(name)
     name = getattr(estimator, "__name__", repr(estimator))
-    return name, estimator, declaration or _inferred(estimator)
-
-
-def _inferred(function: AdvantageFn) -> Declaration:
-    """A function whose required parameters are all columns of ours declares them; any other follows verl's
-    convention."""
-    parameters = inspect.signature(function).parameters
-    required = {
-        name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty
-    }
-    if parameters.keys() & {"config", "index", "kwargs"} or not required <= COLUMNS:
-        return Declaration()
-    return Declaration(needs=frozenset(required), is_group_relative="group_ids" in required)
+    return name, estimator, declaration or inferred_declaration(estimator)

@@ -16,8 +16,6 @@ from strop.algorithms.registry import Declaration
 
 RTOL, ATOL = 1e-8, 1e-11
 """Two float64 numbers are taken as equal within these."""
-COLUMNS = ("log_probs", "old_log_probs", "advantages", "ref_log_prob", "rollout_log_probs")
-"""Columns of the batch; response_mask and row_ids come from its layout."""
 
 
 @dataclass(frozen=True)

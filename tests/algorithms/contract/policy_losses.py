@@ -8,20 +8,14 @@ that returns a number (verl's convention) are judged alike.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 
 import torch
 from algorithms.contract.findings import Finding
-from algorithms.contract.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
+from algorithms.contract.loss_probe import LossBatch, ProbedLoss, example_batch
 from algorithms.contract.loss_rules import RULES, Trial
 
-from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.losses.spec import shared_settings
-from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-from strop.algorithms.registry import Declaration, check_settings, with_own_settings
-from strop.algorithms.specs import LOSS_SHARED_SETTINGS, policy_loss_declaration
-from strop.utils.registry import required_parameters
+from strop.cli.check_functions.policy_losses import probed_loss
 
 
 def check_policy_loss(
@@ -64,39 +58,5 @@ def check_policy_loss(
 def _subject(
     loss: str | Callable[..., object], settings: Mapping[str, object], mode: str | None
 ) -> ProbedLoss:
-    function: Callable[..., object]
-    if isinstance(loss, str):
-        name, function, declaration = loss, get_policy_loss_fn(loss), policy_loss_declaration(loss)
-    else:
-        names = [key for key, registered in POLICY_LOSS_REGISTRY.items() if registered is loss]
-        name = names[0] if names else getattr(loss, "__name__", repr(loss))
-        function = loss
-        declaration = policy_loss_declaration(name) if names else _inferred(loss)
-    own = {key: value for key, value in settings.items() if key not in LOSS_SHARED_SETTINGS}
-    check_settings("policy loss", name, declaration, own, elsewhere=LOSS_SHARED_SETTINGS)
-    unknown = sorted(declaration.needs - {*COLUMNS, "response_mask", "row_ids", *declaration.prepared})
-    if unknown:
-        raise ValueError(
-            f"policy loss {name!r} needs {', '.join(unknown)}, which the check's batch does not have; it has "
-            f"{', '.join(COLUMNS)}, response_mask and row_ids"
-        )
-    shared = shared_settings(AlgorithmConfig())
-    return ProbedLoss(
-        name=name,
-        function=function,
-        declaration=declaration,
-        settings=dict(settings) if declaration.is_user_convention else {**shared, **settings},
-        mode=declaration.aggregation_mode(mode),
-    )
-
-
-def _inferred(function: Callable[..., object]) -> Declaration:
-    """A function with a parameter log_probs takes our columns; any other follows verl's convention."""
-    parameters = inspect.signature(function).parameters
-    if "log_probs" not in parameters:
-        return Declaration()
-    inferred = Declaration(
-        needs=frozenset(required_parameters(function)) - LOSS_SHARED_SETTINGS.keys(),
-        settings=frozenset(parameters.keys() & LOSS_SHARED_SETTINGS.keys()),
-    )
-    return with_own_settings(function, inferred)
+    probed = probed_loss(loss, settings)
+    return ProbedLoss(**(vars(probed) | {"mode": probed.declaration.aggregation_mode(mode)}))

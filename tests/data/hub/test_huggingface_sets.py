@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from hub_cases import StandIn, asked_here, go_offline
+from hub_cases import StandIn, go_offline, hub
 
 from strop.data import read_rows
 from strop.data.hub_rows import commit_of, parse_hub
 from strop.data.mixture import entry_names
 from strop.utils import trust
 
+__all__ = ["hub"]  # the fixture
+
 NAME = "datasets/me/sums"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
-        yield stand_in
 
 
 def add(hub: StandIn, *numbers: int) -> str:

@@ -8,14 +8,13 @@ import json
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub
 import huggingface_hub.constants as constants
 import pytest
-from hub_cases import StandIn, asked_here
+from hub_cases import StandIn, hub
 
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_model_config, load_tokenizer
@@ -23,6 +22,8 @@ from strop.utils import trust
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
 from strop.utils.hub.repo import Refused, is_of_network
+
+__all__ = ["hub"]  # the fixture
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB
 MODEL = {
@@ -37,12 +38,6 @@ MODEL = {
     "README.md": b"text",
 }
 NEEDED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
-        yield stand_in
 
 
 def get(text: str, **how: object) -> Fetched:

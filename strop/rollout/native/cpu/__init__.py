@@ -1,4 +1,4 @@
-"""Compiled kernels of the native engine and of training on a CPU. Without it torch computes the same, but for rounding.
+"""Compiled kernels of the native engine on a CPU. Without them torch computes the same, but for rounding.
 
 kernel.py  Decode steps in C, for a CPU
 steps.py   A decode step of the common architecture in one call of compiled C, for a CPU

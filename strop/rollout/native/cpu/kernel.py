@@ -9,6 +9,7 @@ Their results differ by rounding. Last measured: benchmarks/RESULTS.md.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from strop.engines.attention_form import AttentionForm
 from strop.utils.c_library import VECTORS, WIDE_VECTORS, c_library
 from strop.utils.rng import uniforms
 
-DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
+_FOLDER = Path(__file__).parent
+DECODE, SAMPLE = _FOLDER / "decode.c", _FOLDER / "sample.c"
+HEADERS = (_FOLDER / "decode_attention.h", _FOLDER / "packed_products.h")
+"""Of decode.c."""
 FLAGS = (
     "-O3", "-march=native", *WIDE_VECTORS, "-ffast-math", "-fno-associative-math",
     "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
@@ -207,7 +211,15 @@ def attend(
     lengths: Tensor,
     form: AttentionForm,
 ) -> Tensor | None:
-    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    """Attention output [B, H, D] for query [B, H, D]; key and value [B, Hkv, D] enter the cache. None where nothing is
+    compiled for such tensors.
+
+    Args:
+        query, key, value: of one new token per sequence.
+        keys, values: [B, Hkv, T, D], the cache.
+        lengths: [B] int64, tokens already there; each is below T.
+        form: of the layer, without chunks, sinks and caps.
+    """
     kernel = decode_kernel(query, keys)
     if kernel is None:
         return None
@@ -260,7 +272,14 @@ def sample(
     key: NDArray[np.uint64],
     position: NDArray[np.int64],
 ) -> tuple[Tensor, Tensor] | None:
-    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    """Tokens [B] int64 and their log-probs [B] of the whole distribution of logits [B, V]; None where nothing is
+    compiled for such tensors.
+
+    Args:
+        logits: as they are; V is not 0.
+        temperature: [B]; 0 takes the likeliest token, and gives its log-prob at 1.
+        key, position: [B] of the random number of each row.
+    """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return None
     kernel = sample_kernel()
@@ -271,9 +290,9 @@ def sample(
 def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
     """The functions for so many numbers per head, key heads, and query heads of each; None where nothing compiles."""
     shape = [f"-DDIM={dim}", f"-DKV_HEADS={kv_heads}", f"-DGROUP={group}"]
-    library = _library(DECODE, *shape, *(["-DBF16"] if is_bfloat16 else []))
+    library = _library(DECODE, *shape, *(["-DBF16"] if is_bfloat16 else []), headers=HEADERS)
     return None if library is None else DecodeKernel(library)
 
 
-def _library(source: Path, *shape: str) -> Path | None:
-    return c_library(source, flags=(*FLAGS, *shape), doing="decoding", included=[VECTORS])
+def _library(source: Path, *shape: str, headers: Sequence[Path] = ()) -> Path | None:
+    return c_library(source, flags=(*FLAGS, *shape), doing="decoding", included=[VECTORS, *headers])

@@ -1,0 +1,133 @@
+/* Products of rows with packed weights, for decode.c. */
+#ifndef STROP_PACKED_PRODUCTS
+#define STROP_PACKED_PRODUCTS
+#include <stdint.h>
+#include <string.h>
+#include "vectors.h"
+
+/* A tile of a product is ROWS rows of two vectors, as many as fit into the registers. */
+#define ROWS (LANES == 16 ? 12 : 6)
+#define MOST_ROWS 12
+#define WIDTH (2 * LANES)
+#define BLOCK (8 * ROWS)
+#define AHEAD 96 /* rows of a panel between the one that is read and the one that is fetched */
+
+/* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
+ * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. A gate and what it is for have a half of each panel. */
+int64_t panel_width(void) { return WIDTH; }
+
+/* to [count] = numbers, rounded to cells. */
+static inline void narrow_all(cell *restrict to, const float *restrict from, int64_t count) {
+  const int64_t whole = count / LANES * LANES;
+  for (int64_t x = 0; x < whole; x += LANES) store_cells(to + x, *(const vec *)(from + x));
+  for (int64_t x = whole; x < count; x++) to[x] = narrow(from[x]);
+}
+
+#ifdef BF16
+/* sums + the products of both numbers of a pair with those of each lane. */
+static inline vec with_pairs(vec sums, uint32_t pair, words lanes) {
+#if HAS_PAIRS
+  return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)lanes);
+#else
+  sums += wide(pair) * (vec)(lanes << 16);
+  return sums + wide(pair >> 16) * (vec)(lanes & 0xffff0000);
+#endif
+}
+#endif
+
+/* out [m, WIDTH] = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. */
+static inline __attribute__((always_inline)) void tile(const int m, const cell *restrict a, int64_t k,
+                                                       const cell *restrict panel, const float *restrict bias,
+                                                       float *restrict out) {
+  vec sums[MOST_ROWS][2], start[2] = {{0}, {0}};
+  if (bias != NULL) start[0] = *(const vec *)bias, start[1] = *(const vec *)(bias + LANES);
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++) sums[i][0] = start[0], sums[i][1] = start[1];
+#ifdef BF16
+  for (int64_t x = 0; x < k; x += 2) {
+    for (int64_t at = 0; at < 2 * WIDTH; at += 32) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    const words left = *(const words *)(panel + x * WIDTH), right = *(const words *)(panel + x * WIDTH + WIDTH);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      uint32_t pair;
+      memcpy(&pair, a + i * k + x, sizeof(pair));
+      sums[i][0] = with_pairs(sums[i][0], pair, left);
+      sums[i][1] = with_pairs(sums[i][1], pair, right);
+    }
+  }
+#else
+  for (int64_t x = 0; x < k; x++) {
+    for (int64_t at = 0; at < WIDTH; at += 16) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    const vec left = load_cells(panel + x * WIDTH), right = load_cells(panel + x * WIDTH + LANES);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      const float one = a[i * k + x];
+      sums[i][0] += one * left;
+      sums[i][1] += one * right;
+    }
+  }
+#endif
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++) {
+    *(vec *)(out + i * WIDTH) = sums[i][0];
+    *(vec *)(out + i * WIDTH + LANES) = sums[i][1];
+  }
+}
+
+/* In tiles of about the same height: a low one takes as long as one of four rows. */
+static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out) {
+  for (int64_t left = (m + ROWS - 1) / ROWS; left > 0; left--) {
+    const int64_t now = (m + left - 1) / left;
+    switch (now) {
+#define TILE(m) \
+  case m:       \
+    tile(m, a, k, panel, bias, out); \
+    break;
+      TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+#if LANES == 16
+      TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
+#endif
+    }
+    m -= now, a += now * k, out += now * WIDTH;
+  }
+}
+
+/* to [LANES] = silu(gate) * up of a row of a panel, of which both are halves. */
+static inline void gated(const float *restrict row, cell *restrict to) {
+  cell both[WIDTH];
+  narrow_all(both, row, WIDTH);
+  const vec gate = load_cells(both), up = load_cells(both + LANES);
+  /* Bounded: a quotient by infinity, which is an estimate that is made better, would be no number. */
+  store_cells(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
+}
+
+/* out [batch, n] = a [batch, k] times packed weights, plus bias (its numbers as many as the panels have; none where it is
+ * NULL). is_gated: the first half of a panel are LANES columns of a gate, the other one those that it is for, and out is
+ * silu(gate) * the others. Called by all threads of a parallel region, like what follows. */
+static void product(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
+                    int is_gated) {
+  const int64_t columns = is_gated ? LANES : WIDTH; /* of out, in a panel */
+  const int64_t num_panels = (n + columns - 1) / columns, num_blocks = (batch + BLOCK - 1) / BLOCK;
+#pragma omp for collapse(2) schedule(static)
+  for (int64_t p = 0; p < num_panels; p++)
+    for (int64_t block = 0; block < num_blocks; block++) {
+      const int64_t start = block * BLOCK, m = batch - start < BLOCK ? batch - start : BLOCK;
+      const int64_t first = p * columns, width = n - first < columns ? n - first : columns;
+      float sums[BLOCK * WIDTH];
+      rows_of_panel(m, a + start * k, k, panels + p * k * WIDTH, bias == NULL ? NULL : bias + p * WIDTH, sums);
+      for (int64_t i = 0; i < m; i++) {
+        cell whole[LANES], *to = out + (start + i) * n + first;
+        if (!is_gated) narrow_all(to, sums + i * WIDTH, width);
+        else if (width == LANES) gated(sums + i * WIDTH, to);
+        else gated(sums + i * WIDTH, whole), memcpy(to, whole, sizeof(cell) * width);
+      }
+    }
+}
+
+/* The same, by threads of its own where that is worth their meeting. */
+void multiply(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
+              int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (batch * k * n > 1 << 21)
+  product(a, panels, bias, out, batch, k, n, 0);
+}
+#endif
