@@ -8,7 +8,7 @@ passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -59,6 +59,8 @@ class DispatchMode:
     the call, when all workers have ended."""
     reporters_only: bool = False
     """True where `collect_fn` gets the outputs of `Mesh.output_ranks()` only, in the order of their rows."""
+    stages_as_dp: bool = False
+    """True where the stages of a pipeline are data-parallel groups of their own (`Mesh.stages_as_dp`)."""
 
     def __post_init__(self) -> None:
         if self.joins_rows == (self.collect_fn is not None):
@@ -88,6 +90,14 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     Parts are those of a `Partition` among the arguments. Without one they differ by at most one row, and are
     empty for the last groups where rows are few. The workers of one group share one object.
     """
+    return _rows_over(group.mesh, args, kwargs)
+
+
+def _rows_over_stages(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    return _rows_over(group.mesh.stages_as_dp, args, kwargs)
+
+
+def _rows_over(mesh: Mesh, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PerWorker:
     batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | Partition)]
     if not batches:
         raise TypeError(
@@ -100,9 +110,9 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
             f"batches of one call are cut alike, but they have {sorted(lengths)} rows; join them with union"
         )
     partition = partition_among(batches)
-    if partition is not None and len(partition.parts) != group.mesh.dp:
+    if partition is not None and len(partition.parts) != mesh.dp:
         raise ValueError(
-            f"a Partition has {len(partition.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; "
+            f"a Partition has {len(partition.parts)} parts, but the group has {mesh.dp} data-parallel groups; "
             f"give each of them its rows, or an empty part"
         )
     entries_of: dict[object, list[Any]] = {}
@@ -110,12 +120,12 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
         data = arg.data if isinstance(arg, Partition) else arg
         if isinstance(data, DataProto):
             if partition is None:
-                parts = data.chunk(group.mesh.dp)
+                parts = data.chunk(mesh.dp)
             else:
                 parts = [data.take(part) for part in partition.parts]
-            entries_of[name] = [parts[group.mesh.dp_rank(rank)] for rank in range(group.world_size)]
+            entries_of[name] = [parts[mesh.dp_rank(rank)] for rank in range(mesh.world_size)]
         else:
-            entries_of[name] = [data] * group.world_size
+            entries_of[name] = [data] * mesh.world_size
     return tuple(entries_of[number] for number in range(len(args))), {
         name: entries_of[name] for name in kwargs
     }
@@ -174,6 +184,17 @@ class Dispatch(Enum):
         name="DP_COMPUTE_PROTO_WITH_FUNC", dispatch_fn=_func_and_rows, cuts_rows=True, joins_rows=True
     )
     """As DP_COMPUTE_PROTO, with a function for all workers as the first argument."""
+    MEGATRON_COMPUTE_PROTO = DP_COMPUTE_PROTO
+    """verl's name of it for workers with tensor and pipeline axes, which the mesh of the role tells here."""
+    MEGATRON_PP_AS_DP_PROTO = DispatchMode(
+        name="MEGATRON_PP_AS_DP_PROTO",
+        dispatch_fn=_rows_over_stages,
+        cuts_rows=True,
+        joins_rows=True,
+        stages_as_dp=True,
+    )
+    """As DP_COMPUTE_PROTO, but every pipeline stage gets rows of its own: for generation, where each has a whole
+    model."""
     DP_COMPUTE_METRIC = DispatchMode(
         name="DP_COMPUTE_METRIC",
         dispatch_fn=rows_over_dp,

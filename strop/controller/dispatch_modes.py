@@ -7,7 +7,7 @@ from typing import Any
 
 from strop.controller.dispatch import CollectFn, Dispatch, DispatchFn, DispatchMode
 
-MODES: dict[str, DispatchMode] = {mode.name: mode.value for mode in Dispatch}
+MODES: dict[str, DispatchMode] = {name: mode.value for name, mode in Dispatch.__members__.items()}
 """Modes by name, with those that users add."""
 
 

@@ -171,7 +171,7 @@ class WorkerGroup(ABC, Generic[W]):
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = output_ranks = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
-            output_ranks = self.mesh.output_ranks()
+            output_ranks = (self.mesh.stages_as_dp if mode.stages_as_dp else self.mesh).output_ranks()
         returns = Returns.ROWS if mode.joins_rows else Returns.VALUE
         returns = Returns.ROWS_AND_METRICS if mode.has_metrics else returns
         pending = self.submit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,12 @@ class Mesh:
     def output_ranks(self) -> list[int]:
         """Ranks whose results count, in the order of their parts of a batch."""
         return sorted((rank for rank in range(self.world_size) if self.has_output(rank)), key=self.dp_rank)
+
+    @property
+    def stages_as_dp(self) -> Mesh:
+        """The same ranks, with each pipeline stage of a data-parallel group as one of its own: for work in which every
+        stage has a whole model, such as generation."""
+        return replace(self, dp=self.dp * self.pp, pp=1)
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.world_size:

@@ -13,8 +13,8 @@ The older form is a class called as `manager(data, return_dict=True)`, which ret
 [1, R], or a dictionary with it under `reward_tensor` and lists under `reward_extra_info`; the reward is its sum.
 
 A batch has one row: prompts [1, P], responses [1, R], input_ids and attention_mask [1, P + R], position_ids [1, P + R]
-and response_mask [1, R], without padding; beside them data_source, reward_model (with ground_truth), extra_info, uid,
-raw_prompt, __num_turns__, and the other columns of the row.
+and response_mask [1, R] (1: sampled, 0: of a tool or an environment), without padding; beside them data_source,
+reward_model (with ground_truth), extra_info, uid, raw_prompt, __num_turns__, and the other columns of the row.
 
 This module runs in the reward's worker processes, under the same limits as a function. It needs torch, so they start
 more slowly than those of a function.
@@ -158,9 +158,10 @@ def _only(value: object) -> Any:
 def batch_of(call: Mapping[str, Any], tokenizer: Any) -> DataProto:
     """A call of the reward pool as a batch of one row; texts without token ids are encoded."""
     prompt = list(call["prompt_ids"])
-    response = list(call["completion_ids"])
+    response, mask = list(call["completion_ids"]), list(call["response_mask"])
     if not response:
         response = list(tokenizer(call["solution_str"], add_special_tokens=False)["input_ids"])
+        mask = [1] * len(response)
     prompts = torch.tensor([prompt], dtype=torch.int64)
     responses = torch.tensor([response], dtype=torch.int64).reshape(1, len(response))
     input_ids = torch.cat([prompts, responses], dim=1)
@@ -180,7 +181,7 @@ def batch_of(call: Mapping[str, Any], tokenizer: Any) -> DataProto:
             "input_ids": input_ids,
             "attention_mask": torch.ones_like(input_ids),
             "position_ids": torch.arange(input_ids.shape[1]).unsqueeze(0),
-            "response_mask": torch.ones_like(responses),
+            "response_mask": torch.tensor([mask], dtype=torch.int64).reshape(1, len(response)),
         },
         non_tensors={name: [value] for name, value in columns.items()},
     )

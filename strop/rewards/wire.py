@@ -63,6 +63,7 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversa
             "prompt": text_prompt if is_text else list(conversation[:-1]),
             "completion": text if is_text else [conversation[-1]],
             "completion_ids": list(trajectory.response_ids),
+            "response_mask": [int(is_sampled) for is_sampled in trajectory.sampled],
             "columns": {name: value for name, value in prompt.columns.items() if name != "prompt"},
             "prompt_ids": list(prompt.token_ids),
             "messages": plain(prompt.messages),

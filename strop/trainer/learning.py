@@ -130,8 +130,10 @@ class Learner:
                 if not totals.num_tokens:
                     updates.append(Update(role="actor", metrics={}, skipped=REJECTED))
                     continue
-                result = actor.call.update_policy(part.partition(actor.mesh), totals)
-                updates.append(_on_samples(merged_update(result.metrics), part))
+                rows = part.partition(actor.mesh)
+                result = actor.call.update_policy(rows, totals)
+                update = _on_samples(merged_update(result.metrics), part)
+                updates.append(replace(update, metrics={**update.metrics, **part.balance(rows)}))
                 log_probs.append(result.batch)
         return updates, log_probs[0].concat(log_probs) if log_probs else None
 

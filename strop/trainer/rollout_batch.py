@@ -21,7 +21,16 @@ from strop.protocol import DataProto
 from strop.protocol.schema import Consumer, columns_for, object_columns_for
 from strop.protocol.trajectory import Prompt
 from strop.trainer.config import even_bounds
+from strop.utils.metrics import Mean, Metric, Reduction
 from strop.workers.reports import EpisodeReport
+
+BALANCE = Metric(
+    "global_seqlen/{min,max,minmax_diff,balanced_min,balanced_max,mean}",
+    "tokens",
+    "of all rows of a data-parallel group in an optimizer step of the policy, where there are several groups: "
+    "`balanced_`: as they were chosen; `min`, `max` and their difference: as they would be in order; mean over the "
+    "optimizer steps",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,23 @@ class RolloutBatch:
             mesh.dp,
         )
         return cast(DataProto, Partition(self.rows, parts))
+
+    def balance(self, rows: DataProto | Partition) -> dict[str, Reduction]:
+        """BALANCE of what `partition` gave; nothing for one group."""
+        if not isinstance(rows, Partition):
+            return {}
+        counts = np.array([report.num_tokens for report in self.reports])
+        in_order = [int(part.sum()) for part in np.array_split(counts, len(rows.parts))]
+        balanced = [int(counts[part].sum()) for part in rows.parts]
+        numbers = {
+            "min": min(in_order),
+            "max": max(in_order),
+            "minmax_diff": max(in_order) - min(in_order),
+            "balanced_min": min(balanced),
+            "balanced_max": max(balanced),
+            "mean": counts.sum() / len(balanced),
+        }
+        return {BALANCE.of(name): Mean(float(number), 1) for name, number in numbers.items()}
 
     def _num_shared_tokens(self, row: int) -> int:
         """First tokens of a row that the row before begins with as well; 0 where a filter has dropped that one."""

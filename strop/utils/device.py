@@ -85,8 +85,15 @@ def collective_backend(device: str) -> str:
 
 
 def visibility_variable(device: str) -> str | None:
-    """The environment variable that limits which devices a process sees; None for a CPU."""
-    return _kind(device).visibility_variable
+    """The environment variable that limits which devices a process sees; None for a CPU. AMD's devices are `cuda` to
+    torch, and have a variable of their own."""
+    kind = _kind(device)
+    if kind.name == "cuda":
+        import torch  # heavy: asked for only when devices are handed out
+
+        if torch.version.hip is not None:
+            return "HIP_VISIBLE_DEVICES"
+    return kind.visibility_variable
 
 
 def num_devices(device: str) -> int:

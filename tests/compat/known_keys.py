@@ -55,7 +55,8 @@ _A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 VERL: dict[str, str] = {
     "data": (
-        "tokenizer use_shm train_files val_files train_max_samples val_max_samples prompt_key reward_fn_key "
+        "tokenizer use_shm cache_dir need_tools_kwargs train_files val_files train_max_samples val_max_samples "
+        "prompt_key reward_fn_key "
         "max_prompt_length max_response_length train_batch_size gen_batch_size val_batch_size tool_config_path "
         "function_tool_path return_raw_input_ids return_raw_chat return_full_prompt shuffle seed "
         "dataloader_num_workers image_patch_size validation_shuffle filter_overlong_prompts "

@@ -164,6 +164,18 @@ def test_a_response_beyond_the_limit_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
+    ("max_tokens", "given", "reason"), [(5, [], "length"), (6, [], "stop"), (9, [5], "stop")]
+)
+def test_an_answer_that_was_cut_off_is_told_from_one_that_ended(
+    max_tokens: int, given: list[int], reason: str
+) -> None:
+    """Five letters and the end-of-turn token; tokens of a tool may follow."""
+    make(lambda p, r: AgentLoopOutput(p, [*r, *given], [*[1] * len(r), *[0] * len(given)]))
+    ((one,), _) = run("Yours", max_tokens=max_tokens)
+    assert (len(one.response_ids), one.stop_reason) == (min(max_tokens, 6) + len(given), reason)
+
+
+@pytest.mark.parametrize(
     ("params", "match"),
     [
         ({"temperature": 0.5}, r"sampling_params.temperature is 0.5, but the run samples with 1.0"),

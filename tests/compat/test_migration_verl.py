@@ -115,6 +115,10 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
         ),
         (["algorithm.adv_estimator=gae", "critic.model.path=/m/c", "critic.optim.lr=1e-5"],
          {"critic.path": "/m/c", "critic.optim.lr": 1e-5, "critic.samples_per_update": 256}),
+        # The policy's first step there is the one of this number, and here the one after it.
+        (["algorithm.adv_estimator=gae", "trainer.critic_warmup=5"], {"trainer.critic_warmup": 4}),
+        (["algorithm.adv_estimator=gae", "trainer.critic_warmup=0"], {"trainer.critic_warmup": 0}),
+        (["+data.cache_dir=/tmp/rows", "+data.need_tools_kwargs=True"], {"data.cache_dir": "/tmp/rows"}),
         # A range masks; one number truncates.
         (
             ["algorithm.rollout_correction.rollout_is=token",

@@ -17,6 +17,7 @@ from strop.data.tiny_model import make_tiny_model
 from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
 from strop.rewards import verl_managers as managers
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction
+from strop.rewards.wire import call_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,7 +109,15 @@ def load(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> Cal
 CALL = {
     "uid": "u", "data_source": "s", "solution_str": "12", "ground_truth": "12", "extra_info": {"num_turns": 4},
     "columns": {"level": 2}, "messages": [], "prompt_ids": [1, 2], "completion_ids": [],
+    "response_mask": [],
 }  # fmt: skip
+
+
+def test_a_call_tells_sampled_tokens_from_those_of_tools() -> None:
+    trajectory = make_trajectory().with_sampled([3, 4], [-1.0, -1.0], [0, 0]).with_given([5])
+    trajectory = trajectory.with_sampled([6], [-1.0], [0])
+    call = call_of(make_prompt(), trajectory, "text", wants_conversation=True)
+    assert (call["completion_ids"], call["response_mask"]) == ([3, 4, 5, 6], [1, 1, 0, 1])
 
 
 def test_manager_of_the_older_form(load: Callable[..., RewardFunction]) -> None:
@@ -123,13 +132,14 @@ def test_batch_of_a_manager_is_one_row_with_the_columns_of_verl(
     load: Callable[..., RewardFunction],
 ) -> None:
     tokenizer = load("Older").tokenizer  # type: ignore[attr-defined]
-    batch = managers.batch_of({**CALL, "completion_ids": [3, 4, 5]}, tokenizer)
+    batch = managers.batch_of({**CALL, "completion_ids": [3, 4, 5], "response_mask": [1, 0, 1]}, tokenizer)
     shapes = {name: tuple(column.shape) for name, column in batch.tensors().items()}
     assert shapes == {
         "prompts": (1, 2), "responses": (1, 3), "input_ids": (1, 5), "attention_mask": (1, 5), "position_ids": (1, 5),
         "response_mask": (1, 3),
     }  # fmt: skip
     assert batch[0].batch["input_ids"].tolist() == [1, 2, 3, 4, 5]  # type: ignore[index]
+    assert batch.tensors()["response_mask"].tolist() == [[1, 0, 1]]
     others = batch[0].non_tensor_batch
     assert (others["level"], others["reward_model"]["ground_truth"], others["__num_turns__"]) == (2, "12", 4)
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.verl_convention import adv_config, call_advantage_estimator
+from strop.algorithms.advantages.verl_convention import adv_config, call_advantage_estimator, estimate
 from strop.algorithms.aggregation import batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.losses.verl_convention import call_policy_loss, loss_config
 from strop.algorithms.masked_ops import masked_mean
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.algorithms.registry import Declaration
 from strop.algorithms.verl_aggregation import agg_loss
 from strop.algorithms.verl_config import VerlConfig
 
@@ -285,6 +286,42 @@ def test_an_estimator_of_verl_runs_and_is_zero_outside_the_mask() -> None:
     expected = torch.tensor([[10.5, 10.5], [9.5, 0.0], [10.0, 10.0]])
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(got_returns, expected)
+
+
+def test_an_estimator_of_verl_gets_the_batch_and_the_parts_of_the_reward() -> None:
+    def by_parts(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        config: Any,
+        batch: Any,
+        non_tensor_batch: Any,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        assert non_tensor_batch["uid"].tolist() == ["a", "a", "b"]
+        assert batch["old_log_probs"].shape == batch["response_mask"].shape
+        with pytest.raises(KeyError, match=r"has uid, acc, style and no 'speed'.*needs=\['reward_parts'\]"):
+            non_tensor_batch["speed"]
+        parts = torch.tensor(np.array(non_tensor_batch["style"], dtype=np.float32))
+        return parts[:, None] * response_mask, parts[:, None] * response_mask
+
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1]], dtype=torch.bool)
+    columns = {
+        "token_level_rewards": torch.zeros(3, 2),
+        "rewards": torch.zeros(3),
+        "response_mask": mask,
+        "group_ids": torch.tensor([0, 0, 1]),
+        "old_log_probs": torch.zeros(3, 2),
+        "reward_parts": torch.tensor([[1.0, 0.25], [0.0, 0.5], [1.0, 0.75]]),
+    }
+    advantages, _ = estimate(
+        by_parts,
+        Declaration(needs=frozenset({"reward_parts"}), follows_verl=True),
+        columns,
+        {},
+        AlgorithmConfig(reward_keys=("acc", "style")),
+        ["a", "a", "b"],
+    )
+    torch.testing.assert_close(advantages, torch.tensor([[0.25, 0.25], [0.5, 0.0], [0.75, 0.75]]))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,14 @@ class Scorer(Worker):
     def start_score(self, data: DataProto) -> DataProto:
         return self.score(data)
 
+    @register(dispatch_mode=Dispatch.MEGATRON_PP_AS_DP_PROTO)
+    def score_in_stages(self, data: DataProto) -> DataProto:
+        return self.score(data)
+
+    @register(dispatch_mode="MEGATRON_COMPUTE_PROTO")
+    def score_under_verls_name(self, data: DataProto) -> DataProto:
+        return self.score(data)
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def apply(self, function: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return function(data)
@@ -324,6 +332,29 @@ def test_any_mesh_gives_what_one_worker_gives(num_rows: int, sizes: list[int], d
     for rank, worker in enumerate(workers.workers):
         assert worker.seen == [parts[mesh.dp_rank(rank)]]
     assert as_list(workers.call.total(batch)) == [sum(ns(chunk)) for chunk in batch.chunk(dp)]
+
+
+def test_stages_of_a_pipeline_get_rows_of_their_own_where_the_mode_says_so() -> None:
+    workers = inline_group(Scorer, mesh=Mesh(dp=2, tp=2, pp=2))  # ranks 0, 2, 4 and 6 report
+    result = workers.call.score_in_stages(numbered(range(7)))
+    assert [worker.seen for worker in workers.workers] == [
+        [row] for row in ([0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5], [6], [6])
+    ]
+    assert ns(result, "squares") == [number**2 for number in range(7)]
+    assert result.non_tensor_batch["worker"].tolist() == [0, 0, 2, 2, 4, 4, 6]
+    parts = [[6], [], [5, 4, 3], [0, 1, 2]]
+    shuffled = workers.call.score_in_stages(Partition(numbered(range(7)), parts))
+    assert ns(shuffled, "squares") == [number**2 for number in range(7)]
+    assert workers.workers[5].seen[-1] == [5, 4, 3]
+    with pytest.raises(ValueError, match="a Partition has 2 parts, but the group has 4 data-parallel groups"):
+        workers.call.score_in_stages(Partition(numbered(range(7)), [[0, 1, 2], [3, 4, 5, 6]]))
+
+
+def test_verls_name_for_megatrons_workers_cuts_rows_over_the_mesh() -> None:
+    assert Dispatch.MEGATRON_COMPUTE_PROTO is Dispatch.DP_COMPUTE_PROTO
+    workers = inline_group(Scorer, mesh=Mesh(dp=2, pp=2))
+    assert ns(workers.call.score_under_verls_name(numbered(range(3))), "squares") == [0, 1, 4]
+    assert [worker.seen for worker in workers.workers] == [[[0, 1]], [[2]], [[0, 1]], [[2]]]
 
 
 def test_results_of_ranks_that_do_not_report_stay_in_the_worker() -> None:

@@ -20,6 +20,14 @@ def test_one_worker_of_each_data_parallel_group_reports() -> None:
     assert [mesh.dp_rank(rank) for rank in mesh.output_ranks()] == [0, 1, 2]
 
 
+def test_stages_count_as_data_parallel_groups_where_each_has_a_whole_model() -> None:
+    mesh = Mesh(dp=2, tp=2, pp=2)
+    stages = mesh.stages_as_dp
+    assert stages == Mesh(dp=4, tp=2)
+    assert [stages.dp_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert stages.output_ranks() == [0, 2, 4, 6]
+
+
 def test_axes_and_ranks_outside_the_mesh_are_refused() -> None:
     with pytest.raises(ValueError, match="axis tp has size 0"):
         Mesh(tp=0)

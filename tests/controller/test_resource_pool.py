@@ -109,3 +109,36 @@ def test_whole_nodes_are_none_of_those_that_other_pools_share() -> None:
         NotEnoughDevices, match="rollout needs 1 replicas x 16 devices = 16, the cluster has 18"
     ):
         choose_nodes(cluster(8, 5, 5), list(pools.values()))
+
+
+def mixed_cluster(*types: str) -> Any:
+    """A cluster of nodes with 8 GPUs of such a type each."""
+    nodes = [
+        Node(node_id=str(number), address=f"10.0.0.{number}", total=has, free=has, is_here=False)
+        for number, has in enumerate(
+            {"CPU": 64.0, "GPU": 8.0, f"accelerator_type:{name}": 1.0} for name in types
+        )
+    ]
+    return SimpleNamespace(nodes=lambda: nodes, is_private=False)
+
+
+def test_a_pool_is_placed_on_nodes_of_its_accelerator_type() -> None:
+    nodes = mixed_cluster("A100", "H100", "A100", "H100")
+    pool = RayResourcePool([8, 8], use_gpu=True, accelerator_type="H100")
+    assert [node.node_id for node in choose_nodes(nodes, [pool])] == ["1", "3"]
+    assert [node.node_id for node in choose_nodes(nodes, [RayResourcePool([8, 8], use_gpu=True)])] == [
+        "0", "1"
+    ]  # fmt: skip
+    engines = RayResourcePool(
+        [1, 1], device="cuda", devices_per_process=8, nodes_per_rank=2, accelerator_type="A100"
+    )
+    assert [node.node_id for node in choose_nodes(nodes, [engines])] == ["0", "2"]
+
+
+def test_an_accelerator_type_that_is_missing_is_named() -> None:
+    pool = RayResourcePool([2], use_gpu=True, accelerator_type="H100")
+    with pytest.raises(NotEnoughDevices, match="2 processes of 1 CPU and 1 GPU of type H100 each") as error:
+        choose_nodes(mixed_cluster("A100"), [pool])
+    assert "node 10.0.0.0 (A100) has 64 of 64 CPU free" in str(error.value)
+    with pytest.raises(ValueError, match="pool 'main' has accelerator_type 'H100' and no accelerators"):
+        RayResourcePool([2], accelerator_type="H100")

@@ -135,6 +135,22 @@ def test_rows_are_cut_so_that_a_prompt_stays_together() -> None:
     assert [sorted(part) for part in one.partition(Mesh(dp=5)).parts].count([]) == 2
 
 
+def test_the_balance_of_the_groups_is_measured_in_tokens() -> None:
+    """Prompts of 2 tokens, and answers of 8, 7, 1 and 1: in order 10 + 9 and 3 + 3, as cut 10 + 3 and 9 + 3."""
+    answers = zip("abcd", (8, 7, 1, 1), strict=True)
+    one = experience([episode(uid, 0, sampled=(5,) * count, score=1.0) for uid, count in answers])
+    numbers = {name: mean.value for name, mean in one.balance(one.partition(Mesh(dp=2))).items()}
+    assert numbers == {
+        "global_seqlen/min": 6.0,
+        "global_seqlen/max": 19.0,
+        "global_seqlen/minmax_diff": 13.0,
+        "global_seqlen/balanced_min": 12.0,
+        "global_seqlen/balanced_max": 13.0,
+        "global_seqlen/mean": 12.5,
+    }
+    assert one.balance(one.partition(Mesh())) == {}, "one group has all rows"
+
+
 def test_turns_weigh_what_they_add_to_those_before() -> None:
     """Ten turns of one episode, each behind all before it, weigh as much as the last one alone: the other rank gets one
     sequence of that length, and not half of the turns."""

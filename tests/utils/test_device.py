@@ -12,6 +12,13 @@ def test_each_kind_of_device_has_its_backend_and_variable() -> None:
     assert visibility_variable("cpu") is None
 
 
+def test_devices_of_amd_have_their_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert collective_backend("cuda") == "nccl"
+    assert visibility_variable("cuda") == "HIP_VISIBLE_DEVICES"
+    assert visibility_variable("cpu") is None
+
+
 def test_auto_takes_an_accelerator_only_where_torch_has_one() -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert device_name() == expected

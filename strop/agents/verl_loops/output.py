@@ -51,6 +51,13 @@ class Call:
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     versions: tuple[int, ...]
+    stop_reason: str = "stop"
+
+    def cut_reason(self, all_ids: tuple[int, ...]) -> str:
+        """Stop reason of a sequence that ends with these sampled tokens, where the answer was cut off (`length`,
+        `aborted`); empty for any other."""
+        is_last = bool(self.token_ids) and all_ids == self.prompt_ids + self.token_ids
+        return self.stop_reason if is_last and self.stop_reason in ("length", "aborted") else ""
 
 
 def sequence_of(
@@ -63,7 +70,8 @@ def sequence_of(
 ) -> Trajectory:
     """The training sequence of a loop's output; sampled tokens and images come from the calls of generate.
 
-    It ends before an image that no call contained: nothing was sampled after that one.
+    It ends before an image that no call contained: nothing was sampled after that one. Its stop reason is that of
+    `Call.cut_reason`, else `stop`.
 
     Args:
         output: returned by the loop.
@@ -120,8 +128,10 @@ def sequence_of(
         reward_score=None if output.reward_score is None else float(output.reward_score),
         media=media_of(longest_prompt),
     )
-    was_cut = len(output.response_ids) > max_tokens
-    return sequence.finish("length" if was_cut else "stop")
+    if len(output.response_ids) > max_tokens:
+        return sequence.finish("length")
+    reasons = (call.cut_reason(all_ids[:end]) for call in calls)
+    return sequence.finish(next(filter(None, reasons), "stop"))
 
 
 def _log_probs_and_versions(all_ids: tuple[int, ...], calls: Sequence[Call]) -> tuple[list[float], list[int]]:

@@ -88,7 +88,9 @@ class ServerManager:
             token_ids = self.context.images.place(token_ids, images)
         limits = self._limits(sampling_params or {})
         output = await self._generate(token_ids, **limits)
-        self.calls.append(Call(token_ids, output.token_ids, output.log_probs, output.versions))
+        self.calls.append(
+            Call(token_ids, output.token_ids, output.log_probs, output.versions, output.stop_reason)
+        )
         stop_reason = "aborted" if output.stop_reason == "aborted" else "completed"
         return LoopTokens(
             output.token_ids, output.log_probs, stop_reason, {"stop_reason": output.stop_reason}

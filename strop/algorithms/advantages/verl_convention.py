@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
@@ -60,8 +61,35 @@ def estimate(
         response_mask=columns["response_mask"],
         index=index,
         config=adv_config(algorithm, settings=own_settings),
-        extra={key: column for key, column in columns.items() if key not in given_by_name},
+        extra={
+            **{key: column for key, column in columns.items() if key not in given_by_name},
+            "batch": dict(columns),
+            "non_tensor_batch": RowObjects.of(index, columns.get("reward_parts"), algorithm.reward_keys),
+        },
     )
+
+
+class RowObjects(dict[str, NDArray[np.object_]]):
+    """`non_tensor_batch` of an estimator: uid, and the parts of the reward that it asks for, by name."""
+
+    @classmethod
+    def of(cls, uids: NDArray[np.object_], parts: Tensor | None, keys: Sequence[str]) -> RowObjects:
+        """Args:
+        uids: [B].
+        parts: [B, K] of an estimator that declares reward_parts.
+        keys: the K names, algorithm.reward_keys.
+        """
+        objects = cls(uid=uids)
+        if parts is not None:
+            for key, column in zip(keys, parts.T.tolist(), strict=False):
+                objects[key] = np.array(column, dtype=object)
+        return objects
+
+    def __missing__(self, name: str) -> NDArray[np.object_]:
+        raise KeyError(
+            f"non_tensor_batch of an estimator has {', '.join(self)} and no {name!r}: for a part of the reward "
+            f"register it with needs=['reward_parts'], and name the part in algorithm.reward_keys"
+        )
 
 
 def call_advantage_estimator(

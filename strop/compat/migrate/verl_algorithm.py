@@ -7,7 +7,7 @@ from typing import Any
 
 from strop.algorithms.specs import ADV_DECLARATIONS
 from strop.compat.migrate import verl_agent
-from strop.compat.migrate.result import Facts, Outcome, many, refuse, skip
+from strop.compat.migrate.result import Facts, Outcome, integer, many, refuse, skip
 from strop.compat.migrate.verl_prime import is_prime
 
 _A = "actor_rollout_ref.actor"
@@ -62,6 +62,13 @@ def policy_loss(value: object, facts: Facts) -> Any:
     return many(
         {"algorithm.policy_loss": value}, "not a loss of verl's own: yours must be registered here too"
     )
+
+
+def critic_warmup(key: str, value: object, facts: Facts) -> Outcome:
+    """Steps in which the critic alone learns: verl trains the policy from the step of this number on."""
+    steps = integer(value)
+    note = f"verl trains the policy from step {steps} on, the first step being 1" if steps else ""
+    return many({"trainer.critic_warmup": max(steps - 1, 0)}, note)
 
 
 def only_of(key: str, value: object, facts: Facts, *, name: str, losses: Sequence[str]) -> Outcome:

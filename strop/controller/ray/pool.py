@@ -17,6 +17,9 @@ from strop.controller.ray.errors import NotEnoughDevices
 _SETTLE_S = 5.0
 """Time for which resources of processes that just ended may still count as taken."""
 _NODE_LABEL = "ray.io/node-id"
+_TYPE = "accelerator_type:"
+_MARKER = 1e-4
+"""Amount of `accelerator_type:<name>` that a place takes of its node, which has 1: the smallest that Ray counts."""
 
 
 class RayResourcePool:
@@ -37,6 +40,7 @@ class RayResourcePool:
         cpus_per_process: float = 1.0,
         devices_per_process: int = 1,
         nodes_per_rank: int = 1,
+        accelerator_type: str | None = None,
     ) -> None:
         """Describe a pool; nothing is taken yet.
 
@@ -50,9 +54,11 @@ class RayResourcePool:
             cpus_per_process: cores of a place for each of its devices, a fraction where processes share one.
             devices_per_process: devices of a place, all on one node; on a CPU, so many times the cores.
             nodes_per_rank: nodes that a rank spans, with a place on each.
+            accelerator_type: only nodes with accelerators of this type, by Ray's name of it, such as H100; None: any.
 
         Raises:
-            ValueError: there is no node, a node has no process, or a number is too small.
+            ValueError: there is no node, a node has no process, a number is too small, or a pool without devices names
+                their type.
         """
         self.process_on_nodes = tuple(process_on_nodes)
         """Processes on each node."""
@@ -68,6 +74,8 @@ class RayResourcePool:
         """Devices of a place."""
         self.nodes_per_rank = nodes_per_rank
         """Nodes that a rank spans."""
+        self.accelerator_type = accelerator_type
+        """Type of the accelerators, by Ray's name of it; None: any."""
         self._num_users = 0
         self.machines: Sequence[Node] = []
         """The nodes in the order of `process_on_nodes`, once the places are taken."""
@@ -90,6 +98,11 @@ class RayResourcePool:
         if devices_per_process < 1:
             raise ValueError(
                 f"pool {name_prefix!r} has {devices_per_process} devices per process; at least 1"
+            )
+        if accelerator_type and self.device == "cpu":
+            raise ValueError(
+                f"pool {name_prefix!r} has accelerator_type {accelerator_type!r} and no accelerators; pass "
+                f"use_gpu=True, or leave the type out"
             )
         if nodes_per_rank > 1 and (set(self.process_on_nodes) != {1} or self.num_nodes % nodes_per_rank):
             raise ValueError(
@@ -134,6 +147,12 @@ class RayResourcePool:
         resource = accelerator_resource(self.device)
         count = float(self.devices_per_process)
         return {"CPU": self.cpus_per_process * count, **({resource: count} if resource else {})}
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Resources that the placement group holds for one process: its place, on a node of the type."""
+        marker = {f"{_TYPE}{self.accelerator_type}": _MARKER} if self.accelerator_type else {}
+        return self.place | marker
 
     @property
     def is_taken(self) -> bool:
@@ -192,7 +211,7 @@ class RayResourcePool:
             for node, count in zip(nodes, self.process_on_nodes, strict=True)
             for _ in range(count)
         ]
-        bundles = [self.place for _ in labels]
+        bundles = [self.bundle for _ in labels]
         group = placement_group(
             bundles,
             strategy="PACK",
@@ -202,7 +221,7 @@ class RayResourcePool:
         if not group.wait(timeout_s):
             remove_placement_group(group)
             raise PlacesNotFree(
-                f"the places of pool {self.name!r} ({len(bundles)} x {_in_words(self.place)}) were not free "
+                f"the places of pool {self.name!r} ({len(bundles)} x {_in_words(self.bundle)}) were not free "
                 f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
                 f"add a machine"
             )
@@ -307,14 +326,14 @@ def _needs(pools: Sequence[RayResourcePool]) -> list[dict[str, float]]:
     shared = [
         _sum(
             [
-                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
+                {name: amount * pool.process_on_nodes[number] for name, amount in pool.bundle.items()}
                 for pool in pools
                 if pool.nodes_per_rank == 1 and number < pool.num_nodes
             ]
         )
         for number in range(_num_shared(pools))
     ]
-    return shared + [pool.place for pool in pools if pool.nodes_per_rank > 1 for _ in range(pool.num_nodes)]
+    return shared + [pool.bundle for pool in pools if pool.nodes_per_rank > 1 for _ in range(pool.num_nodes)]
 
 
 def _fit_nodes(
@@ -346,7 +365,7 @@ def _shortage_text(
     pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], supply: str
 ) -> str:
     request = " and ".join(
-        f"{sum(pool.process_on_nodes)} processes of {_in_words(pool.place)} each (pool {pool.name!r})"
+        f"{sum(pool.process_on_nodes)} processes of {_in_words(pool.bundle)} each (pool {pool.name!r})"
         for pool in pools
     )
     totals = "".join(
@@ -376,7 +395,7 @@ def _num_devices(pool: RayResourcePool, nodes: Sequence[Node]) -> float:
 def _resources_text(nodes: Sequence[Node]) -> str:
     names = sorted({name for node in nodes for name in node.total if name.isupper()})
     return "; ".join(
-        f"node {node.address} has "
+        f"node {node.address}{_types_text(node)} has "
         + (
             ", ".join(
                 f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name} free" for name in names
@@ -387,8 +406,17 @@ def _resources_text(nodes: Sequence[Node]) -> str:
     )
 
 
+def _types_text(node: Node) -> str:
+    types = [name.removeprefix(_TYPE) for name in node.total if name.startswith(_TYPE)]
+    return f" ({', '.join(types)})" if types else ""
+
+
 def _in_words(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    types = [name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)]
+    amounts = " and ".join(
+        f"{amount:g} {name}" for name, amount in resources.items() if not name.startswith(_TYPE)
+    )
+    return " ".join([amounts, *(f"of type {name}" for name in types)])
 
 
 def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
