@@ -327,7 +327,9 @@ def _answer_line(sample: Mapping[str, Any]) -> str:
     line += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
     if sample["pred"] is not None:
         line += f", read as {_shortened(sample['pred'])}"
-    return f"{line}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
+    if sample["ground_truth"] is not None:  # rows of TRL's form name none
+        line += f", right is {_shortened(sample['ground_truth'])}"
+    return f"{line}  {sample['error']}".rstrip()
 
 
 def _shortened(value: object) -> str:
