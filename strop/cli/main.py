@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
 
     def _instead_of(self, option: str) -> str:
-        """What to write in place of an option that there is not: the nearest one, or a key."""
+        """Advice in place of an option that there is not: the nearest one, or a key."""
         if near := difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.8):
             return f"did you mean {near[0]}?"
         from strop.compat.key_aliases import key_aliases

@@ -60,7 +60,7 @@ _LORA = {
     "lora_target_parameters": "target_parameters",
 }
 _ADAPTER_OF_FLAGS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
-"""What TRL's ModelConfig assumes of an adapter."""
+"""Settings of an adapter that TRL's ModelConfig assumes."""
 _LAUNCH = ("num_processes", "accelerate_config")
 """Flags by which `trl` starts processes."""
 _DATA = (
