@@ -147,15 +147,12 @@ class _Reader:
         self.rewards_in_script: list[str] = []
         """Names of its reward functions."""
         self.assigned: dict[str, list[ast.expr]] = {}
-        self.bodies = {
-            id(statement): id(node)
-            for node in (
-                tree,
-                *filter(_is_main, tree.body),
-                *(node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)),
-            )
-            for statement in node.body
-        }
+        bodies: list[ast.Module | ast.If | ast.FunctionDef | ast.AsyncFunctionDef] = [
+            tree,
+            *filter(_is_main, tree.body),
+            *(node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)),
+        ]
+        self.bodies = {id(statement): id(node) for node in bodies for statement in node.body}
         """For each statement that no condition or loop governs, the module or function it stands in."""
         self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
         """Names that are assigned several times, but only by such statements of one body, with their last lines."""
