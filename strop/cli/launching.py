@@ -19,7 +19,7 @@ from strop.cli.settings import (
 )
 from strop.compat.key_aliases import key_aliases
 from strop.run import MODEL_FOLDER
-from strop.run.folder import CONFIG_FILE
+from strop.run.folder import CONFIG_FILE, LOGS
 from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
 from strop.utils.remote_path import is_url
 from strop.utils.shell_words import shell_word
@@ -172,7 +172,8 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
             if run.remove_unstarted(error):
-                say(f"run folder {run.path} removed again: nothing had begun")
+                but = " but for its logs" if (run.path / LOGS).is_dir() else ""
+                say(f"run folder {run.path} removed again{but}: nothing had begun")
             elif run.checkpoints.steps():
                 folder = shell_word(run.path)
                 say(

@@ -133,10 +133,22 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
-            hint = f"; {_OPTIONS_OF_HYDRA.get(option, 'settings are given as key=value, without dashes')}"
-        elif example := _first_example(self.epilog or ""):
+            hint = f"; {_OPTIONS_OF_HYDRA.get(option) or self._instead_of(option)}"
+        elif not message.endswith("?") and (example := _first_example(self.epilog or "")):
             hint = f", as in `{example}`"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
+
+    def _instead_of(self, option: str) -> str:
+        """Advice in place of an option that there is not: the nearest one, or a key."""
+        if near := difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.8):
+            return f"did you mean {near[0]}?"
+        from strop.compat.key_aliases import key_aliases
+        from strop.trainer.sections import SECTION_OF_COMMAND
+
+        section = SECTION_OF_COMMAND.get(self.prog.rpartition(" ")[2], "")
+        ours, sentence = key_aliases(option.lstrip("-").replace("-", "_"), section)
+        written = "settings are given as key=value, without dashes"
+        return f"{written}: {sentence}" if ours else written
 
 
 def _first_example(epilog: str) -> str:

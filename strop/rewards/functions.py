@@ -23,7 +23,7 @@ from strop.rewards.outcome import Value, usable_part
 from strop.utils.sanitize import real, usable
 from strop.utils.sanitize.text import describe_object
 from strop.utils.sanitize.values import MAX_NUMBER
-from strop.utils.user_files import modules_beside
+from strop.utils.user_files import from_elsewhere, modules_beside
 
 MODULE_NAME = "strop_user_reward"
 SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -95,7 +95,9 @@ class RewardFunction:
             )
         score = self._number(returned["score"], "returned a dictionary whose score is")
         parts = {
-            str(key): _part(value) for key, value in returned.items() if key != "score" and value is not None
+            str(key): read_part(value)
+            for key, value in returned.items()
+            if key != "score" and value is not None
         }
         return self.part(score, parts)
 
@@ -133,7 +135,8 @@ def shown(value: object) -> str:
     )
 
 
-def _part(value: object) -> Value:
+def read_part(value: object) -> Value:
+    """A value beside the score as a part of the reward."""
     if not isinstance(value, str) and hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
     return usable_part(value if isinstance(value, (str, numbers.Real)) else str(value))
@@ -186,7 +189,8 @@ def load_module(path: str, source: str, number: int = 0) -> ModuleType:
             spec.loader.exec_module(module)
     except BaseException as error:  # the file is the user's; its failure becomes one sentence
         traceback.print_exc()
-        raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error
+        problem = f"{describe(error, path)}{from_elsewhere(error)}"
+        raise LoadError(f"reward file {path} cannot be imported: {problem}") from error
     return module
 
 

@@ -44,6 +44,8 @@ MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
 _NOT_THE_ANSWER = (RewardUnavailable, SandboxUnavailable, SandboxFailed, ConnectionError)
 """Exceptions that say that something scoring needs is not there."""
+_MAX_CAUSES = 10
+"""Exceptions behind an exception that are looked at."""
 
 
 def _write(results: BinaryIO, message: list[Any]) -> None:
@@ -109,13 +111,31 @@ def _call_guarded(function: RewardFunction, work: Callable[[], T]) -> T | Outcom
         return Outcome(kind="error", error=str(error))
     except MemoryError as error:
         ran_out = f"{label} ran out of memory: {_describe(error, function)}"
-    except _NOT_THE_ANSWER as error:
-        return Outcome(kind="infrastructure", error=f"{label} could not score: {_describe(error, function)}")
     except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
+        if _is_outage(error):
+            return Outcome(
+                kind="infrastructure", error=f"{label} could not score: {_describe(error, function)}"
+            )
         with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
             traceback.print_exc()
         return Outcome(kind="error", error=f"{label} raised {_describe(error, function)}")
     raise _OutOfMemory(ran_out)  # here nothing holds what the function has filled
+
+
+def _is_outage(error: BaseException) -> bool:
+    """True where something that scoring needs is not there: the error says so itself, or was raised because of one that
+    does, as clients of HTTP do (`urllib`, `requests`, `httpx`)."""
+    with contextlib.suppress(BaseException):  # attributes of an exception are the user's code as well
+        for _ in range(_MAX_CAUSES):
+            if isinstance(error, _NOT_THE_ANSWER):
+                return True
+            reason = getattr(error, "reason", None)  # of urllib.error.URLError
+            inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+            cause = reason if isinstance(reason, BaseException) else inner
+            if cause is None:
+                return False
+            error = cause
+    return False
 
 
 def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> Outcome:

@@ -49,17 +49,18 @@ GROWN_FILE = "grown.jsonl"
 SAMPLES = "samples"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
+LOGS = "logs"
 _OURS = {
     "config.yaml",
     INPUTS_FILE,
     "events.jsonl",
     "samples",
     "checkpoints",
-    "logs",
+    LOGS,
     "lock",
     f".{RUN_FILE}.tmp",
 }
-_WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
+_WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoints", LOGS, "lock", "tensorboard",
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE, PROFILE}  # fmt: skip
 ROLES_STARTED = "roles_started"
 """Kind of the event that all roles have loaded their models, of each start."""
@@ -209,7 +210,8 @@ class RunFolder:
 
     def remove_unstarted(self, error: Exception) -> bool:
         """Remove the folder of a run that has done nothing yet (its entries only, where something else holds the
-        folder), and return True if it was removed. One that the disk refused stays, and goes on with --resume.
+        folder), and return True if it was removed. One that the disk refused stays, and goes on with --resume; logs
+        that the error names stay alone, which a new run in the folder does not mind.
 
         Args:
             error: that ended the run.
@@ -223,7 +225,11 @@ class RunFolder:
         if has_samples or any(event["kind"] not in _BEFORE_START for event in self.events.read()):
             return False
         self.close()
+        logs = self.path / LOGS
+        is_named = any(f"{path}{os.sep}" in str(error) for path in (logs, logs.absolute()))
         for entry in self.path.iterdir():
+            if is_named and entry == logs:
+                continue
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         with contextlib.suppress(OSError):  # the current directory, a mount point: empty is good enough
             self.path.rmdir()
@@ -245,6 +251,12 @@ class RunFolder:
 def is_run(path: str | Path) -> bool:
     """True when the folder holds a run."""
     return (Path(path) / RUN_FILE).is_file()
+
+
+def no_run(path: Path) -> RunError:
+    """The error of a path where no run is."""
+    problem = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
+    return RunError(f"{path} {problem}; give the folder that --out named when the run started")
 
 
 def _check_free(path: Path) -> None:
@@ -286,8 +298,7 @@ def _read_info(path: Path) -> dict[str, Any]:
     try:
         info = read_json(path / RUN_FILE)
     except (FileNotFoundError, NotADirectoryError):
-        problem = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
-        raise RunError(f"{path} {problem}; give the folder that --out named when the run started") from None
+        raise no_run(path) from None
     except OSError as error:
         reason = f"cannot read {path / RUN_FILE}: {error.strerror}"
         raise RunError(f"{reason}; check the rights on the folder") from error

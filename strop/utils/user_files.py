@@ -45,9 +45,25 @@ def load_user_file(name: str, *, setting: str) -> Any:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
-        raise ValueError(f"{setting}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+        problem = f"{type(error).__name__}: {error}{from_elsewhere(error)}"
+        raise ValueError(f"{setting}: {path} cannot be imported: {problem}") from error
     _LOADED[path] = module
     return module
+
+
+_FROM_ELSEWHERE = {
+    "verl": "what a file imports from verl comes from strop.agents (tools, agent loops, interactions), strop.data "
+    "(data sets), strop.rewards.managers, strop.rewards.scorers or strop.algorithms here",
+    "openrlhf": "what a file imports from openrlhf comes from strop.agents here",
+    "trl": "what a file needs of trl has to be copied into it: rewards here are plain functions",
+}
+
+
+def from_elsewhere(error: BaseException) -> str:
+    """Advice on an import from verl, TRL or OpenRLHF, to stand behind the error that names it; empty for others."""
+    name = str(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    advice = _FROM_ELSEWHERE.get(name.partition(".")[0], "")
+    return f"; {advice} (docs/moving-in.md)" if advice else ""
 
 
 def load_user_class(path: str, name: str, *, setting: str) -> type:

@@ -126,6 +126,11 @@ def test_files_register_agents_and_tools(tmp_path: Path) -> None:
     file.write_text("import nothing_of_that_name")
     with pytest.raises(ValueError, match=r"agent.files: .*broken.py cannot be imported: ModuleNotFoundError"):
         AgentSetup(AgentConfig(files=(str(file),)), TOKENIZER)
+    file.write_text("from openrlhf.utils.agent import AgentInstanceBase")
+    with pytest.raises(
+        ValueError, match=r"'openrlhf'; .* comes from strop.agents here \(docs/moving-in.md\)"
+    ):
+        AgentSetup(AgentConfig(files=(str(file),)), TOKENIZER)
 
 
 def test_an_agent_of_a_package_is_imported_when_its_name_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,12 +86,16 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["trian"], "there is no command 'trian'; did you mean train?"),
+        (["trian"], "there is no command 'trian'; did you mean train?; see `strop --help`"),
         (["zzz"], "there is no command 'zzz'; there are train, check"),
         (
             ["train", "--lr", "3"],
             "unrecognized arguments: --lr; settings are given as key=value, without dashes",
         ),
+        (["train", "--confg", "a.yaml"], "unrecognized arguments: --confg; did you mean --config?"),
+        (["train", "--learning-rate", "3"], "without dashes: learning_rate is TRL's, here actor.optim.lr"),
+        (["sft", "--learning_rate", "3"], "without dashes: learning_rate is TRL's, here sft.optim.lr"),
+        (["train", "--actor_learning_rate=3"], "actor_learning_rate is OpenRLHF's, here actor.optim.lr"),
         (
             ["config"],
             "required: show|explain|diff, as in `strop config show --docs`; see `strop config --help`",

@@ -233,6 +233,61 @@ def test_a_function_that_needs_trl_is_not_copied(tmp_path: Path) -> None:
     assert row.outcome.status == "refused"
 
 
+OWN = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+
+
+def right(completions, answer, **kwargs):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+
+if __name__ == "__main__":
+    script_args, training_args, model_args = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse()
+    training_args.beta = 0.04
+    if model_args.x:
+        training_args.temperature = 0.5
+    dataset = load_dataset("o/rows", split="train")
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path, reward_funcs=right, args=training_args, train_dataset=dataset
+    )
+"""
+
+
+def test_flags_of_a_script_of_ones_own_lie_above_what_it_says(tmp_path: Path) -> None:
+    written(tmp_path, OWN, "train_own.py")
+    text = "accelerate launch --num_processes 2 train_own.py --model_name_or_path Q/q --learning_rate 1e-5 --use_peft"
+    script = read_trl(written(tmp_path, text), {}, rewards=tmp_path / "r.py")
+    assert (script.kind, script.processes) == ("GRPO", 2)
+    assert script.copied
+    migration = migrate_trl(script.found, script.kind, processes=2)
+    assert ours(migration, "model.path") == "Q/q"
+    assert ours(migration, "actor.optim.lr") == 1e-5
+    assert ours(migration, "reward.name") == "right"
+    assert ours(migration, "algorithm.kl_loss_coef") == 0.04
+    assert ours(migration, "model.lora.rank") == 16, "what TRL assumes with --use_peft"
+    assert ours(migration, "model.lora.alpha") == 32
+    (row,) = migration.open_rows
+    assert "training_args.temperature = 0.5 stands under a condition" in row.outcome.note
+
+
+def test_a_script_whose_settings_are_flags_says_so_without_them(tmp_path: Path) -> None:
+    script = read_trl(written(tmp_path, OWN, "train_own.py"), {}, rewards=tmp_path / "r.py")
+    migration = migrate_trl(script.found, script.kind)
+    notes = [row.outcome.note for row in migration.open_rows]
+    assert any(
+        "its settings come from elsewhere, such as flags: give the launch script" in note for note in notes
+    )
+
+
+def test_an_adapter_without_a_rank_has_that_of_peft(tmp_path: Path) -> None:
+    text = OWN.replace("args=training_args", "args=GRPOConfig(), peft_config=LoraConfig(lora_alpha=4)")
+    script = read_trl(written(tmp_path, text, "train_own.py"), {}, rewards=tmp_path / "r.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert (ours(migration, "model.lora.rank"), ours(migration, "model.lora.alpha")) == (8, 4)
+
+
 def test_the_command_line_of_trl_is_read(tmp_path: Path) -> None:
     written(
         tmp_path, "learning_rate: 1.0e-5\nnum_train_epochs: 3\nreport_to: [wandb]\nrun_name: a\n", "c.yaml"

@@ -41,6 +41,30 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
+    ("train", "held_out", "told_apart"),
+    [
+        (
+            "dataset.train_test_split(0.1)['train']",
+            "dataset.train_test_split(0.1)['test']",
+            "train_test_split",
+        ),
+        ("dataset.select(range(9, 99))", "dataset.select(range(9))", "select"),
+        ("dataset.map(str)", "dataset", ""),
+    ],
+)
+def test_rows_that_a_script_holds_out_are_never_those_of_training(
+    tmp_path: Path, train: str, held_out: str, told_apart: str
+) -> None:
+    """Where the same rows are named twice, that is the user's word."""
+    trainer = TRAINER.replace("train_dataset=dataset", f"train_dataset={train}, eval_dataset={held_out}")
+    migration = migrate(tmp_path, "eval_strategy='steps', eval_steps=5", trainer)
+    found, note = status(migration, "GRPOTrainer.eval_dataset")
+    assert ours(migration)["data.train_files"] == ["train.jsonl"]
+    assert found == ("refused" if told_apart else "translated")
+    assert f"has the rows of training too, which {told_apart} tells apart there" in note or not told_apart
+
+
+@pytest.mark.parametrize(
     ("arguments", "processes", "expected"),
     [
         # 16 samples x 4 accumulated on 2 processes = 128 samples, 8 of each of 16 prompts, one optimizer step.

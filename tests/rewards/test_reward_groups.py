@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,49 @@ def test_a_function_that_compares_gets_all_answers_to_the_prompt(tmp_path: Path,
     )
     if name == "longest_of_batch":
         assert [one.parts["of"] for one in outcomes] == [3, 3, 3]
+
+
+LOGGING = """
+def sync(completions, log_extra, log_metric, **columns):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    log_extra("first", [text[:1] or None for text in texts])
+    log_metric("acc", 1.0)
+    return [0.25 * len(text) + 0.1 for text in texts]
+
+
+async def deferred(completions, log_extra=None, log_metric=None, **columns):
+    return sync(completions, log_extra, log_metric)
+
+
+def short(completions, log_extra, **columns):
+    log_extra("first", ["a"])
+    return [0.5] * len(completions)
+
+
+def staged(completions, trainer_state, **columns):
+    return [float(trainer_state.global_step)] * len(completions)
+"""
+
+
+@pytest.mark.parametrize("name", ["sync", "deferred"])
+def test_what_a_function_of_trl_logs_is_a_part_of_the_reward(tmp_path: Path, name: str) -> None:
+    config = RewardConfig(path=write_reward(tmp_path, LOGGING), name=name)
+    parts = [one.parts for one in scored_together(config, ["abc", ""])]
+    assert parts == [{"first": "a", "metric/acc": 1.0}, {"metric/acc": 1.0}], "a logged number is no verdict"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("short", r"log_extra\('first', ...\) has 1 values for 2 answers; give one for each"),
+        ("staged", "it needs trainer_state, .* TRL passes its trainer and environments, strop does not"),
+    ],
+)
+def test_what_trl_would_not_take_or_strop_does_not_give_is_named(
+    tmp_path: Path, name: str, sentence: str
+) -> None:
+    outcomes = scored_together(RewardConfig(path=write_reward(tmp_path, LOGGING), name=name), ["a", "b"])
+    assert all(re.search(sentence, one.error) for one in outcomes), outcomes
 
 
 RETURNED = {

@@ -57,6 +57,7 @@ def test_missing_file_is_named_with_its_full_path(tmp_path: Path, monkeypatch: p
             "\nimport no_such_package",
             "cannot be imported: ModuleNotFoundError: No module named 'no_such_package' at my_reward.py:2",
         ),
+        ("from trl.rewards import accuracy_reward", "what a file needs of trl has to be copied into it"),
         (
             "x = 1\ndef compute_score(:",
             "cannot be imported: SyntaxError: invalid syntax at my_reward.py:2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,22 @@ def broken(solution_strs, **_):
 
 def unreachable(**_):
     raise ConnectionRefusedError("no service")
+
+def over_http(solution_str):
+    from urllib.request import urlopen
+    urlopen("http://127.0.0.1:1/score", timeout=5)  # nobody listens on port 1
+
+def wrapped(solution_str):
+    try:
+        raise ConnectionRefusedError("no service")
+    except ConnectionRefusedError as error:
+        raise RuntimeError("the grader failed") from error
+
+def handled(solution_str):
+    try:
+        raise ConnectionRefusedError("no service")
+    except ConnectionRefusedError:
+        raise KeyError("x") from None
 
 def closed(**_):
     from strop.rewards import RewardUnavailable
@@ -119,6 +136,23 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
     (outcome,) = run(tmp_path, [FunctionConfig(path=path, name="unreachable")], ["12"])
     assert outcome.kind == "infrastructure"
     assert "unreachable in my_reward.py could not score: ConnectionRefusedError: no service" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("over_http", "infrastructure", "could not score: URLError: .*refused"),
+        ("wrapped", "infrastructure", "could not score: RuntimeError: the grader failed"),
+        ("handled", "error", "raised KeyError: 'x'"),
+    ],
+)
+def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(
+    tmp_path: Path, name: str, kind: str, sentence: str
+) -> None:
+    path = write_reward(tmp_path, FUNCTIONS)
+    (outcome,) = run(tmp_path, [FunctionConfig(path=path, name=name)], ["12"], retries=1)
+    assert outcome.kind == kind
+    assert re.search(sentence, outcome.error), outcome.error
 
 
 def flaky_outcome(

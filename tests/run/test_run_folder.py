@@ -60,6 +60,17 @@ def test_a_run_that_was_refused_before_it_began_is_removed(tmp_path: Path) -> No
         assert not run.path.exists()
 
 
+def test_logs_that_the_error_names_stay_and_the_folder_can_be_used_again(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as run:
+        log = run.path / "logs" / "vllm-0.log"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("no such device")
+        assert run.remove_unstarted(ValueError(f"vLLM is gone; its log is {log.absolute()}"))
+    assert [path for path in run.path.rglob("*") if path.is_file()] == [log]
+    with create(tmp_path / "run") as again:
+        assert again.events.read()
+
+
 def test_a_run_that_the_disk_refused_or_that_has_done_something_stays(tmp_path: Path) -> None:
     with create(tmp_path / "disk") as run:
         assert not run.remove_unstarted(refusal(errno.ENOSPC))

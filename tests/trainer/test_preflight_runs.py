@@ -29,7 +29,7 @@ from strop.trainer.loop import Trainer
 from strop.trainer.preflight.facts import token_facts
 from strop.trainer.preflight.of_run import was_tried
 from strop.trainer.preflight.tokens import AnswerEnd
-from strop.trainer.preflight.trial import RunRefused, first_prompts, run_preflight
+from strop.trainer.preflight.trial import RunRefused, answer_line, first_prompts, run_preflight
 from strop.trainer.setup import load_training_data
 from strop.trainer.start import start_run
 
@@ -173,6 +173,12 @@ def test_a_resumed_run_does_not_repeat_it(tried: Done, tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------- commands
+
+
+def test_a_right_answer_is_shown_where_the_row_has_one() -> None:
+    sample = {"id": "e0-000001/0", "score": 1.0, "reward": 1.0, "response": "4", "pred": None, "error": ""}
+    assert answer_line(sample | {"ground_truth": "4"}) == "e0-000001/0  score 1  '4', right is '4'"
+    assert answer_line(sample | {"ground_truth": None}) == "e0-000001/0  score 1  '4'"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import yaml
 from strop.agents.tools.verl_class_names import equivalent_class
 from strop.utils.safe_read import MAX_YAML_BYTES, parse_yaml, read_text
 from strop.utils.trust import ask
-from strop.utils.user_files import load_user_file
+from strop.utils.user_files import from_elsewhere, load_user_file
 
 _searched: set[str] = set()
 """Folders of users' modules that were added to sys.path."""
@@ -78,9 +78,9 @@ def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:
     try:
         module = _module(module_name, folders)
     except Exception as error:  # whatever the user's module raises
+        advice = from_elsewhere(error) or f"; a file of your own is named by its path, FILE.py:{class_name}"
         raise ValueError(
-            f"{setting} names {name!r}, which cannot be imported: {type(error).__name__}: {error}; a file of your own "
-            f"is named by its path, FILE.py:{class_name}"
+            f"{setting} names {name!r}, which cannot be imported: {type(error).__name__}: {error}{advice}"
         ) from error
     return _class(module, class_name, name, setting)
 

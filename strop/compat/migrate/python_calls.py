@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from strop.compat.migrate.python_datasets import read_dataset
-from strop.compat.migrate.python_names import CONFIGS, FUNCTIONS, LONGEST_CHAIN, ScriptNames, last_name
+from strop.compat.migrate.python_names import CONFIGS, FUNCTIONS, LONGEST_CHAIN, ScriptNames, is_main, last_name
 from strop.compat.migrate.python_values import copied_functions
 from strop.compat.migrate.shell_words import Word
 from strop.compat.migrate.source import Found
@@ -56,6 +56,11 @@ _PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "r
 _MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _REASON, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
+_FLAGS = (
+    "its settings come from elsewhere, such as flags: give the launch script that has them, or write the configuration "
+    "out, as in GRPOConfig(learning_rate=1e-6)"
+)
+_CONDITION = "stands under a condition"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +151,9 @@ class _Reader:
         ]
         """Calls of TrainingArguments, which trainers of 2023 and 2024 take in place of a configuration of their own."""
 
+        self.has_configuration = bool(self.arguments) or any(name in CONFIGS for name, _ in self.calls)
+        """Arguments of a configuration stand in the script."""
+
     def settings(self) -> Iterator[Found]:
         """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
         adapters = [
@@ -157,6 +165,8 @@ class _Reader:
         older = [(f"{kind}Config", node) for node in self.arguments if kind]
         for _, call in older:
             yield from self._differing_defaults(f"{kind}Config", call)
+        for _, call in adapters:
+            yield from self._assumed_of_adapter(call)
         for name, call in sorted((*self.calls, *older, *adapters), key=lambda pair: pair[1].lineno):
             for position, node in enumerate([] if name == "LoraConfig" else call.args):
                 names = TRAINERS.get(name, ("output_dir",))
@@ -172,6 +182,34 @@ class _Reader:
                 else:
                     yield self._setting(name, keyword.arg, keyword.value)
                     yield from self._loading_arguments(name, keyword.arg, keyword.value)
+        yield from self._set_afterwards(kind)
+
+    def _assumed_of_adapter(self, call: ast.Call) -> Iterator[Found]:
+        """Rank and alpha that PEFT assumes, and Unsloth."""
+        alpha = 8 if last_name(call.func) == "LoraConfig" else 16
+        arguments = {keyword.arg for keyword in call.keywords}
+        for argument, value in (("r", 8), ("lora_alpha", alpha)):
+            if None not in arguments and argument not in arguments:
+                location = f"{self._place(call)}, what {last_name(call.func)} assumes"
+                yield Found(key=f"LoraConfig.{argument}", value=value, place=location)
+
+    def _set_afterwards(self, kind: str) -> Iterator[Found]:
+        """Arguments of the configuration that are assigned to it after it was made: `args.beta = 0.1`."""
+        held = {
+            keyword.value.id
+            for name, call in self.calls
+            for keyword in call.keywords
+            if name in TRAINERS and keyword.arg == "args" and isinstance(keyword.value, ast.Name)
+        }
+        assigned = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]
+        for node in sorted(assigned, key=lambda one: one.lineno):
+            match node.targets:
+                case [ast.Attribute(value=ast.Name(id=name), attr=argument)] if name in held:
+                    setting = self._setting(f"{kind}Config", argument, node.value)
+                    if id(node) not in self.names.bodies:
+                        text = ast.unparse(node)
+                        setting = replace(setting, unresolved=(text,), reason=_CONDITION, way_out=_WAY_OUT)
+                    yield setting
 
     def _differing_defaults(self, name: str, call: ast.Call) -> Iterator[Found]:
         """Defaults of TrainingArguments that differ from those of TRL's configurations."""
@@ -187,7 +225,10 @@ class _Reader:
             return Found(key=key, value=self._rewards(node), place=location)
         node = self._model(node) if argument in _MODELS else self.names.resolved(node)
         if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
-            return Found(key=key, value=ast.unparse(node), place=location)
+            text = ast.unparse(node)
+            if argument == "args" and isinstance(node, ast.Name) and not self.has_configuration:
+                return Found(key=f"{name}.**", value=text, place=location, problem=_FLAGS)
+            return Found(key=key, value=text, place=location)
         if argument in _DATA:
             dataset = read_dataset(node, self.names)
             if dataset is not None:
@@ -234,7 +275,7 @@ class _Reader:
     def _loading_arguments(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
         """Arguments of the policy's `from_pretrained` beside the folder, as arguments of TRL's own loading."""
         call = self._model(node)
-        if argument != "model" or not isinstance(call, ast.Call) or last_name(call.func) != "from_pretrained":
+        if argument != "model" or not isinstance(call, ast.Call) or lastlast_name(call.func) != "from_pretrained":
             return
         arguments: dict[str, Any] = {}
         for keyword in call.keywords:
@@ -278,7 +319,7 @@ class _Reader:
         run = [
             node
             for node in self.tree.body
-            if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not _is_main_guard(node)
+            if not isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not is_main(node)
         ]
         calls = {
             last_name(inner.func) for node in run for inner in ast.walk(node) if isinstance(inner, ast.Call)
@@ -301,7 +342,3 @@ def _is_adapter(node: ast.Call) -> bool:
     return name == "LoraConfig" or (
         name == "get_peft_model" and any(keyword.arg == "r" for keyword in node.keywords)
     )
-
-
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)

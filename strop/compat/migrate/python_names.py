@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from strop.compat.migrate.python_values import literal
 from strop.compat.migrate.trl_loop import KINDS
@@ -31,18 +31,19 @@ class ScriptNames:
         self._arguments: dict[str, ast.expr] = {}
         """Arguments of the function whose call is followed, by parameter."""
         self._assigned: dict[str, list[ast.expr]] = {}
-        # For each statement that no condition or loop governs, the module or function it stands in.
-        bodies = {
-            id(statement): id(node)
-            for node in (tree, *(node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)))
-            for statement in node.body
-        }
+        bodies: list[ast.Module | ast.If | ast.FunctionDef | ast.AsyncFunctionDef] = [
+            tree,
+            *filter(is_main, tree.body),
+            *(node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)),
+        ]
+        self.bodies = {id(statement): id(node) for node in bodies for statement in node.body}
+        """For each statement that no condition or loop governs, the module or function it stands in."""
         certain: dict[str, list[tuple[int, ast.expr]]] = {}
         scopes: dict[str, set[int | None]] = {}
         for node in ast.walk(tree):
             self._note(node)
             if isinstance(node, ast.Assign) and (name := _assigned_name(node)):
-                scopes.setdefault(name, set()).add(bodies.get(id(node)))
+                scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
                 certain.setdefault(name, []).append((node.end_lineno or node.lineno, node.value))
         self._certain = {
             name: values
@@ -126,6 +127,11 @@ class ScriptNames:
     def end_call(self) -> None:
         """Forget the arguments of functions whose calls were followed."""
         self._arguments = {}
+
+
+def is_main(node: ast.AST) -> TypeGuard[ast.If]:
+    """`if __name__ == "__main__":`, which is no condition for a script."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def last_name(node: ast.expr) -> str:

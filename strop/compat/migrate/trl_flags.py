@@ -59,6 +59,8 @@ _LORA = {
     "use_dora": "use_dora",
     "lora_target_parameters": "target_parameters",
 }
+_ADAPTER_OF_FLAGS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+"""Settings of an adapter that TRL's ModelConfig assumes."""
 _LAUNCH = ("num_processes", "accelerate_config")
 """Flags by which `trl` starts processes."""
 _DATA = (
@@ -98,24 +100,53 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     commands = read_commands(text, variables, path=str(path))
     starts = [(command, at, kind) for command in commands for at, kind in [_training(command)] if kind]
-    if not starts:
+    own = None if starts else _own_script(commands, path)
+    if not starts and own is None:
         raise ValueError(
             f"{path} starts no training of TRL; give a Python script with a trainer (.py), a YAML "
             f"file, or a script with one command such as `trl grpo --model_name_or_path MODEL ...`"
         )
-    command, at, kind = starts[select_training([command for command, _, _ in starts], path, line)]
+    if own is None:
+        beneath = None
+        command, at, kind = starts[select_training([command for command, _, _ in starts], path, line)]
+    else:
+        command, at, file = own
+        beneath = read_calls(file, variables, rewards=rewards)
+        kind = beneath.kind
     flags = _with_files(flags_of(command, at + 1, path.name), path)
     started = _started(command.words[:at], path.name)
     processes_source, count = _of_accelerate(command.words[:at], path)
     started += [count]
     flags_started = [flag.value for flag in flags if flag.key == "num_processes"]
     script = _script([flag for flag in flags if flag.key not in _LAUNCH], kind)
+    if beneath is not None:
+        script = _above(beneath, script)
     processes = next((n for n in (*started, *flags_started) if isinstance(n, int)), None)
     return replace(
         script,
         processes=processes,
         folder=command.folder,
         counted_in=processes_source if processes is None else "",
+    )
+
+
+def _own_script(commands: Sequence[Command], path: Path) -> tuple[Command, int, Path] | None:
+    """The first command that starts a Python file of the user's own, its position in the command, and the file."""
+    for command in commands:
+        texts = [word.text for word in command.words]
+        for at, text in enumerate(texts):
+            places = (Path(text), path.parent / text)
+            file = next((place for place in places if text.endswith(".py") and place.is_file()), None)
+            if file is not None and any(_STARTS.search(word) for word in texts[:at]):
+                return command, at, file
+    return None
+
+
+def _above(script: Script, flags: Script) -> Script:
+    """The settings of a Python script with those of its flags, which it takes in place of a configuration."""
+    keys = {setting.key for setting in flags.found} | {f"{script.kind}Trainer.**"}
+    return replace(
+        script, found=(*(setting for setting in script.found if setting.key not in keys), *flags.found)
     )
 
 
@@ -205,6 +236,11 @@ def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
             yield replace(flag, key=f"{trainer}.reward_funcs", value=[{"from": "model", "path": flag.value}])
         else:
             yield replace(flag, key=f"{config}.{name}", written=name)
+    if has_adapter:
+        for name, value in _ADAPTER_OF_FLAGS.items():
+            if name not in flags:
+                location = f"{flags['use_peft'].place}, what TRL assumes with it"
+                yield Found(key=f"LoraConfig.{_LORA[name]}", value=value, place=location, written=name)
     if model:
         location = next(flag.place for name, flag in flags.items() if name in _MODEL)
         yield Found(key=f"{config}.model_init_kwargs", value=model, place=location)

@@ -53,6 +53,8 @@ def rewards(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, note)
 
 
+_CHOOSING = ("train_test_split", "select", "filter", "shard", "take", "skip")
+"""Methods of a data set that leave some of its rows."""
 _PROMPT = "rows need a column `prompt`: data.prompt_key names another"
 _COLUMNS = {
     "SFT": "rows have messages, or prompt and completion",
@@ -98,7 +100,35 @@ def dataset(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
         return skip("none there, none here")
     if not isinstance(value, Mapping):
         raise UnreadableError(f"{value!r} is no load_dataset(...) with literal arguments: set {ours}")
-    return _mixture(key, value, ours) if "parts" in value else _loaded(key, value, ours)
+    outcome = _mixture(key, value, ours) if "parts" in value else _loaded(key, value, ours)
+    trained = facts.get(f"{key.partition('.')[0]}.train_dataset")
+    if not key.endswith(".eval_dataset") or not isinstance(trained, Mapping) or not _steps(trained, value):
+        return outcome
+    same = _entries(value) & _entries(trained)
+    if not same:
+        return outcome
+    steps = ", ".join(dict.fromkeys(_steps(trained, value)))
+    return refuse(
+        f"{', '.join(sorted(same))} has the rows of training too, which {steps} tells apart there: write both parts "
+        f"into files, and set {ours.replace('val_files', 'train_files')} and {ours}"
+    )
+
+
+def _parts(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    parts: Sequence[Mapping[str, Any]] = value.get("parts") or [value]
+    return parts
+
+
+def _steps(*values: Mapping[str, Any]) -> list[str]:
+    """Steps that choose among the rows of data sets."""
+    steps = [step for value in values for part in _parts(value) for step in part.get("steps") or []]
+    return [step for step in steps if step in _CHOOSING]
+
+
+def _entries(value: Mapping[str, Any]) -> set[str]:
+    """Entries of data.train_files that a data set comes from."""
+    loaded = [_loaded("", part, "files") for part in _parts(value)]
+    return {entry for outcome in loaded for entry in outcome.ours.get("files", ())}
 
 
 def _mixture(key: str, value: Mapping[str, Any], ours: str) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any
 from strop.observability.trackers.setup import METRICS_FILE
 from strop.run import RunError
 from strop.run.events import effective_events
-from strop.run.folder import RUN_FILE, SAMPLES
+from strop.run.folder import RUN_FILE, SAMPLES, no_run
 from strop.run.lock import is_alive
 from strop.run.records import MAX_STEP, is_record
 from strop.run.samples import SampleStore
@@ -108,6 +108,8 @@ class RunRecords:
         self.path = path
         try:
             info = read_json(path / RUN_FILE)
+        except (FileNotFoundError, NotADirectoryError):
+            raise no_run(path) from None
         except (OSError, ValueError) as error:
             raise RunError(f"{path} holds no run that can be read: {error!s:.200}") from error
         self.info: Mapping[str, Any] = info if isinstance(info, dict) else {}

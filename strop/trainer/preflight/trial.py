@@ -76,7 +76,7 @@ class Preflight:
     def lines(self) -> list[str]:
         """The answers, the checks and the verdict, for a person."""
         marks = {"ok": "ok  ", "warn": "warn", "stop": "FAIL"}
-        lines = [_answer_line(sample) for sample in self.samples]
+        lines = [answer_line(sample) for sample in self.samples]
         for check in self.checks:
             lines.append(f"{marks[check.level]} {check.name}: {check.text}")
             if check.advice:
@@ -318,7 +318,7 @@ def _is_float32(config: Config) -> bool:
     return config.model.dtype in ("float32", "float64") or (config.model.dtype == "auto" and is_cpu)
 
 
-def _answer_line(sample: Mapping[str, Any]) -> str:
+def answer_line(sample: Mapping[str, Any]) -> str:
     """`e0-000012/3  score 1  'the answer is 7', read as '7', right is '7'`."""
     reward, score = sample["reward"], sample["score"] or 0.0
     line = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
@@ -327,7 +327,9 @@ def _answer_line(sample: Mapping[str, Any]) -> str:
     line += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
     if sample["pred"] is not None:
         line += f", read as {_shortened(sample['pred'])}"
-    return f"{line}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
+    if sample["ground_truth"] is not None:  # rows of TRL's form name none
+        line += f", right is {_shortened(sample['ground_truth'])}"
+    return f"{line}  {sample['error']}".rstrip()
 
 
 def _shortened(value: object) -> str:

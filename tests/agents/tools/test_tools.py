@@ -404,6 +404,7 @@ def test_classes_are_found_in_packages_and_in_the_current_directory(tmp_path: Pa
 def test_a_class_that_cannot_be_had_is_told_with_what_there_is(tmp_path: Path, elsewhere: Path) -> None:
     (tmp_path / "shop_d.py").write_text(SHOP.format(name="Shop"))
     (tmp_path / "bad_d.py").write_text("x = (")
+    (tmp_path / "verl_d.py").write_text("from verl.tools.base_tool import BaseTool")
     (tmp_path / "shop_d").mkdir()
     for class_name, match in (
         ("./shop_d.py:Shob", r"shop_d.py has no class 'Shob'; it has Shop$"),
@@ -411,6 +412,8 @@ def test_a_class_that_cannot_be_had_is_told_with_what_there_is(tmp_path: Path, e
         ("./shop_e.py:Shop", rf"there is no such file; looked in {tmp_path} and {elsewhere}"),
         ("bad_d.Shop", "cannot be imported: SyntaxError: .*named by its path, FILE.py:Shop"),
         ("no_such_module.Shop", "cannot be imported: ModuleNotFoundError"),
+        ("verl_d.Shop", "No module named 'verl'; what a file imports from verl comes from strop.agents"),
+        ("./verl_d.py:Shop", "No module named 'verl'; what a file imports from verl comes from strop.agents"),
     ):
         with pytest.raises(ValueError, match=f"agent.tools: entry 1 of .*{match}"):
             shop_of(tmp_path, class_name)

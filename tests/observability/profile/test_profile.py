@@ -276,7 +276,9 @@ def test_a_run_without_a_step_and_a_folder_without_a_run(
     assert main(["profile", str(tmp_path / "run")]) == 2
     assert "has done no step yet" in capsys.readouterr().err
     assert main(["profile", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is no run folder (it has no run.json); give the folder that --out" in capsys.readouterr().err
+    assert main(["profile", str(tmp_path / "absent")]) == 2
+    assert "absent does not exist; give the folder that --out named" in capsys.readouterr().err
 
 
 def test_a_timeline_that_cannot_be_read_is_left_out_with_a_sentence(
