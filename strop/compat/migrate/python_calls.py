@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.migrate.python_datasets import read_dataset
-from strop.compat.migrate.python_names import CONFIGS, FUNCTIONS, LONGEST_CHAIN, ScriptNames, is_main, last_name
+from strop.compat.migrate.python_names import (
+    CONFIGS,
+    FUNCTIONS,
+    LONGEST_CHAIN,
+    ScriptNames,
+    is_main,
+    last_name,
+)
 from strop.compat.migrate.python_values import copied_functions
 from strop.compat.migrate.shell_words import Word
 from strop.compat.migrate.source import Found
@@ -275,7 +282,7 @@ class _Reader:
     def _loading_arguments(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
         """Arguments of the policy's `from_pretrained` beside the folder, as arguments of TRL's own loading."""
         call = self._model(node)
-        if argument != "model" or not isinstance(call, ast.Call) or lastlast_name(call.func) != "from_pretrained":
+        if argument != "model" or not isinstance(call, ast.Call) or last_name(call.func) != "from_pretrained":
             return
         arguments: dict[str, Any] = {}
         for keyword in call.keywords:
