@@ -59,3 +59,17 @@ def test_a_copy_of_a_model_norms_with_its_own_weight() -> None:
     nn.init.zeros_(second.weight)
     assert not second(torch.randn(2, 8)).any()
     assert first(torch.randn(2, 8)).any()
+
+
+def test_a_layers_norm_of_the_residual_stream_gives_the_precision_of_products() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
+    model.last = weighted(LlamaRMSNorm(24))
+    assert use_fused_norms(model) == 2
+    hidden = torch.randn(5, 24)
+    wide = model.layers[0](hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.layers[0](hidden), wide.bfloat16()), "what a product would make of it"
+        assert model.layers[0](hidden.bfloat16()).dtype == torch.float32, "of a projection: a norm of heads"
+        assert model.last(hidden).dtype == torch.float32
+    assert wide.dtype == torch.float32
