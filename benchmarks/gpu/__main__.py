@@ -2,7 +2,8 @@
 
 The line of a step is printed when the step ends, and has all measurements of it, also where it failed or was stopped.
 Steps are in order of value; those of one group run side by side, since they wait for Python and not for the device:
-their times are not for quoting. The exit code is 1 where a step failed.
+their times are not for quoting. Later groups have the time that earlier ones left. The exit code is 1 where a step
+failed.
 
 The folder gets results.jsonl (these lines), summary.txt, a log and the measurements of each step (NAME.log,
 NAME.jsonl), and profile.json.gz (ten decode steps, for chrome://tracing).
@@ -25,6 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from strop.utils.allocator import allocator_variables
 from strop.utils.device import num_devices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,10 +94,12 @@ def main() -> None:
     end = time.time() + arguments.total_s - END_S if on_card else float("inf")
     # A rehearsal runs them one after another: on a small machine.
     groups = groupby(steps, key=lambda step: step.group if on_card else step.name)
-    rows = []
+    rows, left_s = [], 0.0
     try:
-        for _, group in groups:
-            rows += _run(list(group), out, end, arguments.device)
+        for _, members in groups:
+            group, begin = list(members), time.time()
+            rows += _run(group, out, end, arguments.device, left_s=left_s)
+            left_s += max(step.limit_s for step in group) - (time.time() - begin)
     finally:
         (out / "summary.txt").write_text(_summary(rows))
         shutil.rmtree(out / "work", ignore_errors=True)
@@ -119,14 +123,18 @@ def _chosen(only: str) -> list[Step]:
     return [step for step in STEPS if not names or step.name in names]
 
 
-def _run(group: Sequence[Step], out: Path, end: float, device: str) -> list[dict[str, Any]]:
-    """The lines of steps that run side by side, in the order in which they end."""
+def _run(
+    group: Sequence[Step], out: Path, end: float, device: str, *, left_s: float = 0.0
+) -> list[dict[str, Any]]:
+    """The lines of steps that run side by side, in the order in which they end; earlier ones left them so much time
+    beyond their own limits."""
     rows: list[dict[str, Any]] = []
     running: list[Running] = []
     try:
         for step in group:
             begin = time.time()
-            deadline = min(begin + step.limit_s * (CPU_FACTOR if device == "cpu" else 1), end)
+            limit_s = step.limit_s * CPU_FACTOR if device == "cpu" else step.limit_s + max(0.0, left_s)
+            deadline = min(begin + limit_s, end)
             if deadline - begin < LEAST_S:
                 rows.append(_row(step, out, "skipped", 0.0, "no time was left"))
             else:
@@ -149,7 +157,7 @@ def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
         return subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+            env={**os.environ, **allocator_variables(os.environ), **_ENVIRONMENT}, start_new_session=True,
         )  # fmt: skip
 
 
