@@ -1,8 +1,8 @@
 """Kernels of an accelerator as a trace sees them: the same tensors are made and kept, and nothing is computed.
 
 A machine without the accelerator has no such kernels, and `FakeTensorMode` no tensors on it, so the memory of
-FlashAttention (engines/varlen.py), of norms and gates in one kernel (engines/norm_kernels.py, gate_kernels.py) and of
-the chunks of the head (engines/head.py) is written down here, operation for operation.
+FlashAttention (engines/varlen.py), of norms and gates in one kernel (engines/norm_kernels.py, engines/gate_kernels.py)
+and of the chunks of the head (engines/head.py) is written down here, operation for operation.
 """
 
 from __future__ import annotations
