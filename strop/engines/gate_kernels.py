@@ -40,7 +40,7 @@ def gated(gates: Tensor, ups: Tensor) -> Tensor:
     is_plain = gates.dtype == ups.dtype != torch.float64 and not torch.compiler.is_compiling()
     if not is_plain or not has_kernels(gates.device):
         return F.silu(gates) * ups
-    product: Tensor = _Gate.apply(gates, ups)  # type: ignore[no-untyped-call]
+    product: Tensor = _Gate.apply(gates, ups)
     return product
 
 

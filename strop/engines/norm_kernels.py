@@ -26,7 +26,7 @@ _PROGRAMS = 528
 
 def norm(hidden: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """hidden [..., D] / sqrt(mean(hidden^2) + eps) times the weight [D], computed in float32, in this precision."""
-    result: Tensor = _Norm.apply(hidden, weight, eps, dtype)  # type: ignore[no-untyped-call]
+    result: Tensor = _Norm.apply(hidden, weight, eps, dtype)
     return result
 
 
