@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from strop.engines.fused_norms import use_fused_norms
+from strop.engines.gate_kernels import gated
 
 Norm = LlamaRMSNorm | Qwen3RMSNorm
 
@@ -73,3 +74,18 @@ def test_a_layers_norm_of_the_residual_stream_gives_the_precision_of_products() 
         assert model.layers[0](hidden.bfloat16()).dtype == torch.float32, "of a projection: a norm of heads"
         assert model.last(hidden).dtype == torch.float32
     assert wide.dtype == torch.float32
+
+
+def test_norms_and_gates_are_part_of_one_compiled_function() -> None:
+    layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
+    use_fused_norms(layers)
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        states = layers[0](hidden)
+        return gated(states, states)
+
+    hidden = torch.randn(5, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.compile(layer, backend="eager", fullgraph=True)(hidden)
+        assert torch.equal(found, layer(hidden))
+    assert found.dtype == torch.bfloat16
