@@ -204,6 +204,14 @@ def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path, monkeypatch: py
         gpu.main()
 
 
+def test_a_machine_with_an_older_transformers_is_told_at_once() -> None:
+    gpu.check_transformers("5.23.0")
+    with pytest.raises(
+        SystemExit, match=r"transformers 5\.17\.0 is installed, and strop needs transformers>=5\."
+    ):
+        gpu.check_transformers("5.17.0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [step.name for step in gpu.STEPS])
 def test_a_step_runs_on_a_cpu(tmp_path: Path, name: str) -> None:

@@ -20,11 +20,15 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from strop.utils.allocator import allocator_variables
 from strop.utils.device import num_devices
@@ -85,6 +89,7 @@ def main() -> None:
     parser.add_argument("--total-s", type=float, default=480.0, help="for all steps; no limit on a CPU")
     arguments = parser.parse_args()
     steps = _chosen(arguments.only)
+    check_transformers(metadata.version("transformers"))
     if num_devices(arguments.device) == 0:
         sys.exit("torch finds no GPU on this machine; `make gpu DEVICE=cpu` rehearses the steps with toys")
     out: Path = arguments.out.resolve()
@@ -104,6 +109,22 @@ def main() -> None:
         (out / "summary.txt").write_text(_summary(rows))
         shutil.rmtree(out / "work", ignore_errors=True)
     sys.exit(any(row["status"] != "ok" for row in rows))
+
+
+def check_transformers(version: str) -> None:
+    """Refuse a version of transformers that runs of strop refuse: a machine's own may be older, and then four of the
+    steps would fail after minutes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (declared,) = (
+        requirement
+        for requirement in map(Requirement, project["dependencies"])
+        if requirement.name == "transformers"
+    )
+    if not declared.specifier.contains(version, prereleases=True):
+        sys.exit(
+            f"transformers {version} is installed, and strop needs {declared}: its runs refuse chat templates of "
+            f"others; install it first (its wheel alone: pip install --no-deps)"
+        )
 
 
 def _clear(out: Path) -> None:
