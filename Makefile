@@ -179,7 +179,7 @@ harness: .venv-harness/.made
 
 # Beside the environment, since builds of torch for a CPU come without it.
 triton: .venv-triton/.made
-	PYTHONPATH=$(CURDIR)/.venv-triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_triton_compiles.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/.venv-triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/engines/test_triton_compiles.py $(ARGS)
 	PYTHONPATH=$(CURDIR)/.venv-triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		tests/rollout/test_decode_kernel.py tests/engines/test_triton_kernels.py $(ARGS)
 

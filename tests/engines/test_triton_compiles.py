@@ -16,10 +16,13 @@ from strop.engines.attention_form import AttentionForm
 from strop.rollout.native import decode_kernel, sample_kernel
 from strop.utils.triton import triton
 
-pytestmark = pytest.mark.skipif(
-    triton is None or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton and no card: make triton",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        triton is None or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
+        reason="needs Triton and no card: make triton",
+    ),
+]
 MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
 HALF = torch.bfloat16
 WIDE = torch.float32
