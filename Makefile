@@ -47,7 +47,7 @@ help:
 	@echo "make browser      the tests of the web page and of the docs site in Chromium, which must be there (installs its driver)"
 	@echo "make trackers     the tests of trackers of other people, without a network (installs them, one gigabyte)"
 	@echo "make harness      lm-eval over strop serve, on a task of a local file (installs it)"
-	@echo "make triton       the tests of Triton's kernels in its interpreter, on any processor (installs Triton)"
+	@echo "make triton       the tests of Triton's kernels: compiled for cards, and in its interpreter (installs Triton)"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH) (RECORD=1: also a line in benchmarks/history.jsonl)"
@@ -179,6 +179,7 @@ harness: .venv-harness/.made
 
 # Beside the environment, since builds of torch for a CPU come without it.
 triton: .venv-triton/.made
+	PYTHONPATH=$(CURDIR)/.venv-triton OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/engines/test_triton_compiles.py $(ARGS)
 	PYTHONPATH=$(CURDIR)/.venv-triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		tests/rollout/test_decode_kernel.py tests/engines/test_triton_kernels.py $(ARGS)
 

@@ -9,9 +9,9 @@ host memory, and operations whose shape depends on numbers, which also end the p
 to the device from memory that is not pinned, of Python's numbers too. A copy to the host that is begun and not waited
 for (`non_blocking`) is none, and waiting for it (an event) is one where nothing was waited for since it was begun.
 
-It stops at kernels that are no operations of torch: those of Triton, which a build for a CPU is without, so that
-torch's operations take their place (they run in an interpreter: `make triton`); CUDA graphs, for which a function that
-captures nothing stands; torch.compile; NCCL; and memory of CUDA that other processes open.
+It stops at kernels that are no operations of torch: those of Triton, which are launched and do nothing (an interpreter
+runs them, and Triton compiles them for a card: `make triton`); CUDA graphs, for which a function that captures nothing
+stands; torch.compile; NCCL; and memory of CUDA that other processes open.
 
 A process has the card that has loaded a driver before torch (card_driver.py): `card_process`.
 """
@@ -38,9 +38,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strop.engines import attention, varlen
+from strop.engines import attention, gate_kernels, head_kernels, norm_kernels, rotary_kernels, varlen
 from strop.engines.model_support import parity
-from strop.rollout.native import cuda_graph, decode_steps
+from strop.rollout.native import cuda_graph, decode_kernel, decode_steps, sample_kernel
+from strop.utils import triton as triton_module
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda:0")
@@ -53,6 +54,20 @@ SHAPED_BY_NUMBERS = {
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten._grouped_mm}
 """Their kernels take operands of one dtype; meta kernels take any."""
+KERNELS = {
+    head_kernels: ("_statistics", "_gradient"),
+    rotary_kernels: ("_turn",),
+    norm_kernels: ("_norm", "_norm_back"),
+    gate_kernels: ("_gate", "_gate_back"),
+    decode_kernel: ("_attend", "_join"),
+    sample_kernel: ("_block_masses",),
+}
+"""Kernels of Triton by module."""
+ALLOCATIONS = {
+    aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.set_, aten.resize_,
+    aten._unsafe_view,
+}  # fmt: skip
+"""Operations without a kernel, beside views."""
 FREE_BYTES = 1 << 30
 LIMIT_S = 200
 """Of a call, the start of the process included."""
@@ -69,6 +84,8 @@ class Card(TorchDispatchMode):
         """Waits by line of strop."""
         self.operations: Counter[str] = Counter()
         """Operations of the device by name."""
+        self.launches: Counter[str] = Counter()
+        """Those of them that launch a kernel, or several, and kernels of Triton."""
         self.num_attentions = 0
         """Calls of FlashAttention."""
         self.num_begun = self._num_done = 0
@@ -120,6 +137,8 @@ class Card(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         name = func.overloadpacket
         self.operations[str(name)] += 1
+        if not func.is_view and name not in ALLOCATIONS:
+            self.launches[str(name)] += 1
         if name in NUMBERS:
             self.note()
             return name in COMPARISONS or torch.ones((), dtype=args[0].dtype).item()
@@ -203,6 +222,35 @@ class _Stream:
         event = _Event(self._card)
         event.record()
         return event
+
+
+class _Triton:
+    """Of the module, what is asked for beside a kernel's launch."""
+
+    @staticmethod
+    def cdiv(number: int, divisor: int) -> int:
+        return -(-number // divisor)
+
+    @staticmethod
+    def next_power_of_2(number: int) -> int:
+        return 1 << (number - 1).bit_length()
+
+
+class _Kernel:
+    """A kernel of Triton, whose tensors lie on the card."""
+
+    def __init__(self, card: Card, name: str) -> None:
+        self._card, self._name = card, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(0 < size < 1 << 31 for size in grid), grid
+        assert all(size < 1 << 16 for size in grid[1:]), grid  # of CUDA's second and third axis
+        return self._launch
+
+    def _launch(self, *args: object, **options: object) -> None:
+        for arg in args:
+            assert not isinstance(arg, Tensor) or isinstance(arg, FakeTensor), f"{self._name} of host memory"
+        self._card.launches[self._name] += 1
 
 
 def _empty(
@@ -297,6 +345,11 @@ def fake_card() -> Iterator[Card]:
             patch.setattr(module, "runs_on", lambda device: device.type == "cuda")
         patch.setattr(varlen, "flash_attention", kernel)
         patch.setattr(cuda_graph, "cuda_graphs", lambda: capture)
+        patch.setattr(triton_module, "triton", _Triton)
+        for module, names in KERNELS.items():
+            patch.setattr(module, "triton", _Triton, raising=False)
+            for name in names:
+                patch.setattr(module, name, _Kernel(card, f"{module.__name__.rpartition('.')[2]}.{name}"))
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # Python's numbers are a tensor in host memory first
         try:

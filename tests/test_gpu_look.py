@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import kernels, steps
+from benchmarks.gpu.checks import outcomes_so_far
 from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.memory import check_lowered, check_sentence
 from strop.engines.attention import PackedAttention
@@ -79,6 +80,35 @@ def test_steps_side_by_side_have_their_lines_when_each_ends(
     assert (late["step"], late["status"], late["measured"]) == ("slow", "stopped", [measured])
     assert late["why"] == "at its limit of 4 s"
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [*early, late]
+
+
+def test_a_step_has_the_time_that_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = []
+
+    def command(name: str, device: str, out: Path, deadline: float) -> list[str]:
+        deadlines.append(deadline)
+        return [sys.executable, "-c", "pass"]
+
+    monkeypatch.setattr(gpu, "_command", command)
+    step, begin = gpu.Step("fine", 30, 0, ""), time.time()
+    for left_s, end in ((0.0, 1000), (-5.0, 1000), (20.0, 1000), (20.0, 40)):
+        gpu._run([step], tmp_path, begin + end, "cuda", left_s=left_s)
+    assert [round(deadline - begin, -1) for deadline in deadlines] == pytest.approx([30, 30, 50, 40], abs=6)
+
+
+SAID = """
+tests/a.py::test_one[x y] PASSED                          [ 25%]
+tests/a.py::test_two SKIPPED (why)                        [ 50%]
+tests/b.py::test_three FAILED                             [ 75%]
+tests/b.py::test_four """
+
+
+def test_tests_that_ended_before_one_that_hangs_are_known() -> None:
+    assert outcomes_so_far(SAID) == {
+        "outcomes": {"PASSED": 1, "SKIPPED": 1, "FAILED": 1},
+        "failures": ["tests/b.py::test_three"],
+        "running": ["tests/b.py::test_four"],
+    }
 
 
 INTERRUPTED = """
@@ -172,6 +202,14 @@ def test_a_machine_without_a_gpu_is_told_at_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--only", "env,speed"])
     with pytest.raises(SystemExit, match="no step speed; there are env, tests,"):
         gpu.main()
+
+
+def test_a_machine_with_an_older_transformers_is_told_at_once() -> None:
+    gpu.check_transformers("5.23.0")
+    with pytest.raises(
+        SystemExit, match=r"transformers 5\.17\.0 is installed, and strop needs transformers>=5\."
+    ):
+        gpu.check_transformers("5.17.0")
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 The line of a step is printed when the step ends, and has all measurements of it, also where it failed or was stopped.
 Steps are in order of value; those of one group run side by side, since they wait for Python and not for the device:
-their times are not for quoting. The exit code is 1 where a step failed.
+their times are not for quoting. Later groups have the time that earlier ones left. The exit code is 1 where a step
+failed.
 
 The folder gets results.jsonl (these lines), summary.txt, a log and the measurements of each step (NAME.log,
 NAME.jsonl), and profile.json.gz (ten decode steps, for chrome://tracing).
@@ -19,12 +20,17 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
+from strop.utils.allocator import allocator_variables
 from strop.utils.device import num_devices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +89,7 @@ def main() -> None:
     parser.add_argument("--total-s", type=float, default=480.0, help="for all steps; no limit on a CPU")
     arguments = parser.parse_args()
     steps = _chosen(arguments.only)
+    check_transformers(metadata.version("transformers"))
     if num_devices(arguments.device) == 0:
         sys.exit("torch finds no GPU on this machine; `make gpu DEVICE=cpu` rehearses the steps with toys")
     out: Path = arguments.out.resolve()
@@ -92,14 +99,32 @@ def main() -> None:
     end = time.time() + arguments.total_s - END_S if on_card else float("inf")
     # A rehearsal runs them one after another: on a small machine.
     groups = groupby(steps, key=lambda step: step.group if on_card else step.name)
-    rows = []
+    rows, left_s = [], 0.0
     try:
-        for _, group in groups:
-            rows += _run(list(group), out, end, arguments.device)
+        for _, members in groups:
+            group, begin = list(members), time.time()
+            rows += _run(group, out, end, arguments.device, left_s=left_s)
+            left_s += max(step.limit_s for step in group) - (time.time() - begin)
     finally:
         (out / "summary.txt").write_text(_summary(rows))
         shutil.rmtree(out / "work", ignore_errors=True)
     sys.exit(any(row["status"] != "ok" for row in rows))
+
+
+def check_transformers(version: str) -> None:
+    """Refuse a version of transformers that runs of strop refuse: a machine's own may be older, and then four of the
+    steps would fail after minutes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (declared,) = (
+        requirement
+        for requirement in map(Requirement, project["dependencies"])
+        if requirement.name == "transformers"
+    )
+    if not declared.specifier.contains(version, prereleases=True):
+        sys.exit(
+            f"transformers {version} is installed, and strop needs {declared}: its runs refuse chat templates of "
+            f"others; install it first (its wheel alone: pip install --no-deps)"
+        )
 
 
 def _clear(out: Path) -> None:
@@ -119,14 +144,18 @@ def _chosen(only: str) -> list[Step]:
     return [step for step in STEPS if not names or step.name in names]
 
 
-def _run(group: Sequence[Step], out: Path, end: float, device: str) -> list[dict[str, Any]]:
-    """The lines of steps that run side by side, in the order in which they end."""
+def _run(
+    group: Sequence[Step], out: Path, end: float, device: str, *, left_s: float = 0.0
+) -> list[dict[str, Any]]:
+    """The lines of steps that run side by side, in the order in which they end; earlier ones left them so much time
+    beyond their own limits."""
     rows: list[dict[str, Any]] = []
     running: list[Running] = []
     try:
         for step in group:
             begin = time.time()
-            deadline = min(begin + step.limit_s * (CPU_FACTOR if device == "cpu" else 1), end)
+            limit_s = step.limit_s * CPU_FACTOR if device == "cpu" else step.limit_s + max(0.0, left_s)
+            deadline = min(begin + limit_s, end)
             if deadline - begin < LEAST_S:
                 rows.append(_row(step, out, "skipped", 0.0, "no time was left"))
             else:
@@ -149,7 +178,7 @@ def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
         return subprocess.Popen(
             command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+            env={**os.environ, **allocator_variables(os.environ), **_ENVIRONMENT}, start_new_session=True,
         )  # fmt: skip
 
 

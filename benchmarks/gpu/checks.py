@@ -7,6 +7,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,16 +33,33 @@ def _tests(look: Look, facts: Facts) -> None:
         if re.search(r"mark\.gpu\b", path.read_text(errors="replace"))
     ]  # fmt: skip
     look.work.mkdir(parents=True, exist_ok=True)
-    report = look.work / "tests.xml"
-    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    done = subprocess.run(
-        [*words, f"--junitxml={report}", *files], cwd=ROOT, timeout=max(10, look.left_s), check=False
-    )
-    facts |= {"files": files, "exit": done.returncode}
+    report, log = look.work / "tests.xml", look.out / "pytest.log"
+    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--tb=short"]
+    facts["files"] = files
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                [*words, f"--junitxml={report}", *files], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+                timeout=max(10, look.left_s), check=False,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        facts |= outcomes_so_far(log.read_text(errors="replace"))
+        raise
+    facts["exit"] = done.returncode
     counts, failures = _counts(report)
     facts |= {**counts, "failures": failures}
     if done.returncode:
         raise RuntimeError(f"{counts['failed']} of the tests marked gpu failed")
+
+
+def outcomes_so_far(said: str) -> Facts:
+    """Tests by outcome, those that failed, and the one that ran when pytest was stopped, of what it said until then."""
+    lines = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|$)", said, re.MULTILINE)
+    return {
+        "outcomes": dict(Counter(outcome for _, outcome in lines if outcome)),
+        "failures": [name for name, outcome in lines if outcome in ("FAILED", "ERROR")],
+        "running": [name for name, outcome in lines if not outcome][-1:],
+    }
 
 
 def _counts(report: Path) -> tuple[dict[str, int], dict[str, str]]:
@@ -68,16 +86,24 @@ def _quickstart(look: Look, facts: Facts) -> None:
     words = [*STROP, "quickstart", "--json", "--out", str(folder), f"resources.device={look.device}"]
     if look.is_rehearsal:
         words += ["trainer.max_steps=2", "sft.max_steps=3", "trainer.preflight=false"]
-    done = run_strop(look, words, facts)
+    metrics = folder / "train" / "metrics.jsonl"
+    try:
+        done = run_strop(look, words, facts)
+    finally:
+        if metrics.is_file():
+            note_metrics(metrics, facts)
     facts |= json.loads(done.stdout.strip().splitlines()[-1])
-    note_metrics(folder / "train" / "metrics.jsonl", facts)
 
 
 def run_strop(look: Look, words: list[str], facts: Facts) -> subprocess.CompletedProcess[str]:
     """A command that must succeed in the time that is left."""
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=max(10, look.left_s), check=False
-    )
+    try:
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=max(10, look.left_s), check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        print(*((text or b"")[-4000:].decode(errors="replace") for text in (error.stdout, error.stderr)))
+        raise
     print(done.stdout[-4000:], done.stderr[-4000:])
     facts["exit"] = done.returncode
     if done.returncode:
@@ -88,6 +114,8 @@ def run_strop(look: Look, words: list[str], facts: Facts) -> subprocess.Complete
 def note_metrics(file: Path, facts: Facts) -> None:
     """Medians of the stages' times over the steps behind the first, and what says that rollout and trainer agree."""
     steps = [row for row in read_metrics(file) if "timing_s/step" in row]
+    if not steps:
+        return
     late = steps[1:] or steps
     names = sorted({name for row in late for name in row if re.fullmatch(r"timing_s/\w+", name)})
     facts["steps"] = len(steps)

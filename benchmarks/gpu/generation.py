@@ -125,7 +125,7 @@ def _profile(look: Look, model: CausalLM, sizes: tuple[int, int], facts: Facts) 
 
 
 def _generate(look: Look, plain: Any, batch: int, facts: Facts) -> None:
-    tokens = look.size(128, 8)
+    tokens = look.size(64, 8)
     ids = torch.tensor(random_prompts(batch, _prompt_tokens(look)), device=look.device)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": True, "top_k": 0, "pad_token_id": 0}
 

@@ -12,6 +12,7 @@ cpu_products.py       Products of layers on a CPU, in float32 by what is fastest
                       machine
 float64.py            Norms, routers and experts in the precision of the model (model.dtype=float64)
 fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
+gate_kernels.py       Triton kernels of gated feed-forward parts
 grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)
 gradients.py          The global norm of gradients that are whole or sharded over ranks, clipping, and the search for
                       poisoned ones
@@ -27,6 +28,7 @@ model.py              Model folders
 model_facts.py        What the configuration of a model says about it, beside what the model is
 model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
+norm_kernels.py       Triton kernels of root-mean-square norms
 optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
 pass_counts.py        Operations and tokens of the passes of an engine

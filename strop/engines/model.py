@@ -21,6 +21,7 @@ from strop.engines.causal_lm import HALF, CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.cpu.layers import use_cpu_layers
 from strop.engines.fused_norms import use_fused_norms
+from strop.engines.gate_kernels import use_gate_kernel
 from strop.engines.half_weights import (
     WideProducts,
     linear_layers_in,
@@ -226,6 +227,7 @@ def prepare_model(
         use_liger_kernels(module, computes_on)
     elif computes_on.type == "cuda":
         use_fused_norms(module)
+        use_gate_kernel(module)
         use_rotary_kernel(module)
     elif computes_on.type == "cpu":
         use_cpu_layers(module)

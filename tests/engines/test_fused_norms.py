@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from strop.engines.fused_norms import use_fused_norms
+from strop.engines.gate_kernels import gated
 
 Norm = LlamaRMSNorm | Qwen3RMSNorm
 
@@ -59,3 +60,32 @@ def test_a_copy_of_a_model_norms_with_its_own_weight() -> None:
     nn.init.zeros_(second.weight)
     assert not second(torch.randn(2, 8)).any()
     assert first(torch.randn(2, 8)).any()
+
+
+def test_a_layers_norm_of_the_residual_stream_gives_the_precision_of_products() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
+    model.last = weighted(LlamaRMSNorm(24))
+    assert use_fused_norms(model) == 2
+    hidden = torch.randn(5, 24)
+    wide = model.layers[0](hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.layers[0](hidden), wide.bfloat16()), "what a product would make of it"
+        assert model.layers[0](hidden.bfloat16()).dtype == torch.float32, "of a projection: a norm of heads"
+        assert model.last(hidden).dtype == torch.float32
+    assert wide.dtype == torch.float32
+
+
+def test_norms_and_gates_are_part_of_one_compiled_function() -> None:
+    layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
+    use_fused_norms(layers)
+
+    def layer(hidden: torch.Tensor) -> torch.Tensor:
+        states = layers[0](hidden)
+        return gated(states, states)
+
+    hidden = torch.randn(5, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.compile(layer, backend="eager", fullgraph=True)(hidden)
+        assert torch.equal(found, layer(hidden))
+    assert found.dtype == torch.bfloat16

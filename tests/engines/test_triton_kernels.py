@@ -1,17 +1,21 @@
-"""Triton's kernels of the log-prob head and of rotations beside torch's operations: on a GPU (`make test-gpu`), or in
-Triton's interpreter on any processor (`make triton`)."""
+"""Triton's kernels of the log-prob head, of norms, gates, rotations and of sampling beside torch's operations: on a GPU
+(`make test-gpu`), or in Triton's interpreter on any processor (`make triton`)."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-from strop.engines import head_kernels
+from strop.engines import gate_kernels, head_kernels
 from strop.engines.head import _gradient, _statistics
+from strop.engines.norm_kernels import norm
 from strop.engines.rotary_kernels import triton_turned
+from strop.rollout.native import sampling
 from strop.utils.triton import has_kernels, triton
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -29,6 +33,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card has them; the head takes them on a processor too, where an interpreter runs them."""
     if IS_INTERPRETED:
         monkeypatch.setattr("strop.engines.head.has_kernels", lambda device: True)
+        monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
+        monkeypatch.setattr(sampling.kernel, "sample", lambda *given: None)
     else:
         assert has_kernels(DEVICE)
 
@@ -87,3 +93,85 @@ def test_rotated_states_and_their_gradient_are_those_of_transformers(
     assert (found.dtype, gradient.dtype) == (torch.float32, dtype)
     for one, other in ((found, wanted), (gradient, wanted_gradient)):
         torch.testing.assert_close(one, other, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)],
+)
+@pytest.mark.parametrize(("count", "dim"), [(1, 16), (7, 24), (70, 128), (3, 5000)])
+def test_norms_and_their_gradients_are_those_of_torch(
+    source: torch.dtype, target: torch.dtype, count: int, dim: int
+) -> None:
+    hidden = torch.randn(1, count, dim, device=DEVICE).to(source).requires_grad_()
+    weight = (1 + torch.randn(dim, device=DEVICE)).requires_grad_()
+    found = norm(hidden, weight, 1e-5, target)
+    assert found.dtype == target
+    gradient = torch.randn(found.shape, device=DEVICE).to(target)
+    grads = torch.autograd.grad(found, (hidden, weight), gradient)
+    wide = hidden.detach().double().requires_grad_()
+    wide_weight = weight.detach().double().requires_grad_()
+    wanted = F.rms_norm(wide, (dim,), wide_weight, 1e-5)
+    wanted_grads = torch.autograd.grad(wanted, (wide, wide_weight), gradient.double())
+    assert (grads[0].dtype, grads[1].dtype) == (source, torch.float32)
+    for one, other in ((found, wanted), *zip(grads, wanted_grads, strict=True)):
+        exact = one.dtype == torch.float32
+        torch.testing.assert_close(
+            one.double(), other, atol=2e-4 if exact else 0.02, rtol=1e-4 if exact else 0.01
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 5, 3), (40, 77)])
+def test_gates_and_their_gradients_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    gates, ups = (
+        (3 * torch.randn(shape, device=DEVICE).to(dtype)).requires_grad_(),
+        torch.randn(shape, device=DEVICE),
+    )
+    ups = ups.to(dtype).requires_grad_()
+    grad = torch.randn(shape, device=DEVICE).to(dtype)
+    found = gate_kernels.product_of(gates.detach(), ups.detach())
+    grads = gate_kernels.gradients_of(grad, gates.detach(), ups.detach())
+    wanted = F.silu(gates.double()) * ups.double()
+    wanted_grads = torch.autograd.grad(wanted, (gates, ups), grad.double())
+    for one, other in ((found, wanted), *zip(grads, wanted_grads, strict=True)):
+        assert one.dtype == dtype
+        exact = dtype == torch.float32
+        torch.testing.assert_close(
+            one.double(), other.double(), atol=1e-5 if exact else 0.02, rtol=1e-5 if exact else 0.01
+        )
+
+
+def test_the_weight_of_a_frozen_norm_has_no_gradient() -> None:
+    hidden = torch.randn(5, 16, device=DEVICE, requires_grad=True)
+    norm(hidden, torch.ones(16, device=DEVICE), 1e-5, torch.float32).sum().backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+
+
+@pytest.mark.parametrize("vocab", [5, 1024, 3000])
+def test_tokens_by_sums_of_blocks_are_those_by_torchs_operations(
+    monkeypatch: pytest.MonkeyPatch, vocab: int
+) -> None:
+    count = 64
+    logits = 3 * torch.randn(count, 2 * vocab, device=DEVICE)[:, :vocab]
+    logits[:, ::3] = -1e9  # banned, the first one too
+    drawn = []
+    for has_kernel in (True, False):
+        monkeypatch.setattr(sampling, "has_kernels", lambda device, has_kernel=has_kernel: has_kernel)
+        rows = np.zeros(count, dtype=sampling.SEQUENCE)
+        rows["temperature"], rows["top_p"], rows["key"] = np.arange(count) % 2, 1.0, np.arange(count)
+        drawn.append(sampling.next_tokens(logits, rows))
+    (tokens, log_probs), (wanted, wanted_log_probs) = drawn
+    assert torch.equal(tokens, wanted)
+    assert bool((tokens % 3 != 0).all())
+    torch.testing.assert_close(log_probs, wanted_log_probs)
+
+
+def test_a_number_before_the_first_probability_of_a_block_finds_that_one() -> None:
+    masses = torch.tensor([[0.5, 0.5]])  # a little less than what is in the first block
+    probs = torch.zeros(1, sampling.BLOCK)
+    probs[0, 7] = 0.5 + 1e-6
+    token = sampling._inverse(
+        masses, lambda block: probs, torch.zeros(1, dtype=torch.float64), 2 * sampling.BLOCK
+    )
+    assert token.tolist() == [7]

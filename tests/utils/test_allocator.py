@@ -96,6 +96,25 @@ def test_memory_that_other_processes_open_lies_in_segments_of_fixed_sizes(own: s
     assert started("import json" + PARTS, **{VARIABLE: own}) == [own, inside, own]
 
 
+TORCH_2_11 = """
+import torch
+from strop.rollout.weight_sync.cuda_ipc import without_growing_segments
+del torch._C._accelerator_getAllocatorSettings
+said = []
+torch._C._accelerator_setAllocatorSettings = said.append
+with without_growing_segments():
+    pass
+print(json.dumps(said))
+"""
+
+
+def test_a_torch_that_does_not_say_its_settings_has_read_them_from_a_variable() -> None:
+    own = f"{GROWING[VARIABLE]},max_split_size_mb:64"
+    for name in (VARIABLE, "PYTORCH_ALLOC_CONF"):
+        assert started("import json" + TORCH_2_11, **{name: own}) == [*fixed_segments(GROWING).values(), own]
+    assert started("import json" + TORCH_2_11) == []
+
+
 def test_engines_whose_weights_sleep_in_pools_are_told_to_do_without() -> None:
     assert fixed_segments(GROWING) == {VARIABLE: "expandable_segments:False"}
     assert fixed_segments({}) == {}

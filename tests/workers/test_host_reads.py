@@ -41,7 +41,7 @@ from strop.engines.packing import make_rows, micro_batches
 from strop.engines.parallel.ranks import alone
 from strop.engines.parallel.ulysses import SequenceShard
 from strop.protocol import DataProto, columns
-from strop.rollout.native import cuda_graph, sampling
+from strop.rollout.native import cuda_graph, decode_kernel, sampling
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.half_copy import HalfCopy
@@ -487,6 +487,60 @@ def test_tokens_in_half_precision_are_read_once(on_card: OnCard, tmp_path: Path,
     waits, _, captured = on_card(decoded, str(tmp_path), "bfloat16", "sampled", True, True)
     assert waits.total() == 3, waits
     assert captured == 1
+
+
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Folders of a Qwen3 model of one layer and of two."""
+    sizes = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 64}
+    folders = {}
+    for num_layers in (1, 2):
+        folder = tmp_path_factory.mktemp("layers") / "model"
+        make_tiny_model(folder, seed=0, num_layers=num_layers, num_heads=2, num_kv_heads=1, **sizes)
+        folders[num_layers] = str(folder)
+    return folders
+
+
+def launches_of_a_decode_step(card: Card, folder: str) -> Counter[str]:
+    """Of many sequences, whose keys are not divided among programs."""
+    batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
+    batch._steps = None
+    batch.waiting.extend(Request(f"r{n}", (10, 11, 12), Sampling(key=n, max_tokens=9)) for n in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_kernel, "PROGRAMS", 1)
+        for _ in range(3):
+            batch.step(0)
+        card.launches.clear()
+        batch.step(0)
+    return card.launches
+
+
+def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
+    batch = random_batch(torch.float32)
+    actor = make_actor(Path(folder), AlgorithmConfig(), max_tokens=FEW, device="cuda", dtype="bfloat16")
+    for _ in range(2):
+        card.launches.clear()
+        actor.update_policy(batch, totals_of(batch))
+    return card.launches
+
+
+@pytest.mark.parametrize(
+    ("function", "of_a_layer", "beside"),
+    [(launches_of_a_decode_step, 17, 47), (launches_of_an_update, 112, 270)],
+    ids=["decode step", "update"],
+)
+def test_kernels_stay_as_few_as_they_are(
+    on_card: OnCard,
+    layered: dict[int, str],
+    function: Callable[..., Counter[str]],
+    of_a_layer: int,
+    beside: int,
+) -> None:
+    """Of a decode step: norms of stream, queries and keys, seven products, two rotations, attention, the gate and two
+    sums."""
+    one, two = (on_card(function, layered[num_layers]) for num_layers in (1, 2))
+    assert two.total() - one.total() <= of_a_layer, two - one
+    assert 2 * one.total() - two.total() <= beside, one
 
 
 def entered(card: Card, folder: str) -> Waits:

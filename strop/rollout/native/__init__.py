@@ -16,6 +16,7 @@ prefix_reuse.py   Selection of computed tokens that are kept for later requests
 rank_group.py     The ranks that generate together, each with its part of the model
 request.py        One sequence of a batch
 running.py        The running sequences of a batch
+sample_kernel.py  Triton kernel of sampling
 sampling.py       The next token of many rows at once
 unread.py         Sampled tokens on their way to host memory
 cpu/              Compiled kernels of the native engine on a CPU

@@ -58,10 +58,12 @@ def attend(
     kv_heads = keys.shape[1]
     splits = num_splits(b * kv_heads)
     query, key, value = (part.to(keys.dtype).contiguous() for part in (query, key, value))
-    # [S, B, H, D] and, for each, the largest score and the sum of weights.
-    parts = torch.empty(splits, b, heads, dim, dtype=torch.float32, device=query.device)
-    sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
     out = torch.empty_like(query)
+    # [S, B, H, D] and, for each, the largest score and the sum of weights; one part is the output.
+    parts = sums = out
+    if splits > 1:
+        parts = torch.empty(splits, b, heads, dim, dtype=torch.float32, device=query.device)
+        sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
     group = heads // kv_heads
     rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
     _attend[(b, kv_heads, splits)](
@@ -70,7 +72,8 @@ def attend(
         GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, PAGE=keys.shape[2], SPLITS=splits,
         IS_WIDE=keys.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
-    _join[(b, heads)](parts, sums, out, b, heads, DIM=dim, SPLITS=splits, num_warps=1)
+    if splits > 1:
+        _join[(b, heads)](parts, sums, out, b, heads, DIM=dim, SPLITS=splits, num_warps=1)
     return out
 
 
@@ -137,9 +140,13 @@ def _attend(
             mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         largest = new
     at_part = (s * batch + b) * heads + h * GROUP + rows
-    tl.store(parts + at_part[:, None] * DIM + dims[None, :], mixed, mask=is_row[:, None])
-    tl.store(sums + at_part * 2, largest, mask=is_row)
-    tl.store(sums + at_part * 2 + 1, total, mask=is_row)
+    if SPLITS == 1:
+        mixed = mixed / total[:, None]
+    else:
+        tl.store(sums + at_part * 2, largest, mask=is_row)
+        tl.store(sums + at_part * 2 + 1, total, mask=is_row)
+    at_mixed = parts + at_part[:, None] * DIM + dims[None, :]
+    tl.store(at_mixed, mixed.to(parts.dtype.element_ty), mask=is_row[:, None])
 
 
 @jit

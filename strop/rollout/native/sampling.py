@@ -6,16 +6,21 @@ the request's key and the token's position: never on which other requests run be
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.engines import head_kernels
 from strop.engines.parallel.vocabulary import VocabularyShard
+from strop.rollout.native import sample_kernel
 from strop.rollout.native.cpu import kernel
 from strop.utils.device import sent
 from strop.utils.rng import uniforms
+from strop.utils.triton import has_kernels
 
 Rows = NDArray[np.void]
 """Running sequences, a record of `SEQUENCE` for each; slices are views."""
@@ -118,16 +123,39 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     temperature, logits = rows["temperature"], _scaled(logits, rows)
-    normalizer = torch.logsumexp(logits, dim=-1)
+    has_kernel = has_kernels(logits.device) and logits.dtype == torch.float32 and logits.stride(1) == 1
+    normalizer = head_kernels.statistics(logits)[0] if has_kernel else torch.logsumexp(logits, dim=-1)
     if np.all(temperature == 0):
         tokens = logits.argmax(-1)
     else:
-        tokens = _invert(_truncated_probs(logits, normalizer, rows), rows)
+        if has_kernel and not _cuts(rows):
+            tokens = _draw(logits, normalizer, rows)
+        else:
+            tokens = _invert(_truncated_probs(logits, normalizer, rows), rows)
         if np.any(temperature == 0):
             greedy = sent(torch.from_numpy(temperature == 0), logits.device)
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
     log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
     return tokens, log_probs
+
+
+def _cuts(rows: Rows) -> bool:
+    """Some distribution is cut by top-k or top-p."""
+    return bool(np.any(rows["top_k"] > 0) or np.any(rows["top_p"] < 1.0))
+
+
+def _draw(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
+    """Tokens [B] of whole distributions on an accelerator, of which no [B, V] is made."""
+    vocab, places = logits.shape[1], torch.arange(BLOCK, device=logits.device)
+
+    def probs_of(block: Tensor) -> Tensor:
+        at = block * BLOCK + places
+        chosen = logits.gather(1, at.clamp(max=vocab - 1))
+        return torch.where(at < vocab, torch.exp(chosen - normalizer[:, None]), 0.0)
+
+    u = sent(torch.from_numpy(uniforms(rows["key"], rows["position"])), logits.device)
+    masses = sample_kernel.block_masses(logits, normalizer, BLOCK)
+    return _inverse(masses, probs_of, u, vocab)
 
 
 def _invert(probs: Tensor, rows: Rows) -> Tensor:
@@ -150,14 +178,22 @@ def invert_in_blocks(probs: Tensor, u: Tensor) -> Tensor:
     num_blocks = -(-vocab // BLOCK)
     padded = F.pad(probs, (0, num_blocks * BLOCK - vocab))
     blocks = padded.view(len(probs), num_blocks, BLOCK)
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks]
+
+    def probs_of(block: Tensor) -> Tensor:
+        return blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0]
+
+    return _inverse(blocks.sum(-1, dtype=torch.float64), probs_of, u, vocab)
+
+
+def _inverse(masses: Tensor, probs_of: Callable[[Tensor], Tensor], u: Tensor, vocab: int) -> Tensor:
+    """The same, from sums of blocks [B, blocks] and a function of one block [B, 1] of each row: its [B, BLOCK]."""
+    ends = masses.cumsum(-1, dtype=torch.float64)
     threshold = (u * ends[:, -1])[:, None]
-    block = torch.searchsorted(ends, threshold, right=True).clamp_(max=num_blocks - 1)  # [B, 1]
-    chosen = blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0]
-    inside = chosen.cumsum(-1, dtype=torch.float64)
+    block = torch.searchsorted(ends, threshold, right=True).clamp_(max=masses.shape[1] - 1)  # [B, 1]
+    inside = probs_of(block).cumsum(-1, dtype=torch.float64)
     rest = threshold - (ends.gather(1, block) - inside[:, -1:])
-    # Never behind the last token that has a probability, however the sums were rounded.
-    rest = torch.minimum(rest, inside[:, -1:] * (1 - 1e-12))
+    # Never behind the last token that has a probability, nor before the first one, however the sums were rounded.
+    rest = torch.minimum(rest, inside[:, -1:] * (1 - 1e-12)).clamp_(min=0)
     offset = torch.searchsorted(inside, rest, right=True)
     return (block * BLOCK + offset)[:, 0].clamp_(max=vocab - 1)
 
@@ -166,9 +202,9 @@ def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
     """Probabilities [B, V], with the tokens outside top-k and top-p at 0; not normalised again."""
     vocab = logits.shape[1]
     probs = torch.exp(logits - normalizer[:, None])
-    top_k, top_p = rows["top_k"], rows["top_p"]
-    if np.all(top_k == 0) and np.all(top_p >= 1.0):
+    if not _cuts(rows):
         return probs
+    top_k, top_p = rows["top_k"], rows["top_p"]
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=probs.device)[None]
     limit = sent(torch.from_numpy(np.where(top_k == 0, vocab, top_k)), probs.device)[:, None]

@@ -17,6 +17,7 @@ Source: CUDA runtime API, cudaIpcOpenMemHandle; torch/csrc/StorageSharing.cpp, t
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -143,7 +144,7 @@ def without_growing_segments() -> Iterator[None]:
     """Allocate in segments of fixed sizes: torch shares those that grow by file descriptors of another process, which
     containers forbid (github.com/pytorch/pytorch/issues/165685). The words are those of utils/allocator.py, which
     vLLM's workers do not have; a test holds the two together."""
-    settings = torch._C._accelerator_getAllocatorSettings()
+    settings = _allocator_settings()
     if "expandable_segments:True" not in settings:
         yield
         return
@@ -152,6 +153,15 @@ def without_growing_segments() -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(settings)
+
+
+def _allocator_settings() -> str:
+    """The settings of torch's allocator; torch 2.11 does not say them, and has read them from a variable."""
+    told: Callable[[], str] | None = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if told is not None:
+        return told()
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # it prefers the first one
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """Kernels of an accelerator as a trace sees them: the same tensors are made and kept, and nothing is computed.
 
 A machine without the accelerator has no such kernels, and `FakeTensorMode` no tensors on it, so the memory of
-FlashAttention (engines/varlen.py), of norms in one kernel (engines/fused_norms.py) and of the chunks of the head
-(engines/head.py) is written down here, operation for operation.
+FlashAttention (engines/varlen.py), of norms and gates in one kernel (engines/norm_kernels.py, engines/gate_kernels.py)
+and of the chunks of the head (engines/head.py) is written down here, operation for operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
-from strop.engines.fused_norms import is_plain_norm
+from strop.engines.cpu.layers import is_plain_gate
+from strop.engines.fused_norms import is_plain_norm, norms_of_layers, precision_of_layer
 from strop.engines.head import DEVICE_CHUNK_ELEMENTS
 from strop.engines.varlen import MAX_HEAD_DIM
 from strop.trainer.plan.tracing import Recorder, Work
@@ -94,8 +95,13 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None, None
 
 
-def use_traced_norms(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
-    """Let the plain norms of a model compute by a function of norm and hidden states."""
+NormForward = Callable[[Any, Tensor], Tensor]
+"""Function of a norm and hidden states."""
+
+
+def use_traced_norms(module: nn.Module, forward: NormForward, of_layers: NormForward | None = None) -> None:
+    """Let the plain norms of a model compute by a function; those of its layers by another one."""
+    layers = norms_of_layers(module)
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1:
@@ -103,13 +109,21 @@ def use_traced_norms(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]
         twin = copy.copy(part)
         twin._parameters = {"weight": nn.Parameter(torch.ones(len(weight)))}
         if is_plain_norm(twin):
-            part.forward = MethodType(forward, part)
+            part.forward = MethodType((of_layers or forward) if id(part) in layers else forward, part)
 
 
 def fused_norm(norm: Any, hidden: Tensor) -> Tensor:
-    """By the fused kernel, in the wider precision of hidden states and weight."""
-    wide = torch.promote_types(hidden.dtype, norm.weight.dtype)
-    out: Tensor = NormKernel.apply(hidden.to(wide), norm.weight.to(wide))  # type: ignore[no-untyped-call]
+    """By the kernel, in the wider precision of hidden states and weight."""
+    return _normed(norm, hidden, torch.promote_types(hidden.dtype, norm.weight.dtype))
+
+
+def fused_layer_norm(norm: Any, hidden: Tensor) -> Tensor:
+    """The same in a layer."""
+    return _normed(norm, hidden, precision_of_layer(norm, hidden))
+
+
+def _normed(norm: Any, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    out: Tensor = NormKernel.apply(hidden, norm.weight, dtype)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -117,15 +131,44 @@ class NormKernel(torch.autograd.Function):
     """A norm in one kernel, of hidden states [..., D] and its weight [D]."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         scale = torch.empty(*hidden.shape[:-1], 1, dtype=torch.float32)
         ctx.save_for_backward(hidden, weight, scale)
-        return hidden.clone()
+        return hidden.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, _ = ctx.saved_tensors
+        return hidden.clone(), torch.empty_like(weight), None
+
+
+def use_traced_gates(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    """Let the plain gated feed-forward parts of a model compute by a function of part and hidden states."""
+    with torch.no_grad():
+        for part in module.modules():
+            if is_plain_gate(part):
+                part.forward = MethodType(forward, part)
+
+
+def fused_gate(part: Any, hidden: Tensor) -> Tensor:
+    """A feed-forward part with its gate in one kernel."""
+    gates, ups = part.gate_proj(hidden), part.up_proj(hidden)
+    output: Tensor = part.down_proj(GateKernel.apply(gates, ups))  # type: ignore[no-untyped-call]
+    return output
+
+
+class GateKernel(torch.autograd.Function):
+    """silu(gates) times ups in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, ups: Tensor) -> Tensor:
+        ctx.save_for_backward(gates, ups)
+        return torch.empty_like(gates)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, weight, _ = ctx.saved_tensors
-        return hidden.clone(), torch.empty_like(weight)
+        gates, ups = ctx.saved_tensors
+        return torch.empty_like(gates), torch.empty_like(ups)
 
 
 class DeviceHead(torch.autograd.Function):

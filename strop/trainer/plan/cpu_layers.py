@@ -6,7 +6,6 @@ They take no tensors without numbers, so what they keep (engines/cpu) is written
 from __future__ import annotations
 
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.cpu.attention import MAX_GROUP_LANES
 from strop.engines.cpu.feed_forward import weights_in_c
-from strop.engines.cpu.layers import is_plain_gate
 from strop.engines.cpu.library import update_library
 from strop.engines.cpu_products import is_compiled_faster
-from strop.trainer.plan.accelerator import NormKernel, use_traced_norms
+from strop.trainer.plan.accelerator import GateKernel, NormKernel, use_traced_gates, use_traced_norms
 from strop.trainer.plan.tracing import Recorder, Work
 
 
@@ -41,18 +39,14 @@ def use_traced_cpu_layers(
     is_whole = has_layer_products and dtype == torch.float32
     if is_whole:
         is_compiled_faster()  # by a measurement, which needs numbers
-    forward = partial(_whole_forward, recorder=recorder) if is_whole else _gate_forward
-    with torch.no_grad():
-        for part in module.modules():
-            if is_plain_gate(part):
-                part.forward = MethodType(forward, part)
+    use_traced_gates(module, partial(_whole_forward, recorder=recorder) if is_whole else _gate_forward)
 
 
 def _norm_forward(norm: Any, hidden: Tensor) -> Tensor:
     if update_library(hidden.dtype) is None or update_library(norm.weight.dtype) is None:
         output: Tensor = type(norm).forward(norm, hidden)
         return output.to(hidden.dtype)
-    normed: Tensor = NormKernel.apply(hidden, norm.weight.float())  # type: ignore[no-untyped-call]
+    normed: Tensor = NormKernel.apply(hidden, norm.weight.float(), hidden.dtype)  # type: ignore[no-untyped-call]
     return normed
 
 
@@ -100,7 +94,7 @@ class _Attend(torch.autograd.Function):
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:
     gates, ups = part.gate_proj(hidden), part.up_proj(hidden)
     is_compiled = update_library(gates.dtype) is not None
-    gated = _Gate.apply(gates, ups) if is_compiled else F.silu(gates) * ups  # type: ignore[no-untyped-call]
+    gated = GateKernel.apply(gates, ups) if is_compiled else F.silu(gates) * ups  # type: ignore[no-untyped-call]
     output: Tensor = part.down_proj(gated)
     return output
 
@@ -142,15 +136,3 @@ def _product_of(hidden: Tensor, weight: Tensor) -> Work:
     """Of one of the three; inner states stay in the cache."""
     num_bytes = 4.0 * (hidden.numel() + weight.numel())
     return Work(product_flops=2.0 * hidden.numel() * len(weight), weight_bytes=num_bytes, num_calls=1)
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, ups: Tensor) -> Tensor:
-        ctx.save_for_backward(gates, ups)
-        return torch.empty_like(gates)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        gates, ups = ctx.saved_tensors
-        return torch.empty_like(gates), torch.empty_like(ups)

@@ -24,7 +24,15 @@ from strop.engines.half_weights import weights_of_products
 from strop.engines.head import chunk_rows
 from strop.engines.model import checkpoint_layers
 from strop.engines.segments import Segment
-from strop.trainer.plan.accelerator import DeviceHead, FlashAttention, fused_norm, use_traced_norms
+from strop.trainer.plan.accelerator import (
+    DeviceHead,
+    FlashAttention,
+    fused_gate,
+    fused_layer_norm,
+    fused_norm,
+    use_traced_gates,
+    use_traced_norms,
+)
 from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
 from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
@@ -147,7 +155,8 @@ def _prepared(
     use_packed_attention(module, None, by_formula=form.by_formula)
     recorder = Recorder()
     if form.is_accelerator:
-        use_traced_norms(module, fused_norm)
+        use_traced_norms(module, fused_norm, of_layers=fused_layer_norm)
+        use_traced_gates(module, fused_gate)
     else:
         is_plain = not form.checkpointing and not form.is_sharded
         use_traced_cpu_layers(module, form.compute_dtype, recorder, has_layer_products=is_plain)

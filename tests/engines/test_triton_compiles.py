@@ -1,0 +1,130 @@
+"""Triton's kernels compiled for a card, which their interpreter does not: types, masks and shapes, down to the machine
+code of an H100 (`make triton`; no card is needed)."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from strop.engines import gate_kernels, head_kernels, norm_kernels, rotary_kernels
+from strop.engines.attention_form import AttentionForm
+from strop.rollout.native import decode_kernel, sample_kernel
+from strop.utils.triton import triton
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        triton is None or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
+        reason="needs Triton and no card: make triton",
+    ),
+]
+MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
+HALF = torch.bfloat16
+WIDE = torch.float32
+
+
+class Driver:
+    """Of a card that is not there: kernels are compiled for it and not launched."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture(params=[90], ids=["H100"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What launches inside have compiled; the kernels do nothing."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    kernels: list[Any] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *args, **options: kernels.append(kernel.run(*args, grid=grid, warmup=True, **options))
+
+    monkeypatch.setattr(JITFunction, "__getitem__", launch)
+    monkeypatch.setattr(driver, "_active", Driver(request.param))
+    functions = [function for module in MODULES for function in vars(module).values()]
+    for function in functions:
+        if isinstance(function, JITFunction):
+            monkeypatch.setattr(function, "device_caches", defaultdict(function.create_binder))
+    yield kernels
+    assert kernels
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+
+
+@pytest.mark.parametrize("vocab", [1, 300, 151_936])
+def test_the_head(compiled: list[Any], vocab: int) -> None:
+    logits = torch.zeros(3, vocab)
+    normalizers, means = head_kernels.statistics(logits)
+    sample_kernel.block_masses(logits, normalizers, 1024)
+    for dtype in (HALF, WIDE):
+        for num_targets in (1, 2, 5):
+            for entropies in (None, torch.zeros(3)):
+                targets = torch.zeros(3, num_targets, dtype=torch.int64)
+                head_kernels.gradient(
+                    logits,
+                    normalizers,
+                    means,
+                    targets,
+                    torch.zeros(3, num_targets),
+                    entropies,
+                    slope=0.7,
+                    dtype=dtype,
+                )
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 16), (5, 1024), (4096, 128), (4096, 7168)])
+def test_norms(compiled: list[Any], count: int, dim: int) -> None:
+    dtypes = ((WIDE, WIDE, HALF), (HALF, WIDE, WIDE), (WIDE, WIDE, WIDE), (HALF, HALF, HALF))
+    for source, held, target in dtypes:
+        hidden, weight = torch.zeros(count, dim, dtype=source), torch.zeros(dim, dtype=held)
+        out, scales = norm_kernels.normed(hidden, weight, 1e-6, target)
+        for trains_weight in (False, True):
+            norm_kernels.normed_back(out, hidden, weight, scales, trains_weight=trains_weight)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
+def test_gates(compiled: list[Any], dtype: torch.dtype) -> None:
+    for count in (1, 7, 4096):
+        gates, ups = torch.zeros(2, count, dtype=dtype)
+        gate_kernels.gradients_of(gate_kernels.product_of(gates, ups), gates, ups)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (7, 64), (16, 128), (64, 256)])
+def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
+    angles = torch.zeros(1, 5, dim)
+    for source in (HALF, WIDE):
+        for target in (HALF, WIDE):
+            for is_back in (False, True):
+                states = torch.zeros(1, 5, heads, dim, dtype=source).transpose(1, 2)
+                rotary_kernels.triton_turned(states, angles, angles, target, is_back=is_back)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 256), (16, 8, 128), (32, 2, 64), (6, 1, 16)])
+@pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
+@pytest.mark.parametrize("compiled", [80, 90], ids=["A100", "H100"], indirect=True)
+def test_attention_of_a_decode_step(
+    compiled: list[Any], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    keys, values = torch.zeros(2, 9, kv_heads, 32, dim, dtype=dtype)
+    for b, window in ((1, None), (64, None), (7, 1), (7, 70)):  # divided among programs, and not
+        query, key, value = (torch.zeros(b, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
+        table, lengths = torch.zeros(b, 4, dtype=torch.int32), torch.zeros(b, dtype=torch.int64)
+        form = AttentionForm(scaling=0.3, window=window)
+        decode_kernel.attend(query, key, value, keys, values, table, lengths, form)
