@@ -139,7 +139,7 @@ def _part(value: object) -> Value:
     return usable_part(value if isinstance(value, (str, numbers.Real)) else str(value))
 
 
-# Not of importlib.abc, which imports what reads archives and makes temporary files: a fifth of a worker's start.
+# Not of importlib.abc, which imports what reads archives and makes temporary files: a third of the imports of a worker.
 class _Snapshot(importlib.machinery.SourceFileLoader):
     """Loads the source that the parent read at start, so that a replaced worker runs the same code."""
 
