@@ -26,6 +26,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of xdist compile the test files together, before each imports all of them."""
+    if worker := getattr(config, "workerinput", None):
+        from compiled_once import compile_share
+
+        files = sorted(Path(__file__).parent.rglob("test_*.py"))
+        compile_share(files, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
 def pytest_collection_finish() -> None:
     """What has been imported by now stays: looking for garbage in it was a seventh of the time of collecting tests."""
     gc.freeze()

@@ -1,19 +1,25 @@
-"""Distribution of test files over the processes of `make test`: those that share a costly start go to one of them."""
+"""Distribution of test files over the processes of `make test`: those that share something costly go to one of them."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadFileScheduling
 
-SHARED = ("shared_cluster", "run_ranks")
-"""Functions that start something at their first call in a process, for all later ones: a Ray cluster, and ranks of
-torch.distributed."""
+SHARED = {
+    "a cluster of Ray": r"\bshared_cluster\b",
+    "the server of processes, and ranks": r"\b(run_ranks|run_program|start_program|replica_processes|doc_pages)\b",
+    "runs of the command line": r"\b(trained|interrupted|other_seed|tuned): Path\b",
+    "a run of three steps": r"\bon_policy: Done\b",
+}
+"""What is started or made at its first use in a process, for all later ones; and what a file that uses it has in its
+text."""
 
 
 class ByWhatIsShared(LoadFileScheduling):
-    """The tests of a file one after the other in one process, as are all files that name a function of `SHARED`."""
+    """The tests of a file one after the other in one process, as are all files with the same of `SHARED`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(super()._split_scope(nodeid), self.config.rootpath)
@@ -21,6 +27,6 @@ class ByWhatIsShared(LoadFileScheduling):
 
 @cache
 def scope_of(file: str, root: Path) -> str:
-    """The function of `SHARED` that a test file names; where it names none, the file."""
+    """The first of `SHARED` that a test file uses; where it uses none, the file."""
     text = (root / file).read_text(encoding="utf-8")
-    return next((name for name in SHARED if name in text), file)
+    return next((shared for shared, uses in SHARED.items() if re.search(uses, text)), file)

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from shared_starts import ByWhatIsShared, scope_of
+from compiled_once import compile_share
+from shared_starts import SHARED, ByWhatIsShared, scope_of
 
 TESTS = Path(__file__).parent
 
 
-def test_a_file_is_alone_or_with_those_of_the_same_start(tmp_path: Path) -> None:
-    (tmp_path / "ranks.py").write_text("run_ranks(f, 2)")
-    (tmp_path / "alone.py").write_text("f()")
-    assert [scope_of(name, tmp_path) for name in ("ranks.py", "alone.py")] == ["run_ranks", "alone.py"]
+def test_a_file_is_alone_or_with_those_that_share_something(tmp_path: Path) -> None:
+    texts = {
+        "ranks.py": "run_ranks(f, 2)",
+        "page.py": "import doc_pages",
+        "alone.py": "f(trained_model: Path)",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    first, second, alone = (scope_of(name, tmp_path) for name in texts)
+    assert first == second != alone == "alone.py"
+
+
+def test_all_that_is_shared_is_used() -> None:
+    scopes = {scope_of(str(file), TESTS) for file in TESTS.rglob("test_*.py") if file != Path(__file__)}
+    assert scopes >= SHARED.keys()
+
+
+def test_a_process_compiles_its_share_of_the_files_and_runs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    files = [tmp_path / f"test_{name}.py" for name in "abc"]
+    for file in files:
+        file.write_text("raise RuntimeError\n")
+    compile_share(files, 1, 2)
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["test_b"]
 
 
 @pytest.mark.parametrize(("dist", "is_ours"), [("loadfile", True), ("load", False), ("each", False)])

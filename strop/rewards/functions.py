@@ -7,7 +7,7 @@ may be `async def`.
 
 from __future__ import annotations
 
-import importlib.abc
+import importlib.machinery
 import importlib.util
 import numbers
 import sys
@@ -142,20 +142,21 @@ def read_part(value: object) -> Value:
     return usable_part(value if isinstance(value, (str, numbers.Real)) else str(value))
 
 
-class _Snapshot(importlib.abc.SourceLoader):
+# Not of importlib.abc, which imports what reads archives and makes temporary files: a third of the imports of a worker.
+class _Snapshot(importlib.machinery.SourceFileLoader):
     """Loads the source that the parent read at start, so that a replaced worker runs the same code."""
 
-    def __init__(self, path: str, source: str) -> None:
-        self.path = path
-        self.source = source
+    def __init__(self, name: str, path: str, source: str) -> None:
+        super().__init__(name, path)
+        self._source = source
 
-    def get_filename(self, fullname: str) -> str:
-        return self.path
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"no cached code of {path}")
 
     def get_data(self, path: str) -> bytes:
         if path != self.path:
             raise OSError(f"no cached code at {path}")
-        return self.source.encode()
+        return self._source.encode()
 
 
 def check_supplied(function: RewardFunction, names: Collection[str]) -> None:
@@ -178,7 +179,7 @@ def load_module(path: str, source: str, number: int = 0) -> ModuleType:
         LoadError: it cannot be.
     """
     name = f"{MODULE_NAME}_{number}" if number else MODULE_NAME
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Snapshot(path, source))
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Snapshot(name, path, source))
     assert spec is not None, "the loader names its file"
     assert spec.loader is not None, "a spec made from a loader has that loader"
     module = importlib.util.module_from_spec(spec)

@@ -9,6 +9,8 @@ import pytest
 from cli_calls import cli
 from transformers import BertConfig, Qwen3Config
 
+from strop.trainer.plan.baseline import Baseline
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -66,7 +68,10 @@ def test_a_suggested_placement_is_a_run_that_costs_the_same(config: Path) -> Non
     assert again["device_hours_per_step"] == pytest.approx(fastest["device_hours_per_step"])
 
 
-def test_a_plan_for_a_cpu_offers_what_a_cpu_has(config: Path, tmp_path: Path) -> None:
+def test_a_plan_for_a_cpu_offers_what_a_cpu_has(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: Baseline(num_bytes=500 << 20))
     # Its first layers are carried out, so that it is small; a process without a model takes more than that.
     Qwen3Config(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,

@@ -62,8 +62,11 @@ class Block:
 
 def markdown_files() -> list[Path]:
     """All pages of the repository."""
-    found = (path for path in ROOT.rglob("*.md") if not SKIPPED_FOLDERS & set(path.relative_to(ROOT).parts))
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.parent.parts))
+    found = []
+    for folder, below, names in os.walk(ROOT):
+        below[:] = [name for name in below if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if name.endswith(".md")]
+    return sorted(found)
 
 
 def blocks(path: Path) -> list[Block]:

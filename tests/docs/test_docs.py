@@ -368,7 +368,7 @@ def bad_settings(folder: Path) -> Iterator[str]:
 def bad_rewards(folder: Path) -> Iterator[str]:
     for line in ("return 1 / 0", "return float('nan')", "return None", "while True: pass"):
         (folder / "bad.py").write_text(f"def compute_score(**row):\n    {line}\n")
-        words = ["reward.path=bad.py", "reward.timeout_s=0.3", "reward.num_workers=4"]
+        words = ["reward.path=bad.py", "reward.timeout_s=0.3", "reward.num_workers=1"]
         yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
 
 

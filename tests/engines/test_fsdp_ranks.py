@@ -88,7 +88,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], sentence: str)
 def join_as_another(ranks: Ranks) -> str:
     ranks.join()
     try:
-        Ranks(1 - ranks.rank, 2, ranks.rendezvous).join()
+        Ranks(1 - ranks.rank, 2, ranks.place).join()
     except ValueError as error:
         return str(error)
     return ""

@@ -132,14 +132,39 @@ def test_architectures_that_packed_computation_cannot_run_are_refused_whatever_t
         probe.check_packed(module, torch.device("cpu"))
 
 
+def test_a_process_compares_an_architecture_once(
+    tiny_folder: Folder, copied: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, run_packed = [], probe._run_packed
+    monkeypatch.setattr(probe, "_AGREED", set())
+    monkeypatch.setattr(probe, "_run_packed", lambda *args: passes.append(args) or run_packed(*args))
+
+    def is_compared(path: Path, **options: Any) -> bool:
+        passes.clear()
+        load(path, **options)
+        return bool(passes)
+
+    folder = copied("llama")
+    assert is_compared(tiny_folder("llama"))
+    assert not is_compared(tiny_folder("llama"))
+    assert not is_compared(folder), "its weights lie elsewhere"
+    assert is_compared(folder, dtype="float64")
+    assert is_compared(folder, attn_implementation="eager")
+    assert is_compared(tiny_folder("llama_mqa"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    assert is_compared(folder), "another number in its configuration"
+
+
 def test_a_window_that_never_reaches_the_attention_is_refused(copied: Folder) -> None:
     # A model that keeps its window in a mask alone would agree on short sequences and differ on long ones.
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text())
     kinds = ["sliding_attention", "full_attention"]
     (folder / "config.json").write_text(json.dumps({**config, "layer_types": kinds, "sliding_window": 5}))
-    with pytest.raises(ValueError, match="LlamaForCausalLM has layers of type sliding_attention"):
-        load(folder)
+    for _ in range(2):  # it is not among those that the process remembers
+        with pytest.raises(ValueError, match="LlamaForCausalLM has layers of type sliding_attention"):
+            load(folder)
 
 
 def test_a_cap_on_logits_that_we_do_not_know_is_refused_however_small_they_are(
@@ -153,6 +178,7 @@ def test_a_cap_on_logits_that_we_do_not_know_is_refused_however_small_they_are(
     largest = AutoModelForCausalLM.from_pretrained(folder)(ids).logits.abs().max()
     assert largest < 0.2, "15 * tanh(x / 15) is x to 1e-5 there"
     monkeypatch.setattr(probe, "logit_form", lambda module: (1.0, None))
+    monkeypatch.setattr(probe, "_AGREED", set())
     with pytest.raises(
         ValueError, match="NanoChatForCausalLM gives other log-probs on packed tokens than alone"
     ):

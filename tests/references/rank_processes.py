@@ -1,14 +1,15 @@
 """Several real processes for a test, each one rank of a torch.distributed group.
 
     def gradient(ranks: Ranks, rows: int) -> float:      # at the top level of the test module
-        parallel = ranks.join(shard_size=2)              # a gloo group of this call alone
+        parallel = ranks.join(shard_size=2)              # a gloo group of these ranks alone
         ...
         return plain python, numpy or CPU tensors
 
     first, second = run_ranks(gradient, 2, 10)           # the results in the order of the ranks
 
 Processes are started once and serve later calls, as forks of a server that has imported what they need (fork_server);
-each has one thread.
+each has one thread. Ranks that have joined stay in their group for the next call of as many, which saves a sixth of
+it: connections, meshes, and all that DTensor has found out about shardings.
 After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
 survives the test run: the processes end with the one that started them.
 """
@@ -34,10 +35,13 @@ from typing import Any
 from fork_server import CONTEXT, not_preloaded
 
 from strop.controller.auth_listener import new_secret
+from strop.controller.rendezvous import Rendezvous
 from strop.controller.store_server import _GROUPS, RendezvousServer
 
 _START_TIMEOUT_S = 240.0
 """Limit of a process's start: the first one waits for the server's imports, on a machine that may be busy."""
+_TIMEOUT_S = 60.0
+"""Limit of a wait for other ranks, of groups that are kept."""
 _SECRET = new_secret()
 """Of all meetings, of which there are hundreds: each secret is looked for in whatever its process writes later."""
 
@@ -52,19 +56,27 @@ class Ranks:
 
     rank: int
     world_size: int
-    rendezvous: Any
-    """A strop.controller.store_server.Rendezvous."""
+    place: Rendezvous
+    """Where the group of `join` meets."""
 
-    def join(self, *, timeout_s: float = 60.0, **engine: Any) -> Any:
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """Where this call's ranks can find each other as they like, in no group yet."""
+        _leave(for_good=True)
+        return self.place
+
+    def join(self, *, timeout_s: float = _TIMEOUT_S, **engine: Any) -> Any:
         """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh, with these
         settings of an engine."""
         from strop.engines.config import EngineConfig
         from strop.engines.parallel.process_group import join_ranks
 
+        if timeout_s != _TIMEOUT_S:
+            _leave(for_good=True)
         return join_ranks(
             rank=self.rank,
             world_size=self.world_size,
-            rendezvous=self.rendezvous,
+            rendezvous=self.place,
             device="cpu",
             engine=EngineConfig(**engine),
             timeout_s=timeout_s,
@@ -92,14 +104,19 @@ def run_ranks(
     try:
         for child in used:
             child.wait_until_ready()
-        place = RendezvousServer("127.0.0.1", secret=_SECRET)
-        try:
-            for rank, child in enumerate(used):
-                child.connection.send((sys.path, name, Ranks(rank, world_size, place.rendezvous), args))
-            return _collect(used, name, time.monotonic() + timeout_s)
-        finally:
-            place.close()
+        are_met = world_size in _meetings
+        if not are_met:
+            _part()
+            _meetings[world_size] = RendezvousServer("127.0.0.1", secret=_SECRET)
+        place = _meetings[world_size].rendezvous
+        for rank, child in enumerate(used):
+            child.connection.send((sys.path, name, Ranks(rank, world_size, place), args, are_met))
+        results, stay = _collect(used, name, time.monotonic() + timeout_s)
+        if not stay:
+            _part()
+        return results
     except BaseException:
+        _part()
         for child in used:
             child.kill()
             _children.remove(child)
@@ -132,11 +149,19 @@ class _Child:
 
 
 _children: list[_Child] = []
+_meetings: dict[int, RendezvousServer] = {}
+"""By the number of ranks: where those of the last call have met, if they are in their group still."""
+
+
+def _part() -> None:
+    while _meetings:
+        _meetings.popitem()[1].close()
 
 
 @atexit.register
 def end_ranks() -> None:
     """End all processes; the next call starts others. For tests that change them for good."""
+    _part()
     for child in _children:
         child.connection.close()  # what a waiting process ends by
     for child in _children:
@@ -145,8 +170,10 @@ def end_ranks() -> None:
     _children.clear()
 
 
-def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
+def _collect(used: list[_Child], name: str, deadline: float) -> tuple[list[Any], bool]:
+    """The results, and whether all ranks are in their group still."""
     results: dict[int, Any] = {}
+    all_stay = True
     rank_of = {child.connection: rank for rank, child in enumerate(used)}
     while len(results) < len(used):
         waiting = [connection for connection, rank in rank_of.items() if rank not in results]
@@ -158,7 +185,7 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
             assert isinstance(connection, Connection)
             rank = rank_of[connection]
             try:
-                succeeded, value = connection.recv()
+                succeeded, stays, value = connection.recv()
             except (EOFError, ConnectionResetError) as error:
                 used[rank].process.join(10)
                 code = used[rank].process.exitcode
@@ -166,11 +193,28 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
             if not succeeded:
                 raise RankFailed(f"{name}: rank {rank} of {len(used)} raised\n{value}")
             results[rank] = value
-    return [results[rank] for rank in range(len(used))]
+            all_stay &= stays
+    return [results[rank] for rank in range(len(used))], all_stay
+
+
+# In the processes of ranks:
+
+_may_stay = False
+"""The call that runs has no group but that of `Ranks.join`, with the usual limits."""
+
+
+def _leave(*, for_good: bool = False) -> None:
+    """Leave the group of this process, if it has one; for good where what comes next is not for other calls."""
+    global _may_stay
+    from strop.engines.parallel.process_group import leave_ranks
+
+    _may_stay &= not for_good
+    leave_ranks()
 
 
 def _serve(connection: Connection) -> None:
     """Life of a process: calls, until the one that started it is gone."""
+    global _may_stay
     missing = not_preloaded()
     faulthandler.enable()  # a rank that crashes says where
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -179,28 +223,32 @@ def _serve(connection: Connection) -> None:
 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    from strop.engines.parallel.process_group import leave_ranks
-
     gc.freeze()  # imported modules are not looked through at each collection
     connection.send(missing)
     while True:
         try:
-            path, name, ranks, args = connection.recv()
+            path, name, ranks, args, are_met = connection.recv()
         except EOFError:
             return
         sys.path[:] = path
+        if not are_met:
+            _leave()
+            _GROUPS.clear()  # this meeting has the same secret as earlier ones, and may have the port of one
+        _may_stay = True
         try:
             module, _, function = name.partition(":")
             value = getattr(importlib.import_module(module), function)(ranks, *args)
-            connection.send((True, value))
+            _may_stay &= torch.distributed.is_initialized()
+            connection.send((True, _may_stay, value))
         except Exception:  # noqa: BLE001  (raised again where the call was made)
-            connection.send((False, traceback.format_exc()))
+            _may_stay = False
+            connection.send((False, False, traceback.format_exc()))
         finally:
             value = None
             gc.collect()  # models and their collectives go before the group that they belong to
             gc.freeze()  # and what the call has imported is not looked through after each of the next ones
-            leave_ranks()
-            _GROUPS.clear()  # the next meeting has the same secret, and may have the same port
+            if not _may_stay:
+                _leave()
 
 
 def _end_with(parent: int) -> None:

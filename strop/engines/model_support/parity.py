@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ _LARGE_TOLERANCE = 2e-2
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
 """Names in models and their configurations of the number of tokens that attention looks back."""
+_AGREED: set[tuple[object, ...]] = set()
+"""Architectures (`_architecture`) that this process has compared, and that agreed."""
 _REFUSAL = (
     "it has layers or a scaling of logits that packed computation does not have; choose another architecture"
 )
@@ -71,6 +74,8 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
     conditions: every layer attends exactly once, in order (no recurrent or convolutional layers), and long-range
     patterns other than a sliding window that reaches our attention are refused.
 
+    A process compares each architecture once: actor, reference and rollout engine often are one.
+
     Args:
         module: a model in evaluation mode; it ends in that mode.
         device: where it is.
@@ -79,8 +84,12 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
     Raises:
         ValueError: packed computation gives another result for this architecture.
     """
-    limit = max_positions(module.config) or max(PROBE_LENGTHS)
     media = media_inputs(module)
+    architecture = _architecture(module, device, by_formula=by_formula)
+    if architecture in _AGREED:
+        use_packed_attention(module, media, by_formula=by_formula)
+        return
+    limit = max_positions(module.config) or max(PROBE_LENGTHS)
     sequences = [_ids(module, media, min(length, limit), device) for length in PROBE_LENGTHS]
     with _short_windows(module, media):
         head = _LargeLogits(module)
@@ -105,6 +114,16 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
                 f"{type(module).__name__} gives other log-probs on packed prompts with images than on each alone "
                 f"(largest difference {difference:.2g}): {_REFUSAL}"
             )
+    _AGREED.add(architecture)
+
+
+def _architecture(module: Any, device: torch.device, *, by_formula: bool) -> tuple[object, ...]:
+    """All that the comparison of a module depends on, but the numbers in its weights."""
+    settings = module.config.to_dict()
+    settings.pop("_name_or_path", None)
+    parts = frozenset(type(part) for part in module.modules())
+    precisions = frozenset(weight.dtype for weight in module.parameters())
+    return parts, precisions, json.dumps(settings, default=str, sort_keys=True), device, by_formula
 
 
 class _LargeLogits:

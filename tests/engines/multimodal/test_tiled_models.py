@@ -37,6 +37,7 @@ from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model_support import parity
 from strop.engines.multimodal import families
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.llama4_canvas import CanvasProcessor
@@ -405,6 +406,7 @@ def test_a_model_whose_own_pass_differs_is_refused(
             "strop.engines.multimodal.tiling.TileVision.own_arguments", lambda self, token_ids: {}
         )
     monkeypatch.setattr(families, "TILED", {**families.TILED, kind: wrong})
+    monkeypatch.setattr(parity, "_AGREED", set())
     if kind == "gemma3":  # its own pass is told which tokens are images in any case
         monkeypatch.setattr(
             "strop.engines.multimodal.tiling.TileVision.own_arguments",

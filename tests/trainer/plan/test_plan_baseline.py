@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from fork_server import run_program
 from plan_configs import config_of
 
 from strop.trainer.plan import baseline as module
 from strop.trainer.plan.baseline import ASSUMED, Baseline, baseline, baseline_of
+
+
+def test_a_process_says_how_much_memory_it_has() -> None:
+    done = run_program(["-c", module._PROCESS + module._ONE])
+    assert done.returncode == 0, done.stderr
+    assert 100 << 20 < Baseline(**json.loads(done.stdout)).num_bytes < 4 << 30
 
 
 @pytest.mark.slow

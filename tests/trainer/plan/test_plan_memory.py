@@ -349,8 +349,9 @@ def test_a_model_is_whole_on_a_cpu_while_it_is_loaded(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_keys_and_values_are_those_of_a_step_or_of_a_validation_that_has_more(
-    tmp_path: Path, settings: list[str], slots: int, prompts: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], slots: int, prompts: int
 ) -> None:
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: ASSUMED)
     # 4 layers, 8 heads, keys and values of 16 numbers in bfloat16; 16 prompts of 64 tokens, 8 answers of 192 to each.
     token = 4 * 8 * 2 * 16 * 2
     config = small(tmp_path, f"rollout.{settings[0]}", *settings[1:])
