@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,14 @@ from typing import Any
 
 import torch
 from machine import machine
+from plan_cases import CASES, FURTHER, Case
 from tokenizers import Tokenizer
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GenerationConfig,
     GPTNeoXConfig,
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from strop.data.tiny_model import make_tiny_tokenizer
@@ -45,10 +46,6 @@ from strop.trainer.plan.plan import make_plan
 from strop.trainer.plan.state_memory import optimizer_bytes
 from strop.trainer.train import train  # noqa: F401  (imported before the forks)
 
-SMALL = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192}
-MIDDLE = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1536, "vocab_size": 8192}
-LARGE = {"hidden_size": 768, "num_hidden_layers": 10, "intermediate_size": 2304, "vocab_size": 32768}
-WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 768, "vocab_size": 100_000}
 STEPS = 2
 LIMIT_S = 690.0
 """After which no further case is begun."""
@@ -66,46 +63,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 '''
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A run."""
-
-    model: dict[str, int]
-    prompt: int = 64
-    response: int = 128
-    prompts: int = 2
-    samples: int = 4
-    settings: tuple[str, ...] = ()
-    ranks: int = 1
-
-
-CASES = {
-    "small": Case(model=SMALL, prompts=4, samples=8),
-    "wide vocabulary": Case(model=WIDE),
-    "middle": Case(model=MIDDLE),
-    "middle, budget 512": Case(model=MIDDLE, settings=("actor.engine.max_tokens_per_device=512",)),
-    "middle, 32 samples": Case(model=MIDDLE, prompts=4, samples=8),
-    "middle, long prompts": Case(model=MIDDLE, prompt=500, response=64),
-    "middle, long answers": Case(model=MIDDLE, response=700, prompts=1, samples=2),
-    "middle, checkpointing": Case(model=MIDDLE, settings=("model.gradient_checkpointing=true",)),
-    "middle, two updates": Case(model=MIDDLE, settings=("actor.samples_per_update=4",)),
-    "middle, reference": Case(model=MIDDLE, settings=("algorithm.use_kl_loss=true",)),
-    "middle, critic": Case(model=MIDDLE, settings=("algorithm=ppo",)),
-    "middle, bfloat16": Case(model=MIDDLE, settings=("model.dtype=bfloat16",)),
-    "middle, muon": Case(model=MIDDLE, settings=("actor.optim.name=muon",)),
-    "large": Case(model=LARGE),
-    "large, adapter": Case(model=LARGE, settings=("model.lora.rank=16",)),
-    "middle, two ranks": Case(model=MIDDLE, ranks=2),
-    "middle, tensor parallel": Case(model=MIDDLE, ranks=2, settings=("actor.engine.tensor_parallel=2",)),
-}
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON line in place of a line per case")
     parser.add_argument(
-        "--cases", default="", help="names of cases, with commas for |: NAME|NAME (default: all)"
+        "--cases", default="", help="names of cases (plan_cases.py): NAME|NAME (default: all of CASES)"
     )
     parser.add_argument("--published", action="store_true", help="compare with two papers; nothing is run")
     parser.add_argument("--folder", help="keep the runs here")
@@ -117,8 +80,9 @@ def main() -> None:
     torch.set_num_threads(
         1
     )  # as the runs have; a forked child would wait for ever for threads of this process
+    cases = CASES | FURTHER
     names = arguments.cases.split("|") if arguments.cases else list(CASES)
-    for on_ray in {CASES[name].ranks > 1 for name in names}:
+    for on_ray in {cases[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
     where, report, end = machine(), {}, time.monotonic() + LIMIT_S
     with tempfile.TemporaryDirectory() as temporary:
@@ -126,7 +90,7 @@ def main() -> None:
         for name in names:
             if time.monotonic() > end:
                 break
-            report[name] = measured(CASES[name], folder / name.replace(" ", "_").replace(",", ""))
+            report[name] = measured(cases[name], folder / name.replace(" ", "_").replace(",", ""))
             if not arguments.json:
                 print(name, json.dumps(report[name]), flush=True)
     ratios = {key: [case[key] for case in report.values()] for key in ("memory_ratio", "time_ratio")}
@@ -297,30 +261,33 @@ def settings_of(case: Case, folder: Path) -> list[str]:
         "run.hf_model=never",
         "run.save_samples=false",
         "resources.num_threads=1",
-        *case.settings,
+        *(setting.replace("{model}", str(folder / "model")) for setting in case.settings),
     ]
     if case.ranks > 1:
-        settings += ["resources.runtime=ray", f"resources.ranks={case.ranks}", "resources.cpus_per_rank=0.5"]
+        ranks = case.ranks - any("apart={" in setting for setting in case.settings)
+        settings += ["resources.runtime=ray", f"resources.ranks={ranks}", "resources.cpus_per_rank=0.5"]
     return settings
 
 
-def make_model(folder: Path, sizes: dict[str, int]) -> None:
-    """A random Qwen3 model that never ends an answer, and never gives the same one twice: its tokens are nearly as
-    likely as each other, but for the end, which points away from what all of them have in common."""
-    tokenizer = tokenizer_of(sizes["vocab_size"])
-    heads = sizes["hidden_size"] // 64
-    config = Qwen3Config(
-        **sizes, num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64, tie_word_embeddings=True,
-        max_position_embeddings=4096, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, dtype="float32",
-    )  # fmt: skip
+def make_model(folder: Path, settings: Mapping[str, Any]) -> None:
+    """A random model that never ends an answer, and never gives the same one twice: its tokens are nearly as likely as
+    each other, but for the end, which points away from what all of them have in common."""
+    tokenizer = tokenizer_of(settings["vocab_size"])
+    heads = settings["hidden_size"] // 64
+    config = AutoConfig.for_model(**{
+        "model_type": "qwen3", "num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "head_dim": 64,
+        "tie_word_embeddings": True, "max_position_embeddings": 4096, "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "dtype": "float32", **settings,
+    })  # fmt: skip
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
-        weight = model.get_input_embeddings().weight
-        weight.normal_(std=0.2 / sizes["hidden_size"] ** 0.5)
-        weight[:, 0] += 1
-        weight[tokenizer.eos_token_id, 0] = -1
+        for table in tables[: 1 + (tables[0] is not tables[1])]:
+            table.normal_(std=0.2 / config.hidden_size**0.5)
+            table[:, 0] += 1
+        tables[1][tokenizer.eos_token_id, 0] = -1
+    model.to(getattr(torch, settings.get("dtype", "float32")))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

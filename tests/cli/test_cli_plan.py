@@ -68,6 +68,15 @@ def test_a_suggested_placement_is_a_run_that_costs_the_same(config: Path) -> Non
     assert again["device_hours_per_step"] == pytest.approx(fastest["device_hours_per_step"])
 
 
+def test_where_no_placement_fits_a_change_that_does_is_suggested(config: Path) -> None:
+    device = ("--device", "h100", "--memory-gib", "8", "--json")
+    found = cli("plan", str(config), *device, "--devices", "1").record
+    assert found["placements"]["fitting"] == 0
+    assert found["suggestion"]
+    again = cli("plan", str(config), *shlex.split(found["suggestion"]), *device)
+    assert again.code == 0
+
+
 def test_a_plan_for_a_cpu_offers_what_a_cpu_has(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +98,11 @@ def test_a_plan_for_a_cpu_offers_what_a_cpu_has(
 
 def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     assert (
-        "--memory-gib is -1; give a number above 0" in cli("plan", str(config), "--memory-gib", "-1").sentence
+        "--memory-gib is -1; give a finite number above 0"
+        in cli("plan", str(config), "--memory-gib", "-1").sentence
     )
+    for word in ("nan", "inf"):
+        assert f"--memory-gib is {word}; give" in cli("plan", str(config), "--memory-gib", word).sentence
     assert "is no file" in cli("plan", str(tmp_path / "no.yaml")).sentence
     assert "is not known: B200" in cli("plan", str(config), "--device", "abacus").sentence
     assert "--response-tokens is 1e+06, above data.max_response_tokens" in (

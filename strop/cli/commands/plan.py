@@ -6,6 +6,7 @@ Exit codes: 0 it fits; 1 it does not.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_numbers(args: argparse.Namespace) -> None:
     for option in ("memory_gib", "devices", "response_tokens", "prompt_tokens"):
         value = getattr(args, option)
-        if value is not None and value <= 0:
-            raise UsageError(f"--{option.replace('_', '-')} is {value:g}; give a number above 0")
+        if value is not None and not 0 < value < math.inf:  # nan is neither
+            raise UsageError(f"--{option.replace('_', '-')} is {value:g}; give a finite number above 0")
     names_file = args.config is not None and Path(args.config).suffix in (".yaml", ".yml")
     if names_file and not Path(args.config).is_file():
         raise UsageError(f"{args.config} is no file; give the configuration of a run")
@@ -193,8 +194,8 @@ def _placement(placement: Placement | None) -> dict[str, Any] | None:
 
 def _suggestion(plan: Plan, placements: Placements | None) -> str:
     """Settings to give beside those that are there; empty where these are as good."""
-    if placements is not None:
-        return "" if placements.fastest is None else _words(placements.fastest.settings)
+    if placements is not None and placements.fastest is not None:
+        return _words(placements.fastest.settings)
     if plan.fits or plan.change is None:
         return ""
     return _words(plan.change.settings)

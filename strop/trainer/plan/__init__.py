@@ -21,6 +21,7 @@ placement_prices.py   Seconds of placements that fit, by parts that many have in
 plan.py               A run's plan, put together
 rank_costs.py         Costs of two ranks of this machine that talk
 roles.py              Roles of a run as the plan sees them
+sampling_cost.py      Memory and work of sampling a token
 smallest_change.py    The smallest change of a configuration with which its memory fits
 state_memory.py       Memory of weights, gradients and optimizer in every phase
 step_time.py          Seconds of the stages of a step

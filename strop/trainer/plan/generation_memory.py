@@ -20,7 +20,8 @@ from strop.trainer.plan.heap_gaps import gathered_gaps
 from strop.trainer.plan.meta_model import PassForm, causal_lm, truncated_module
 from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan, Shape
-from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts
+from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
+from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts, weight_bytes
 from strop.trainer.plan.transfer_memory import bucket_parts
 
 
@@ -147,8 +148,18 @@ def _generation_copies(actor: RolePlan, is_cpu: bool) -> dict[str, float]:
     if is_cpu and has_fused_steps(actor):
         return {"packed weights": sizes.products.total * item + sizes.head_numbers * 4}
     if not is_cpu and item < 4:
-        return {"weights in half precision": (sizes.products.total + sizes.head_numbers) * item}
+        return {"weights in half precision": _rounded_numbers(actor) * item}
     return {}
+
+
+def _rounded_numbers(actor: RolePlan) -> float:
+    """Numbers of a rounded copy that an accelerator decodes with: those of products and head that are not held so."""
+    sizes = actor.sizes
+    if not actor.form.holds_half:
+        return sizes.products.total + sizes.head_numbers
+    is_tied = not sizes.head.all.total  # rows of embeddings stay wide
+    adapters = sizes.products.trained if actor.learns else 0.0
+    return adapters + (sizes.head_numbers if is_tied else 0.0)
 
 
 def has_fused_steps(actor: RolePlan) -> bool:
@@ -180,7 +191,8 @@ def _prefill_bytes(
     kept = 0.0  # in pages, like those of the prompts that run
     if is_cpu:
         kept = config.data.prompts_per_step / engines * actor.lengths.prompt * cache.token_bytes
-    logits = cache.slots * actor.sizes.vocab * 4 * 2
+    sampled = sampling_cost(sampling_of(config.rollout), actor.form.compute_dtype)
+    logits = cache.slots * actor.sizes.vocab * sampled.held
     return passed / tensor + 2 * tokens * cache.token_bytes + min(kept, cache.num_bytes) + logits
 
 
@@ -199,15 +211,14 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
         if weights + least > room:
             parts[f"left free by {config.rollout.engine}"] = device_bytes - room
         return PhaseMemory(phase="rollout (apart)", device=parts)
-    cache = cache_form(config, actor, ranks, is_cpu=is_cpu)
-    wide = sizes.total - sizes.products.total
+    alone = actor.alone()
+    cache = cache_form(config, alone, ranks, is_cpu=is_cpu)
     buckets, on_host = bucket_parts(config, actor, is_cpu)
     parts = {
-        "weights": wide * 4 + sizes.products.total * item,
+        "weights": weight_bytes(alone, alone.share(0)),
         "keys and values": cache.num_bytes,
-        "prefill and logits": _prefill_bytes(config, actor, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
+        "prefill and logits": _prefill_bytes(config, alone, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
         **buckets,
+        **_generation_copies(alone, is_cpu),
     }
-    if is_cpu:
-        parts |= _generation_copies(actor, is_cpu)
     return PhaseMemory(phase="rollout (apart)", device=parts, host=on_host)

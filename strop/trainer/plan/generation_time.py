@@ -7,12 +7,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 
+from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import has_fused_steps, token_bytes
 from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
 
 POINTS = 48
@@ -73,6 +75,9 @@ def generation_seconds(
         ranks: of an engine, over which its matrices are cut.
         samples: of all engines.
     """
+    if "rollout" in config.resources.apart:
+        actor = actor.alone()
+    sampling = sampling_of(config.rollout)
     count = max(1, -(-samples // engines))
     lengths = tuple(actor.lengths.quantiles(count))
     slots = min(config.rollout.max_running, count)
@@ -81,14 +86,15 @@ def generation_seconds(
     prefill = _prefill_seconds(
         actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
     )
-    ratios = decode_ratios(actor, device, running=slots)
+    ratios = decode_ratios(actor, device, running=slots, sampling=sampling)
     total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
         step = (point + 0.5) * last / POINTS
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
         whole, part = (
-            decode_seconds(actor, device, running=running, context=context, ranks=n) for n in (1, ranks)
+            decode_seconds(actor, device, running=running, context=context, ranks=n, sampling=sampling)
+            for n in (1, ranks)
         )
         layers, rest = map(_real_seconds, whole, part, (ratios.layer, ratios.rest))
         sent = sent_seconds(actor, device, running=running, ranks=ranks)
@@ -102,7 +108,7 @@ def _real_seconds(whole: float, part: float, ratio: float) -> float:
     return max(ratio * part, ratio * whole - (whole - part))
 
 
-def decode_ratios(actor: RolePlan, device: Device, *, running: int) -> DecodeTimes:
+def decode_ratios(actor: RolePlan, device: Device, *, running: int, sampling: Sampling) -> DecodeTimes:
     """Real decode steps beside planned ones (`decode_seconds`), both of the whole model on one rank; an accelerator is
     not here."""
     if not has_trial(actor, device):
@@ -110,8 +116,8 @@ def decode_ratios(actor: RolePlan, device: Device, *, running: int) -> DecodeTim
     in_time = int(TRIAL_STEP_S * device.product_flops / (2 * actor.sizes.in_trial))
     few = max(1, min(running, TRIAL_SEQUENCES, in_time))
     context = max(1, min(actor.lengths.longest - NUM_DECODED, TRIAL_CONTEXT))
-    real = decode_times(actor.shape, actor.form, few, context, device.threads)
-    layers, rest = decode_seconds(actor, device, running=few, context=context, ranks=1)
+    real = decode_times(actor.shape, actor.form, few, context, device.threads, sampling)
+    layers, rest = decode_seconds(actor, device, running=few, context=context, ranks=1, sampling=sampling)
     return DecodeTimes(
         layer=real.layer * len(actor.sizes.layers) / layers,
         rest=real.rest / rest,
@@ -135,7 +141,7 @@ def _ends(lengths: tuple[int, ...], slots: int) -> list[int]:
 
 
 def decode_seconds(
-    actor: RolePlan, device: Device, *, running: float, context: float, ranks: int
+    actor: RolePlan, device: Device, *, running: float, context: float, ranks: int, sampling: Sampling
 ) -> tuple[float, float]:
     """Of a decode step of an engine with so many sequences of so many tokens, by the rates of a device: layers, and
     what is beside them, without what ranks send each other."""
@@ -156,7 +162,8 @@ def decode_seconds(
     cache = running * context * token_bytes(actor, tensor=ranks) / device.weight_bandwidth
     in_layers = products(touched, sizes.active - sizes.head_numbers) + cache
     rest = products(sizes.head_numbers, sizes.head_numbers)
-    rest += running * sizes.vocab * 4 * 4 / device.bandwidth
+    moved = sampling_cost(sampling, actor.form.compute_dtype).moved
+    rest += running * sizes.vocab * moved / device.bandwidth
     if device.is_cpu:
         in_layers += layers * LAYER_CALLS * device.call_s if through_torch else 0.0
         return in_layers, rest + SAMPLE_S * (3 + running / 3)

@@ -37,7 +37,7 @@ def training_phases(
     config: Config, roles: Sequence[RolePlan], *, device_bytes: float | None
 ) -> list[PhaseMemory]:
     """As `phases_of`, without those of ranks that only generate."""
-    main = [role for role in roles if role.name not in config.resources.apart]
+    main = [role for role in roles if role.held_by not in config.resources.apart]
     actor = roles[0]
     is_cpu = device_bytes is None
     phases = [load_phase(main)] if is_cpu else []
@@ -60,10 +60,11 @@ def training_phases(
         phases.append(sync_phase(config, main, actor, is_cpu))
     for role in roles:
         if role not in main:
-            apart = [forward_phase(role, {}, is_cpu)]
-            apart += (
-                [update_phase(role, {}, is_cpu), optimizer_phase(role, {}, is_cpu)] if role.learns else []
-            )
+            held = [other for other in roles if other.held_by == role.held_by]
+            others = _others(config, held, role, is_cpu)
+            apart = [forward_phase(role, others, is_cpu)]
+            if role.learns:
+                apart += [update_phase(role, others, is_cpu), optimizer_phase(role, others, is_cpu)]
             phases += [dataclasses.replace(phase, phase=f"{phase.phase} (apart)") for phase in apart]
     return phases
 
@@ -71,7 +72,7 @@ def training_phases(
 def least_bytes(config: Config, roles: Sequence[RolePlan], *, device_bytes: float | None) -> float:
     """Most of the phases whose memory is state alone: found without a trace, so that what is far too large costs no
     time."""
-    main = [role for role in roles if role.name not in config.resources.apart]
+    main = [role for role in roles if role.held_by not in config.resources.apart]
     is_cpu = device_bytes is None
     states = [
         optimizer_phase(role, _others(config, main, role, is_cpu), is_cpu) for role in main if role.learns

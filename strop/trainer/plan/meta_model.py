@@ -38,6 +38,8 @@ class PassForm:
     """Weights that are not trained are held in the precision of computation (engines/half_weights.py)."""
     by_formula: bool = False
     """model.attn_implementation=eager."""
+    takes_entropy: bool = False
+    """The loss has a term of the entropy (algorithm.entropy_coeff)."""
 
 
 def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:

@@ -252,6 +252,11 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         last = len(self._layers) - 1
         tail_peak = recorder.peak
+        before_layers = saved.live
+        if (
+            mark := self._grad_of_output.get(last)
+        ) is not None:  # a gradient of the head stays, where it is tied
+            before_layers = max(before_layers, mark.live - self._input_bytes[last])
         layer_peak = self._layer_peak if last in self._grad_of_input else recorder.peak
         for handle in handles:
             handle.remove()
@@ -271,7 +276,7 @@ class _Run:
             layers=layers,
             saved_base_bytes=base_saved,
             top_bytes=max(self._head_peak, layer_peak) - saved.live,
-            layer_bytes=max(0, layer_peak - saved.live),
+            layer_bytes=max(0, layer_peak - before_layers),
             tail_bytes=tail_peak - self._base,
             base_forward=rest[0],
             base_backward=rest[1],
@@ -344,8 +349,9 @@ class _Run:
         count = min(batch.num_predicted, HEAD_CHUNKS * chunk_rows(head.weight.shape[0], hidden.device))
         self._chunks_left = batch.num_predicted / count - 1
         targets = torch.zeros(count, dtype=torch.int64)
-        log_probs, _ = head.log_probs(predicting[:count], targets, temperature=1.0)
-        return log_probs.sum(), saved
+        log_probs, entropies = head.log_probs(predicting[:count], targets, temperature=1.0)
+        total = log_probs.sum()
+        return total + entropies.sum() if self._form.takes_entropy else total, saved
 
     def _note_head(self, grad: Tensor) -> None:
         self._behind_head = self._recorder.mark()

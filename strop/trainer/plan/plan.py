@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from strop.config.sections import where_on
 from strop.trainer.config import Config
 from strop.trainer.plan.baseline import Baseline, baseline_of
 from strop.trainer.plan.batches import Lengths
@@ -214,6 +215,10 @@ def _assumptions(
             "a validation of as many prompts as rollout.max_running, or as a step where that has more: "
             "data.max_val_prompts would say it"
         )
+    if where_on(config.algorithm.filter_groups) is not None:
+        lines.append("prompts that algorithm.filter_groups asks for again are not counted")
+    if config.algorithm.resampling != "none" or config.algorithm.keep.min_score is not None:
+        lines.append("each sample is trained on once: which are drawn again, or left out, their scores say")
     if device.is_cpu:
         lines.append("of the machine's memory, each process with a model has an equal part")
         if not all(has_trial(role, device) for role in roles):

@@ -30,7 +30,11 @@ from strop.trainer.plan.parameters import Axes, ModelSizes, Share, model_sizes, 
 from strop.trainer.plan.passes import PackedShape, Passes, trace_forward_bytes, trace_passes
 
 LEARNERS = ("actor", "critic", "prm")
+ALGORITHM = ("actor", "critic")
+"""Of these, the ones that learn from the samples that the algorithm keeps."""
 VALUE_MODELS = ("critic", "reward_model")
+PRM_COPY = "prm_ref"
+"""The process reward model as it began, beside the one that learns (workers/prm.py)."""
 LEAST_GROUPS, FULL_BATCHES = 4, 4
 """Groups of usual lengths that a micro-batch is chosen from, at least, and in micro-batches that they fill."""
 
@@ -48,6 +52,8 @@ class RolePlan:
     """A role with a model."""
 
     name: str
+    held_by: str
+    """Role of the run whose processes hold it: those of a process reward model have a frozen copy beside it."""
     shape: Shape
     form: PassForm
     engine: EngineConfig
@@ -59,6 +65,8 @@ class RolePlan:
     """Of a step; those of an optimizer step are fewer by `updates`."""
     group_size: int
     """Samples of a prompt."""
+    num_kept: int
+    """Of these, that are trained on (algorithm.keep.best)."""
     updates: int
     """Optimizer steps on the samples of a step, without epochs."""
     epochs: int
@@ -71,6 +79,18 @@ class RolePlan:
         )
         return dataclasses.replace(self, engine=engine, axes=Axes.of(engine, ranks), form=form)
 
+    def alone(self) -> RolePlan:
+        """The same model in processes that only generate: whole in each, its adapter merged, rounded as it is read."""
+        engine = dataclasses.replace(
+            self.engine, tensor_parallel=1, sequence_parallel=1, context_parallel=1, pipeline_parallel=1,
+            pipeline_layers=(), expert_parallel=1, shard_size=0,
+        )  # fmt: skip
+        form = dataclasses.replace(
+            self.form, is_sharded=False, checkpointing=False, lora=LoraConfig(),
+            holds_half=self.form.compute_dtype in HALF,
+        )  # fmt: skip
+        return dataclasses.replace(self, engine=engine, axes=Axes(), form=form, optim=None)
+
     @property
     def learns(self) -> bool:
         """It has an optimizer."""
@@ -79,12 +99,15 @@ class RolePlan:
     @cached_property
     def sizes(self) -> ModelSizes:
         """Its parameters."""
-        return _sized(
-            self.shape,
-            dataclasses.replace(
-                self.form, is_sharded=False, checkpointing=False, holds_half=False, by_formula=False
-            ),
+        plain = dataclasses.replace(
+            self.form,
+            is_sharded=False,
+            checkpointing=False,
+            holds_half=False,
+            by_formula=False,
+            takes_entropy=False,
         )
+        return _sized(self.shape, plain)
 
     def share(self, stage: int) -> Share:
         """The parameters of a rank of a stage."""
@@ -97,38 +120,43 @@ class RolePlan:
         return {}
 
     @property
+    def num_trained(self) -> int:
+        """Samples of a step that are trained on."""
+        return self.num_samples // self.group_size * self.num_kept
+
+    @property
     def samples_of_update(self) -> int:
         """Samples of the largest optimizer step."""
-        return -(-self.num_samples // self.updates)
+        return -(-self.num_trained // self.updates)
 
     @cached_property
     def longest(self) -> Batches:
         """Micro-batches of a rank in an update whose answers are all as long as they may be."""
-        return self.micro_batches(self._full_lengths, self.samples_of_update)
+        return self.micro_batches(self._full_lengths, self.samples_of_update, of_prompt=self.num_kept)
 
     @cached_property
     def usual(self) -> Batches:
         """Micro-batches of a rank in an update, by the distribution of lengths."""
-        return self.micro_batches(self.lengths, self.samples_of_update)
+        return self.micro_batches(self.lengths, self.samples_of_update, of_prompt=self.num_kept)
 
     @property
     def _full_lengths(self) -> Lengths:
         return dataclasses.replace(self.lengths, mean_response=self.lengths.max_response)
 
-    def micro_batches(self, lengths: Lengths, num_samples: int) -> Batches:
-        """Of a rank that has its part of so many samples: a prompt is there once for those of its samples that are
-        there.
+    def micro_batches(self, lengths: Lengths, num_samples: int, *, of_prompt: int) -> Batches:
+        """Of a rank that has its part of so many samples, of which a prompt has so many: it is there once for those of
+        its samples that are there.
 
         Raises:
             ValueError: a sequence is longer than the budget.
         """
         if lengths.longest > self.budget:
             raise ValueError(
-                f"a sequence of {lengths.longest} tokens is above {self.name}.engine.max_tokens_per_device of "
+                f"a sequence of {lengths.longest} tokens is above {self.held_by}.engine.max_tokens_per_device of "
                 f"{self.engine.max_tokens_per_device}{self._sharing}: raise it, or lower data.max_prompt_tokens or "
                 f"data.max_response_tokens"
             )
-        return _cut(lengths, -(-num_samples // self.axes.data), self.group_size, self.budget)
+        return _cut(lengths, -(-num_samples // self.axes.data), of_prompt, self.budget)
 
     @property
     def _sharing(self) -> str:
@@ -149,7 +177,7 @@ class RolePlan:
     @cached_property
     def forward_bytes(self) -> int:
         """Most bytes of a pass without a gradient over the same of all samples of a step."""
-        batches = self.micro_batches(self._full_lengths, self.num_samples)
+        batches = self.micro_batches(self._full_lengths, self.num_samples, of_prompt=self.group_size)
         return self.traced_forward_bytes(self.on_rank(_largest(batches)))
 
     @cached_property
@@ -157,8 +185,8 @@ class RolePlan:
         """A micro-batch of whole groups of usual lengths, of the middle size. Of a share of a group, or of many groups,
         the work follows from this one, so that a search over numbers of ranks needs no other."""
         enough = max(LEAST_GROUPS, FULL_BATCHES * self.budget // self.lengths.longest)
-        num_samples = min(enough * self.group_size, self.samples_of_update)
-        batches = _cut(self.lengths, num_samples, self.group_size, self.budget)
+        num_samples = min(enough * self.num_kept, self.samples_of_update)
+        batches = _cut(self.lengths, num_samples, self.num_kept, self.budget)
         are_alike = self.lengths.quantiles(2)[0] == self.lengths.max_response
         return self.on_rank(batches[0 if are_alike else len(batches) // 2])
 
@@ -168,7 +196,7 @@ class RolePlan:
             return self.usual_batch
         prompt = min(self.lengths.prompt, max(1, most_tokens // 2))
         answer = max(2, min(round(self.lengths.mean_response), most_tokens - prompt))
-        group = prompt, (answer,) * min(self.group_size, max(1, (most_tokens - prompt) // answer))
+        group = prompt, (answer,) * min(self.num_kept, max(1, (most_tokens - prompt) // answer))
         return packed_shape([group] * max(1, most_tokens // packed_tokens(group)))
 
     @cached_property
@@ -280,21 +308,31 @@ def planned_roles(
         settings, optim = learners.get(name, (config.actor, None))
         lora = {"actor": config.model.lora, "critic": config.critic.lora}.get(name, LoraConfig())
         shape = _shape(model, has_value_head=name in VALUE_MODELS) if shapes is None else shapes[name]
-        roles.append(
-            RolePlan(
-                name=name,
-                shape=shape,
-                form=_form(model, name, lora, shape, device=device, ranks=ranks),
-                engine=engine,
-                axes=Axes.of(engine, ranks),
-                optim=optim,
-                lengths=lengths,
-                num_samples=config.samples_per_step,
-                group_size=config.rollout.samples_per_prompt,
-                updates=-(-config.samples_per_step // config.samples_per_update(settings)),
-                epochs=settings.epochs,
-            )
+        form = _form(model, name, lora, shape, device=device, ranks=ranks)
+        if name == "actor" and config.algorithm.entropy_coeff:
+            form = dataclasses.replace(form, takes_entropy=True)
+        of_prompt = config.rollout.samples_per_prompt
+        num_kept = min(of_prompt, config.algorithm.keep.best or of_prompt) if name in ALGORITHM else of_prompt
+        num_trained = config.data.prompts_per_step * num_kept
+        role = RolePlan(
+            name=name,
+            held_by=name,
+            shape=shape,
+            form=form,
+            engine=engine,
+            axes=Axes.of(engine, ranks),
+            optim=optim,
+            lengths=lengths,
+            num_samples=config.samples_per_step,
+            group_size=of_prompt,
+            num_kept=num_kept,
+            updates=-(-num_trained // config.samples_per_update(settings)),
+            epochs=settings.epochs,
         )
+        roles.append(role)
+        if name == "prm":
+            frozen = _form(model, PRM_COPY, lora, shape, device=device, ranks=ranks)
+            roles.append(dataclasses.replace(role, name=PRM_COPY, form=frozen, optim=None))
     return roles
 
 

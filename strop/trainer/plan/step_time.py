@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from strop.algorithms.specs import policy_loss_declaration
 from strop.trainer.config import Config
 from strop.trainer.plan.devices import Device
 from strop.trainer.plan.generation_time import GenerationTime, apart_devices, devices_of, generation_time
@@ -48,22 +49,32 @@ def training_time(config: Config, roles: Sequence[RolePlan], device: Device) -> 
     """Of a step; arguments as of `step_time`."""
     stages = dict[str, float]()
     made = columns_before_updates(config, config.samples_per_step)
+    passes_before = _passes_before_gradients(config)
     sent = 0.0
     for role in roles:
         seconds = pass_seconds(role, device)
+        forward = seconds.forward * role.updates * role.num_samples / role.num_trained
         if role.name == "actor":
             if "old_log_probs" in made:
-                stages["old_log_prob"] = seconds.forward * role.updates
+                stages["old_log_prob"] = forward
             if "ref_log_prob" in made and "reference" not in config.roles:
-                stages["ref"] = seconds.forward * role.updates
-            stages["update_actor"] = seconds.update * role.updates * role.epochs
+                stages["ref"] = forward
+            of_update = seconds.update + seconds.forward * passes_before
+            stages["update_actor"] = of_update * role.updates * role.epochs
         else:
             name = {"reference": "ref", "critic": "values"}.get(role.name, role.name)
-            stages[name] = seconds.forward * role.updates
+            stages[name] = forward
             if role.learns:
                 stages[f"update_{role.name}"] = seconds.update * role.updates * role.epochs
         sent += seconds.sent * role.updates * role.epochs
     return TrainingTime(stages=stages, sent=sent)
+
+
+def _passes_before_gradients(config: Config) -> int:
+    """Passes over all tokens of an update of the policy before its first gradient: for what its loss selects tokens by
+    (clip_cov, kl_cov), and for the experts that they choose."""
+    selects = bool(policy_loss_declaration(config.algorithm.policy_loss).prepared)
+    return selects + (config.actor.moe.balance_loss_coef > 0)
 
 
 def joined(

@@ -162,7 +162,8 @@ def _update(model: CausalLM, form: PassForm, batch: PackedShape) -> PassTimes:
     if form.has_value_head:
         loss = model.head.values(predicting).sum()
     else:
-        loss = model.head.log_probs(predicting, torch.zeros_like(index), temperature=1.0)[0].sum()
+        log_probs, entropies = model.head.log_probs(predicting, torch.zeros_like(index), temperature=1.0)
+        loss = log_probs.sum() + entropies.sum() if form.takes_entropy else log_probs.sum()
     marks.append(time.thread_time())
     loss.backward()  # type: ignore[no-untyped-call]
     marks.append(time.thread_time())
@@ -170,7 +171,9 @@ def _update(model: CausalLM, form: PassForm, batch: PackedShape) -> PassTimes:
 
 
 @lru_cache(maxsize=16)
-def decode_times(shape: Shape, form: PassForm, running: int, prompt: int, num_threads: int) -> DecodeTimes:
+def decode_times(
+    shape: Shape, form: PassForm, running: int, prompt: int, num_threads: int, sampling: Sampling
+) -> DecodeTimes:
     """Decode steps, through the layers of `pass_ratios`, and through one of them.
 
     Args:
@@ -179,27 +182,28 @@ def decode_times(shape: Shape, form: PassForm, running: int, prompt: int, num_th
         running: sequences.
         prompt: tokens that each of them has.
         num_threads: of the process.
+        sampling: as in the run.
     """
     model, _ = real_model(shape.config, dataclasses.replace(form, checkpointing=False))
     model.module.requires_grad_(False)
     layers = layer_list(model.module)
     count = len(layers)
     numbers = sum(parameter.numel() for parameter in layers.parameters()) + model.head_weight.numel()
-    several, first = with_threads(num_threads, lambda: _steps(model, running, prompt))
+    several, first = with_threads(num_threads, lambda: _steps(model, running, prompt, sampling))
     del layers[1:]
     model.config.get_text_config().num_hidden_layers = 1
-    one, _ = with_threads(num_threads, lambda: _steps(model, running, prompt))
+    one, _ = with_threads(num_threads, lambda: _steps(model, running, prompt, sampling))
     layer = max(0.0, several - one) / max(1, count - 1)
     return DecodeTimes(
         layer=layer, rest=max(0.0, one - layer), packed_number=max(0.0, first - several) / numbers
     )
 
 
-def _steps(model: CausalLM, running: int, prompt: int) -> tuple[float, float]:
+def _steps(model: CausalLM, running: int, prompt: int, sampling: Sampling) -> tuple[float, float]:
     """Seconds of a decode step, and of one with new weights."""
     batch = DecodeBatch(model, max_running=running)
     ids = tuple(number % model.vocab_size for number in range(prompt))
-    sampling = Sampling(key=1, max_tokens=NUM_DECODED + 1)
+    sampling = dataclasses.replace(sampling, max_tokens=NUM_DECODED + 1)
     batch.waiting.extend(Request(str(number), ids, sampling) for number in range(running))
     for _ in range(2):  # prompt, and the comparison of compiled steps with the model's own
         batch.step(0)

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from plan_configs import config_of
 
+from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_time import (
     decode_ratios,
@@ -15,9 +17,11 @@ from strop.trainer.plan.generation_time import (
     generation_time,
     sent_seconds,
 )
-from strop.trainer.plan.plan import lengths_of
+from strop.trainer.plan.meta_model import PassForm
+from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
-from strop.trainer.plan.trial import DecodeTimes
+from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
+from strop.trainer.plan.trial import DecodeTimes, PassTimes
 
 MODULE = "strop.trainer.plan.generation_time"
 
@@ -37,7 +41,7 @@ def test_ranks_of_an_engine_share_the_time_of_one(
         weight_bandwidth=weight_bandwidth, few_rows_bandwidth=1e30, call_s=0.0, collective_s=0.0, link=1e30,
         threads=1,
     )  # fmt: skip
-    ratios = decode_ratios(actor, cpu, running=16)
+    ratios = decode_ratios(actor, cpu, running=16, sampling=sampling_of(config.rollout))
     packed = ratios.packed_number * actor.sizes.decoded
     one, two, four = (
         generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) - packed
@@ -87,3 +91,55 @@ def test_greedy_answers_are_played_before_the_samples(tmp_path: Path) -> None:
         for samples in (16 * 8, 16)
     ]
     assert generation_time(config, actor, device).seconds == pytest.approx(sum(parts))
+
+
+@pytest.mark.parametrize("settings", [("top_p=0.9",), ("top_k=5", "temperature=0.5")], ids=["top-p", "top-k"])
+def test_sampling_holds_what_its_operators_make(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    # Logits, those of rows that are cut, their probabilities, and these in order with their places, in float32 and
+    # int64; two sums of them in float64.
+    rollout = config_of(tmp_path, *(f"rollout.{setting}" for setting in settings)).rollout
+    cost = sampling_cost(sampling_of(rollout), torch.float32)
+    assert 40 <= cost.held < 45
+    assert cost.moved > 2 * cost.held
+
+
+def test_sampling_in_c_holds_logits_alone(tmp_path: Path) -> None:
+    if sample_kernel() is None:
+        pytest.skip("nothing can be compiled here")
+    cost = sampling_cost(sampling_of(config_of(tmp_path).rollout), torch.bfloat16)
+    assert (cost.held, cost.moved) == (8, 16)
+
+
+def test_a_distribution_that_is_cut_takes_its_time_and_memory(tmp_path: Path) -> None:
+    plans = [
+        make_plan(config_of(tmp_path, *settings), device="h100", advises=False)
+        for settings in ((), ("rollout.top_p=0.9",))
+    ]
+    whole, cut = (
+        next(phase.device["prefill and logits"] for phase in plan.phases if phase.phase == "rollout")
+        for plan in plans
+    )
+    sampling = sampling_of(config_of(tmp_path, "rollout.top_p=0.9").rollout)
+    logits = 128 * 512  # of all sequences of a step, which run together
+    assert cut - whole == pytest.approx(logits * (sampling_cost(sampling, torch.bfloat16).held - 8))
+    assert plans[1].seconds_by_stage["gen"] > plans[0].seconds_by_stage["gen"]
+
+
+def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms: list[PassForm] = []
+
+    def decode_times(_: object, form: PassForm, *__: object) -> DecodeTimes:
+        forms.append(form)
+        return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
+
+    monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
+    monkeypatch.setattr(f"{MODULE}.update_ratios", lambda *_: PassTimes())
+    cpu = replace(device_named("h100"), threads=1)
+    for where in ((), ("resources.apart={rollout:1}", "rollout.max_staleness=1")):
+        ranks = ("resources.runtime=ray", "resources.ranks=2", "model.lora.rank=4")
+        config = config_of(tmp_path, *ranks, *where)
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+        generation_seconds(config, actor, cpu, engines=1, ranks=1, samples=16)
+    assert [(form.is_sharded, form.lora.enabled) for form in forms] == [(True, True), (False, False)]

@@ -30,9 +30,10 @@ from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.meta_model import PassForm, causal_lm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import HEAP_GAPS, update_phase
+from strop.trainer.plan.pass_time import pass_seconds
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
-from strop.trainer.plan.roles import RolePlan, planned_roles
+from strop.trainer.plan.roles import RolePlan, Shape, planned_roles
 from strop.trainer.plan.state_memory import optimizer_bytes, resident
 
 GIB = 2**30
@@ -51,6 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=18_944, vocab_size=152_064, tie_word_embeddings=False,
     ).save_pretrained(path)  # fmt: skip
     return path
+
+
+def shape_of(config: PreTrainedConfig) -> Shape:
+    return Shape(config.to_json_string(), config)
 
 
 def config_of(folder: Path, *overrides: str) -> Config:
@@ -233,11 +238,121 @@ def test_weights_that_are_not_trained_are_counted_as_they_are_held(
 
 
 @pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
-def test_a_copy_that_decodes_is_counted_as_it_is_made(tmp_path: Path, shape: PreTrainedConfig) -> None:
-    config = small(tmp_path, model=shape)
+@pytest.mark.parametrize("settings", [[], ["model.lora.rank=4"]], ids=["all", "adapter"])
+def test_a_copy_that_decodes_is_counted_as_it_is_made(
+    tmp_path: Path, shape: PreTrainedConfig, settings: list[str]
+) -> None:
+    config = small(tmp_path, *settings, model=shape)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
     phases = {phase.phase: phase.device for phase in phases_of(config, roles, device_bytes=80.0 * GIB)}
-    assert phases["rollout"]["weights in half precision"] == HalfCopy(real_model(roles[0])).num_bytes
+    model = real_model(roles[0])
+    if settings:
+        hold_base_half(model, device=torch.device("cuda"))
+    assert phases["rollout"]["weights in half precision"] == HalfCopy(model).num_bytes
+
+
+@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
+@pytest.mark.parametrize("settings", [[], ["model.lora.rank=4"]], ids=["all", "adapter"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_that_only_generate_hold_what_they_load(
+    tmp_path: Path, device: str, shape: PreTrainedConfig, settings: list[str]
+) -> None:
+    # As a frozen model, without the adapter, which is merged into what it is sent.
+    config = small(
+        tmp_path, "resources.runtime=ray", "resources.ranks=2", "resources.apart={rollout:1}",
+        "rollout.max_staleness=1", *settings, model=shape,
+    )  # fmt: skip
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=device == "cuda")
+    phases = phases_of(config, roles, device_bytes=None if device == "cpu" else 80.0 * GIB)
+    apart = next(phase.device for phase in phases if phase.phase == "rollout (apart)")
+    model = real_model(roles[0].alone())
+    hold_half(model, device=torch.device(device))
+    held = sum(parameter.nbytes for parameter in model.module.parameters())
+    assert apart["weights"] == pytest.approx(held, rel=1e-12)
+    if device == "cuda":
+        assert apart["weights in half precision"] == HalfCopy(model).num_bytes
+    else:
+        is_decoded_in_c = shape is not ROUNDED[-1] and decode_library(16, 8, 1, True) is not None
+        assert ("packed weights" in apart) is is_decoded_in_c
+
+
+def test_a_process_reward_model_has_a_frozen_copy_beside_it(tmp_path: Path) -> None:
+    settings = ("algorithm.adv_estimator=prime",)
+    for where, suffix in (((), ""), (("resources.runtime=ray", "resources.apart={prm:1}"), " (apart)")):
+        plan = make_plan(small(tmp_path, *settings, *where), device="h100", advises=False)
+        phases = {phase.phase: phase.device for phase in plan.phases}
+        total = plan.roles[0].sizes.total
+        products = plan.roles[0].sizes.products.total
+        update = phases[f"prm: update{suffix}"]
+        assert update["prm_ref: idle"] == pytest.approx(4 * total - 2 * products)  # the tied head stays wide
+        assert phases[f"prm_ref: log-probs{suffix}"]["prm: idle"] == 12 * total
+        assert ("actor: idle" in update) is (not suffix)
+        assert 0 < plan.seconds_by_stage["prm_ref"] <= plan.seconds_by_stage["prm"]
+
+
+def test_samples_that_are_not_kept_are_scored_and_not_trained(tmp_path: Path) -> None:
+    # 16 prompts with 8 samples, of which the best two are trained on, 8 at a time: 4 updates.
+    config = small(
+        tmp_path,
+        "algorithm=ppo",
+        "algorithm.keep.best=2",
+        "actor.samples_per_update=8",
+        "reward_model.path=x",
+    )
+    shapes = dict.fromkeys(("actor", "critic", "reference", "reward_model"), shape_of(SMALL))
+    roles = planned_roles(config, lengths_of(config, 192, None), is_accelerator=True, shapes=shapes)
+    actor, critic, reference, reward_model = (
+        next(role for role in roles if role.name == name) for name in shapes
+    )
+    assert (actor.updates, critic.updates, reference.updates) == (4, 1, 16)
+    assert actor.usual_tokens == [4 * (64 + 2 * 191)]
+    assert sum(critic.usual_tokens) == 16 * (64 + 2 * 191)
+    assert sum(reference.usual_tokens) * reference.updates == 16 * (64 + 8 * 191)
+    assert reward_model.num_trained == 16 * 8
+
+
+def test_the_gradient_of_a_tied_embedding_is_there_once_more_while_it_is_added_up(tmp_path: Path) -> None:
+    # Of head and embedding, and their sum, which is the gradient where there was none before.
+    settings = (
+        "data.max_response_tokens=2", "data.max_prompt_tokens=8", "data.prompts_per_step=2",
+        "rollout.samples_per_prompt=8", "model.dtype=float32",
+    )  # fmt: skip
+    tied, apart = (
+        Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 32_768, "tie_word_embeddings": is_tied})
+        for is_tied in (True, False)
+    )
+    table = 4 * 32_768 * 64
+    extra = []
+    for budget in (4096, 16):
+        config = small(tmp_path, *settings, f"actor.engine.max_tokens_per_device={budget}", model=tied)
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+        assert 3 * table <= actor.passes.tail_bytes < 3.1 * table
+        extra.append(update_phase(actor, {}, True).device["embedding's gradient"] / table)
+    assert extra == pytest.approx([2, 3], abs=0.1)
+    own_head = planned_roles(small(tmp_path, *settings, model=apart), actor.lengths, is_accelerator=False)[0]
+    assert actor.passes.layer_bytes == pytest.approx(own_head.passes.layer_bytes, abs=0.1 * table)
+
+
+def test_a_folder_in_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
+    for shape, narrow in ((ROUNDED[0], 2), (SMALL, 4)):
+        config = small(tmp_path, "model.lora.rank=4", model=shape)
+        roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+        sizes = roles[0].sizes
+        of_products, others = sizes.products.total, sizes.total - sizes.products.total
+        load = next(phase for phase in phases_of(config, roles, device_bytes=None))
+        expected = 4 * sizes.total if narrow == 4 else 2 * of_products + (4 + 2) * others
+        assert load.device["actor: whole model"] == expected
+
+
+@pytest.mark.parametrize(("loss", "passes"), [("vanilla", 0), ("kl_cov", 1), ("clip_cov", 1)])
+def test_a_loss_that_looks_at_an_update_first_passes_it_once_more(
+    tmp_path: Path, loss: str, passes: int
+) -> None:
+    config = small(tmp_path, f"algorithm.policy_loss={loss}", "actor.samples_per_update=32", "actor.epochs=2")
+    plan = make_plan(config, device="h100", advises=False)
+    seconds = pass_seconds(plan.roles[0], plan.device)
+    expected = 4 * 2 * (seconds.update + passes * seconds.forward)
+    assert plan.seconds_by_stage["update_actor"] == pytest.approx(expected)
 
 
 def test_a_search_finds_a_placement_that_fits(folder: Path) -> None:
@@ -259,7 +374,7 @@ def test_a_budget_below_the_longest_sequence_is_refused(folder: Path) -> None:
     roles = planned_roles(config, lengths, is_accelerator=True)
     with pytest.raises(ValueError, match="above actor.engine.max_tokens_per_device of 16384:"):
         phases_of(config, roles, device_bytes=80.0 * GIB)
-    critic = replace(roles[0], name="critic")
+    critic = replace(roles[0], held_by="critic")
     with pytest.raises(ValueError, match="above critic.engine.max_tokens_per_device of 16384:"):
         _ = critic.longest
 

@@ -13,7 +13,7 @@ from plan_configs import config_of
 from torch import Tensor
 from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3NextConfig
 
-from strop.engines import cpu_products
+from strop.engines import cpu_products, head
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import LoraConfig
@@ -67,7 +67,7 @@ def test_an_update_takes_what_an_h100_took(
         model=QWEN3_06B,
     )  # fmt: skip
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
-    actor = dataclasses.replace(actor, num_samples=prompts * samples, group_size=samples)
+    actor = dataclasses.replace(actor, num_samples=prompts * samples, group_size=samples, num_kept=samples)
     assert update_phase(actor, {}, is_cpu=False).device_bytes / GIB == pytest.approx(measured, rel=0.1)
 
 
@@ -84,6 +84,7 @@ def real_passes(
     groups: list[Group],
     dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
+    takes_entropy: bool = False,
 ) -> tuple[int, int]:
     """Bytes that a real forward pass keeps, and most of a whole update, beside weights and gradients."""
     batch = packed_shape(groups)
@@ -104,10 +105,10 @@ def real_passes(
             torch.zeros(batch.num_predicted, dtype=torch.int64), hidden
         )
         saved = recorder.live - state
-        log_probs, _ = causal.head.log_probs(
+        log_probs, entropies = causal.head.log_probs(
             predicting, torch.zeros(batch.num_predicted, dtype=torch.int64), temperature=1.0
         )
-        log_probs.sum().backward()
+        (log_probs + entropies if takes_entropy else log_probs).sum().backward()
         return saved, recorder.peak - state
 
 
@@ -127,6 +128,25 @@ def test_all_layers_follow_from_two(inner: int, lora: LoraConfig, monkeypatch: p
     saved, update = real_passes(config, groups, lora=lora if lora.enabled else None)
     assert passes.saved_bytes() == pytest.approx(saved, rel=0.02)
     assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(update, rel=0.03)
+
+
+def test_the_gradient_of_an_entropy_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "HEAD_CHUNK_ELEMENTS", 1 << 16)
+    config = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=160, vocab_size=4096, tie_word_embeddings=False,
+    )  # fmt: skip
+    groups: list[Group] = [(8, (12, 12))]
+    peaks = []
+    for takes_entropy in (False, True):
+        form = PassForm(compute_dtype=torch.float32, takes_entropy=takes_entropy)
+        passes = trace_passes(config, form, packed_shape(groups))
+        _, update = real_passes(config, groups, takes_entropy=takes_entropy)
+        assert max(passes.saved_bytes() + passes.top_bytes, passes.tail_bytes) == pytest.approx(
+            update, rel=0.03
+        )
+        peaks.append(update)
+    assert peaks[1] > 1.1 * peaks[0]
 
 
 def test_a_pass_without_a_gradient_holds_no_inner_states(monkeypatch: pytest.MonkeyPatch) -> None:

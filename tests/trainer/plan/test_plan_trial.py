@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from strop.engines.config import LoraConfig
 from strop.engines.optimizers.muon import Muon
+from strop.rollout.types import Sampling
 from strop.trainer.plan.batches import packed_shape
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.meta_model import PassForm
@@ -88,7 +89,7 @@ def test_experts_multiply_in_a_trial_as_in_a_trace(form: str) -> None:
 @pytest.mark.parametrize("form", ["plain", "sharded", "adapter", "bfloat16"])
 def test_decode_steps_are_carried_out(form: str) -> None:
     for config in (SMALL, EXPERTS):
-        times = decode_times(shape_of(config), FORMS[form], 4, 16, 1)
+        times = decode_times(shape_of(config), FORMS[form], 4, 16, 1, Sampling(key=1, max_tokens=1))
         assert times.layer + times.rest > 0
         assert min(vars(times).values()) >= 0
 

@@ -1,0 +1,124 @@
+"""Runs that `benchmarks/plan.py` plans and carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run."""
+
+    model: Mapping[str, Any]
+    """Settings of its config.json, `model_type` among them; a Qwen3 where there is none."""
+    prompt: int = 64
+    response: int = 128
+    prompts: int = 2
+    samples: int = 4
+    settings: tuple[str, ...] = ()
+    """`{model}` is the folder of the model."""
+    ranks: int = 1
+    """Processes with a model, on Ray where there are several; with `resources.apart` one of them generates."""
+
+
+def model(hidden: int, layers: int, inner: int, vocab: int, **others: Any) -> Mapping[str, Any]:
+    """Settings of a model's config.json."""
+    return {
+        "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner, "vocab_size": vocab, **others,
+    }  # fmt: skip
+
+
+SMALL = model(256, 6, 768, 8192)
+MIDDLE = model(512, 6, 1536, 8192)
+LARGE = model(768, 10, 2304, 32768)
+WIDE = model(256, 2, 768, 100_000)
+CASES = {
+    "small": Case(model=SMALL, prompts=4, samples=8),
+    "wide vocabulary": Case(model=WIDE),
+    "middle": Case(model=MIDDLE),
+    "middle, budget 512": Case(model=MIDDLE, settings=("actor.engine.max_tokens_per_device=512",)),
+    "middle, 32 samples": Case(model=MIDDLE, prompts=4, samples=8),
+    "middle, long prompts": Case(model=MIDDLE, prompt=500, response=64),
+    "middle, long answers": Case(model=MIDDLE, response=700, prompts=1, samples=2),
+    "middle, checkpointing": Case(model=MIDDLE, settings=("model.gradient_checkpointing=true",)),
+    "middle, two updates": Case(model=MIDDLE, settings=("actor.samples_per_update=4",)),
+    "middle, reference": Case(model=MIDDLE, settings=("algorithm.use_kl_loss=true",)),
+    "middle, critic": Case(model=MIDDLE, settings=("algorithm=ppo",)),
+    "middle, bfloat16": Case(model=MIDDLE, settings=("model.dtype=bfloat16",)),
+    "middle, muon": Case(model=MIDDLE, settings=("actor.optim.name=muon",)),
+    "large": Case(model=LARGE),
+    "large, adapter": Case(model=LARGE, settings=("model.lora.rank=16",)),
+    "middle, two ranks": Case(model=MIDDLE, ranks=2),
+    "middle, tensor parallel": Case(model=MIDDLE, ranks=2, settings=("actor.engine.tensor_parallel=2",)),
+}
+"""Of which benchmarks/RESULTS.md has had a table since they were chosen."""
+
+DEEP = model(128, 32, 384, 8192)
+TIED, APART = (model(256, 4, 768, 151_936, tie_word_embeddings=is_tied) for is_tied in (True, False))
+FEW_LAYERS = model(1024, 4, 2816, 16_384)
+EXPERTS = model(
+    384, 4, 512, 8192, model_type="qwen3_moe", moe_intermediate_size=192, num_experts=16, num_experts_per_tok=4,
+    decoder_sparse_step=1, mlp_only_layers=[],
+)  # fmt: skip
+GEMMA = model(384, 6, 1024, 16_384, model_type="gemma2", sliding_window=64, query_pre_attn_scalar=64)
+HALF, AGAIN = "model.dtype=bfloat16", "model.gradient_checkpointing=true"
+FURTHER = {
+    "vocabulary of 152 k, tied": Case(model=TIED, response=96),
+    "vocabulary of 152 k, a head of its own": Case(model=APART, response=96),
+    "vocabulary of 152 k, top-p of 0.9": Case(model=TIED, response=48, settings=("rollout.top_p=0.9",)),
+    "entropy, temperature of 0.7": Case(
+        model=WIDE, settings=("algorithm.entropy_coeff=0.01", "rollout.temperature=0.7")
+    ),
+    "32 layers of 128": Case(model=DEEP, prompts=4),
+    "2 layers of 1,536": Case(model=model(1536, 2, 4096, 8192)),
+    "prompts of 1,500": Case(model=MIDDLE, prompt=1500, response=32, samples=6),
+    "answers of 600": Case(model=MIDDLE, prompt=16, response=600, samples=3),
+    "float64": Case(model=MIDDLE, settings=("model.dtype=float64",)),
+    "bfloat16, reference": Case(model=MIDDLE, settings=(HALF, "algorithm.use_kl_loss=true")),
+    "PPO, reference": Case(model=MIDDLE, settings=("algorithm=ppo", "algorithm.use_kl_loss=true")),
+    "PPO, 4 updates, 3 epochs": Case(
+        model=MIDDLE, prompts=4,
+        settings=(
+            "algorithm=ppo", "actor.samples_per_update=4", "actor.epochs=3", "critic.samples_per_update=4",
+            "critic.epochs=3",
+        ),
+    ),
+    "PRIME": Case(model=MIDDLE, settings=("algorithm.adv_estimator=prime",)),
+    "KL-Cov, 2 epochs": Case(model=MIDDLE, settings=("algorithm=kl_cov", "actor.epochs=2")),
+    "best 2 of 8": Case(model=MIDDLE, prompts=4, samples=8, settings=("algorithm.keep.best=2",)),
+    "distillation": Case(
+        model=MIDDLE,
+        settings=("algorithm=on_policy_distillation", "teacher.path={model}", "actor.samples_per_update=4"),
+    ),
+    "budget of 65,536, 96 samples": Case(
+        model=SMALL, prompts=12, samples=8, settings=("actor.engine.max_tokens_per_device=65536",)
+    ),
+    "budget of 192": Case(model=MIDDLE, prompts=4, settings=("actor.engine.max_tokens_per_device=192",)),
+    "64 samples, 8 at a time": Case(
+        model=MIDDLE, prompts=8, samples=8, response=48, settings=("rollout.max_running=8",)
+    ),
+    "adapter of 1": Case(model=FEW_LAYERS, settings=("model.lora.rank=1",)),
+    "adapter of 128, reference": Case(
+        model=FEW_LAYERS, settings=("model.lora.rank=128", "algorithm.use_kl_loss=true")
+    ),
+    "adapter, bfloat16, checkpointing": Case(model=FEW_LAYERS, settings=("model.lora.rank=8", HALF, AGAIN)),
+    "adapter, folder in bfloat16": Case(
+        model={**FEW_LAYERS, "dtype": "bfloat16"}, settings=("model.lora.rank=8", HALF)
+    ),
+    "16 experts, bfloat16": Case(model=EXPERTS, settings=(HALF,)),
+    "Gemma 2, bfloat16": Case(model=GEMMA, settings=(HALF,)),
+    "Gemma 2, checkpointing": Case(model=GEMMA, settings=(AGAIN,)),
+    "two ranks, PPO": Case(model=MIDDLE, ranks=2, settings=("algorithm=ppo",)),
+    "two stages": Case(
+        model=MIDDLE, ranks=2,
+        settings=("actor.engine.pipeline_parallel=2", "actor.engine.max_tokens_per_device=512"),
+    ),
+    "sequences over two ranks": Case(model=MIDDLE, ranks=2, settings=("actor.engine.sequence_parallel=2",)),
+    "experts over two ranks": Case(model=EXPERTS, ranks=2, settings=("actor.engine.expert_parallel=2",)),
+    "generation apart": Case(
+        model=MIDDLE, ranks=2, settings=("resources.apart={rollout:1}", "rollout.max_staleness=1")
+    ),
+}  # fmt: skip
+"""Chosen later, by what a reader might ask for."""
