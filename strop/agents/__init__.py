@@ -40,11 +40,11 @@ if TYPE_CHECKING:
         function_tool,
     )
     from strop.agents.tools.formats import ToolParser
-    from strop.agents.tools.loading import initialize_tools_from_config
     from strop.agents.tools.parsed_output import FunctionCall
     from strop.agents.verl_loops.base import AgentLoopBase
     from strop.agents.verl_loops.output import AgentLoopMetrics, AgentLoopOutput
     from strop.agents.verl_loops.server import simple_timer
+    from strop.agents.verl_loops.tools import initialize_tools_from_config
 
 __all__ = [
     "AgentConfig",
@@ -86,11 +86,11 @@ __getattr__, __dir__ = lazy_names(
         "strop.agents.verl_loops.base": "AgentLoopBase",
         "strop.agents.verl_loops.output": "AgentLoopMetrics AgentLoopOutput",
         "strop.agents.verl_loops.server": "simple_timer",
+        "strop.agents.verl_loops.tools": "initialize_tools_from_config",
         "strop.agents.envs": "Environment Observation Step register_environment",
         "strop.agents.interactions": "BaseInteraction",
         "strop.agents.tools": "BaseTool OpenAIFunctionToolSchema ToolResponse ToolUnavailable function_tool",
         "strop.agents.tools.parsed_output": "FunctionCall",
-        "strop.agents.tools.loading": "initialize_tools_from_config",
         "strop.agents.tools.formats": "ToolParser",
     },
 )

@@ -84,6 +84,7 @@ def test_the_parts_of_the_loss_by_hand(parts: list[list[int]]) -> None:
     assert loss == pytest.approx(-0.72 - 0.1 * 0.5 + 0.5 * kl, abs=1e-12)
     assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
     assert metrics["actor/entropy"] == Mean(2.5, 5)
+    assert metrics["actor/entropy_loss"].value == pytest.approx(0.5, abs=1e-12)
     assert metrics["actor/kl_loss"].value == pytest.approx(kl, abs=1e-12)
     assert metrics["actor/pg_clipfrac"] == Mean(1.0, 5)
     # -A / 5 where the clip left it, and 0.5 * d / 5 of the KL term.
@@ -100,6 +101,7 @@ def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]], coef: f
     loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, teacher_log_prob=REF), parts)
     distance = math.log(2) / 5
     assert loss == pytest.approx(coef * -0.72 + 2 * distance, abs=1e-12)
+    assert "actor/entropy_loss" not in metrics, "it is no term of this loss"
     assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
     assert metrics["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
     assert metrics["distillation/abs_loss"].value == pytest.approx((1 + math.log(2)) / 5, abs=1e-12)

@@ -17,7 +17,9 @@ from strop.agents import (
     AgentLoopBase,
     AgentLoopOutput,
     AgentSetup,
+    BaseTool,
     agents,
+    initialize_tools_from_config,
     register,
     simple_timer,
 )
@@ -311,6 +313,52 @@ def test_a_loop_in_the_form_of_mid_2025_runs_as_it_is() -> None:
     assert one.timings["tool_calls"] == 77.0, "what a prompt of the run may have, not what this one has"
     assert CallsTools.num_prepared == 1
     assert isinstance(CallsTools.system_ids, list)
+
+
+GSM8K_TOOL = """
+tools:
+  - class_name: "verl.tools.gsm8k_tool.Gsm8kTool"
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: calc_gsm8k_reward
+        description: Is it right?
+        parameters: {type: object, properties: {answer: {type: string}}, required: [answer]}
+"""
+
+
+def test_a_loop_of_mid_2025_calls_built_in_tools_in_the_form_of_that_time(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text(GSM8K_TOOL)
+    seen: list[Any] = []
+
+    @register("own")
+    class Loop(AgentLoopBase):
+        @classmethod
+        def init_class(cls, config: Any, tokenizer: Any) -> None:
+            tools = initialize_tools_from_config(config.actor_rollout_ref.rollout.multi_turn.tool_config_path)
+            cls.tools = {tool.name: tool for tool in tools}
+
+        def __init__(self, config: Any, server_manager: Any, tokenizer: Any) -> None:
+            super().__init__(config, server_manager, tokenizer)
+
+        async def run(self, messages: list[dict[str, Any]], sampling_params: dict[str, Any]) -> Any:
+            prompt_ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            answer = await self.server_manager.generate("x", prompt_ids=prompt_ids)
+            tool = self.tools["calc_gsm8k_reward"]
+            instance = await tool.create(ground_truth="5")
+            text, _, _ = await tool.execute(instance, {"answer": "5"})
+            seen.extend([instance, text[:200], await tool.calc_reward(instance)])
+            await tool.release(instance)
+            return AgentLoopOutput(prompt_ids, answer, [1] * len(answer))
+
+    setup = AgentSetup(AgentConfig(default_agent="own", tools=str(tmp_path / "tools.yaml")), TOKENIZER)
+    prompt = prompt_of(TOKENIZER, agent_name="own")
+    play(prompt, ScriptedModel([[*ids("Yes"), END]]), setup, sampling=sampling_of(TOKENIZER))
+    assert isinstance(seen[0], str)
+    assert seen[1:] == ["Current parsed answer: '5', reward: 1.0", 1.0]
+    (as_it_is,) = initialize_tools_from_config(str(tmp_path / "tools.yaml"))
+    assert isinstance(as_it_is, BaseTool), "for loops of today"
 
 
 def test_loops_of_verl_that_are_built_in_are_named(tmp_path: Path) -> None:

@@ -118,7 +118,3 @@ def _create(entry: Mapping[str, Any], label: str, folder: Path) -> BaseTool:
             f"{label}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
         ) from error
     return tool
-
-
-initialize_tools_from_config = load_tool_classes
-"""verl's name."""

@@ -17,6 +17,7 @@ from strop.agents.verl_loops.base import accepted_arguments
 from strop.agents.verl_loops.inputs import row_fields, verl_config
 from strop.agents.verl_loops.output import sequence_of
 from strop.agents.verl_loops.server import ListTokenizer, ServerManager
+from strop.agents.verl_loops.tools import as_of_2025
 from strop.algorithms.verl_config import VerlConfig
 from strop.protocol.trajectory import Prompt, Trajectory
 
@@ -42,13 +43,14 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
         prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
     ) -> list[Trajectory] | None:
         server = ServerManager(generate, context)
-        agent_loop = _create_loop(loop, server, settings)
-        row, params = row_fields(prompt), server.params
-        parameters = inspect.signature(agent_loop.run).parameters
-        if "messages" in parameters:  # as of mid-2025
-            returned = await agent_loop.run(row["raw_prompt"], params)
-        else:
-            returned = await agent_loop.run(params, **row)
+        with as_of_2025(_has_early_constructor(loop)):
+            agent_loop = _create_loop(loop, server, settings)
+            row, params = row_fields(prompt), server.params
+            parameters = inspect.signature(agent_loop.run).parameters
+            if "messages" in parameters:  # as of mid-2025
+                returned = await agent_loop.run(row["raw_prompt"], params)
+            else:
+                returned = await agent_loop.run(params, **row)
         if returned is None:
             return None
         outputs = returned if isinstance(returned, list | tuple) else [returned]
@@ -66,6 +68,11 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
     return play
 
 
+def _has_early_constructor(loop: type) -> bool:
+    """The class is of mid-2025: it takes `config`, not `trainer_config`."""
+    return "config" in inspect.signature(loop).parameters
+
+
 def _create_loop(loop: type, server: ServerManager, settings: Mapping[str, Any]) -> Any:
     """The loop of one episode."""
     context = server.context
@@ -78,7 +85,7 @@ def _create_loop(loop: type, server: ServerManager, settings: Mapping[str, Any])
         "tools": Wrapped(tools=dict(context.resources["tools"])),
         "context": context,
     }
-    if "config" in inspect.signature(loop).parameters:  # as of mid-2025
+    if _has_early_constructor(loop):
         return loop(
             config,
             server,

@@ -22,6 +22,9 @@ from strop.utils.tensor_metrics import TensorMetrics
 
 PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
 ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")
+ENTROPY_LOSS = Metric(
+    "actor/entropy_loss", "nats", "the same as it is reduced, where it is a term of the loss"
+)
 KL_LOSS = Metric(
     "actor/kl_loss", "nats", "KL to the reference in the loss, if there is one, mean over trained tokens"
 )
@@ -121,7 +124,9 @@ def policy_loss(
     if spec.policy_coef != 1:
         loss = spec.policy_coef * loss if spec.policy_coef else loss.new_zeros(())
     if algorithm.entropy_coeff != 0:
-        loss = loss - algorithm.entropy_coeff * weighted_sum(entropies, weights)
+        entropy = weighted_sum(entropies, weights)
+        loss = loss - algorithm.entropy_coeff * entropy
+        shares[ENTROPY_LOSS] = entropy.detach()
     if algorithm.use_kl_loss:
         kl = kl_penalty(log_probs, arguments["ref_log_prob"], algorithm.kl_loss_type)
         loss = loss + algorithm.kl_loss_coef * weighted_sum(kl, weights)

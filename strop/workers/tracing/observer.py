@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.agents.spans import Span
+from strop.data.visit_ids import is_visit
 from strop.rollout.config import RolloutConfig
 from strop.rollout.tracing_config import TraceConfig
 from strop.utils.sanitize import storable
@@ -149,6 +150,8 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
         "gen_ai.input.messages": _json(list(episode.prompt_messages)),
         "gen_ai.output.messages": _json([answer]),
         "strop.uid": prompt.uid,
+        "strop.row": prompt.row,
+        "strop.validate": not is_visit(prompt.uid),
         "strop.sample_index": episode.sample_index,
         "strop.data_source": prompt.data_source,
     }

@@ -106,7 +106,7 @@ class Comparing(Pool):
         return [Outcome(kind="score", score=float(number == 0)) for number in range(len(answers))]
 
 
-def played(trace: TraceConfig, *, samples: int = 1, pool: Pool | None = None) -> list[Episode]:
+def played(trace: TraceConfig, *, samples: int = 1, pool: Pool | None = None, **fields: Any) -> list[Episode]:
     """Episodes that call a tool once, listened to as `trace` says."""
     answers = [[*TOKENIZER(text)["input_ids"], END] for text in (CALL, "It is 3.")]
     model = ScriptedModel(answers)
@@ -118,7 +118,7 @@ def played(trace: TraceConfig, *, samples: int = 1, pool: Pool | None = None) ->
         setup=setup_with(TOKENIZER, [CalculatorTool()]),
         observers=episode_observers(RolloutConfig(trace=trace), TOKENIZER),  # type: ignore[call-arg]
     )
-    prompt = prompt_of(TOKENIZER, extra_info={})
+    prompt = prompt_of(TOKENIZER, extra_info={}, **fields)
     made = asyncio.run(player.run([prompt], samples_per_prompt=samples, sampling=sampling_of(TOKENIZER)))
     player.close()
     return made
@@ -158,6 +158,15 @@ def test_an_episode_is_a_span_with_its_answers_calls_and_score(collector: Collec
     assert json.loads(told["gen_ai.output.messages"])[0]["content"] == "It is 3.<|im_end|>"
     (scored,) = collector.named("reward")
     assert scored.end_time_unix_nano - scored.start_time_unix_nano >= 9_000_000, "it took 10 ms"
+
+
+@pytest.mark.parametrize(("uid", "validate"), [("e1-000007", False), ("val-000007", True)])
+def test_an_episode_of_a_validation_is_told_from_one_of_training(
+    collector: Collector, uid: str, validate: bool
+) -> None:
+    played(TraceConfig(backend="otlp", endpoint=collector.address), uid=uid, row=7)
+    told = attributes(collector.named("episode")[0])
+    assert (told["strop.row"], told["strop.validate"], told["strop.uid"]) == (7, validate, uid)
 
 
 def test_so_many_episodes_are_traced_as_are_asked_for(collector: Collector) -> None:
