@@ -66,7 +66,7 @@ class ScriptNames:
                     self.imported[alias.asname or alias.name] = (module, alias.name)
 
     def resolved(self, node: ast.expr) -> ast.expr:
-        """What an expression stands for: the value of a name, or itself."""
+        """The value of a name; any other expression stays as it is."""
         for _ in range(5):
             if isinstance(node, ast.Name) and node.id in self._arguments:
                 node = self._arguments[node.id]
