@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "encoder")
     encoder = cli("plan", str(config), f"model.path={tmp_path / 'encoder'}", "--device", "h100")
     assert "is a BertLMHeadModel, which looks at later tokens too" in encoder.sentence
+    for name, size in (("num_hidden_layers", 0), ("hidden_size", -64)):
+        shape = json.loads((tmp_path / "model" / "config.json").read_text()) | {name: size}
+        del shape["layer_types"]
+        (tmp_path / "odd").mkdir(exist_ok=True)
+        (tmp_path / "odd" / "config.json").write_text(json.dumps(shape))
+        odd = cli("plan", str(config), f"model.path={tmp_path / 'odd'}", "--device", "h100").sentence
+        assert f"has a {name} of {size} in its config.json: it is at least 1" in odd
     fine_tuning = tmp_path / "sft.yaml"
     fine_tuning.write_text("model: {path: model}\nsft: {data: {train_files: [rows.jsonl]}}\n")
     refused = cli("plan", str(fine_tuning)).sentence

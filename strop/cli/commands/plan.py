@@ -243,7 +243,8 @@ def _change_line(plan: Plan) -> str:
     """The smallest change with which a run fits."""
     if plan.change is None:
         tried = "adapters" if plan.device.is_cpu else "offload, adapters or ranks"
-        return f"no change of budget, running sequences, checkpointing, {tried} makes it fit"
+        search = "" if plan.device.is_cpu else "; --devices N searches for a placement on up to N of them"
+        return f"no change of budget, running sequences, checkpointing, {tried} makes it fit{search}"
     peak = (plan.change.peak_bytes + plan.baseline_bytes) / GIB
     return f"smallest change: {_words(plan.change.settings)} ({peak:.2f} GiB)"
 

@@ -35,6 +35,15 @@ ALGORITHM = ("actor", "critic")
 VALUE_MODELS = ("critic", "reward_model")
 PRM_COPY = "prm_ref"
 """The process reward model as it began, beside the one that learns (workers/prm.py)."""
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "intermediate_size",
+    "head_dim",
+)
+"""Settings of a config.json that no model can be made of below 1, and that transformers takes."""
 LEAST_GROUPS, FULL_BATCHES = 4, 4
 """Groups of usual lengths that a micro-batch is chosen from, at least, and in micro-batches that they fill."""
 
@@ -338,6 +347,13 @@ def planned_roles(
 
 def _shape(model: ModelConfig, *, has_value_head: bool) -> Shape:
     config = load_model_config(model)
+    text = config.get_text_config()
+    for name in SIZES:
+        size = getattr(text, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ValueError(
+                f"model {model.path!r} has a {name} of {size} in its config.json: it is at least 1"
+            )
     if not has_value_head:
         check_family(config, language_model_class(config), model.path)
     return Shape(config.to_json_string(), config)

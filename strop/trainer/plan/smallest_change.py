@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from strop.config.difference import overrides_between
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
+from strop.trainer.plan.candidates import axis_choices
 from strop.trainer.plan.changes import of_engines, with_values
 from strop.trainer.plan.memory import least_bytes, phases_of
 from strop.trainer.plan.roles import RolePlan, planned_roles, shapes_of
@@ -37,7 +38,7 @@ def smallest_change(
     per_node: int,
 ) -> Change | None:
     """The first that fits of: half the budget and so on, fewer sequences, gradients summed after each micro-batch,
-    checkpointing, all of these, offload, ranks, an adapter.
+    checkpointing, all of these, offload, ranks, ranks that share matrices, an adapter.
 
     Args:
         config: of the run, which does not fit.
@@ -51,7 +52,10 @@ def smallest_change(
     """
     lengths, shapes = roles[0].lengths, shapes_of(roles)
     device_bytes = available if is_accelerator else None
-    for values in _candidates(config, lengths, is_accelerator, per_node):
+    most = max(axis_choices(roles).tensor) if is_accelerator else 1
+    is_whole = all(engine.tensor_parallel == 1 for engine in config.used_engines.values())
+    tensor_parallel = (1, most) if most > 1 and is_whole else (1,)
+    for values in _candidates(config, lengths, is_accelerator, per_node, tensor_parallel):
         try:
             changed = with_values(config, values)
             planned = planned_roles(changed, lengths, is_accelerator=is_accelerator, shapes=shapes)
@@ -67,9 +71,10 @@ def smallest_change(
 
 
 def _candidates(
-    config: Config, lengths: Lengths, is_accelerator: bool, per_node: int
+    config: Config, lengths: Lengths, is_accelerator: bool, per_node: int, tensor_parallel: Sequence[int]
 ) -> Iterator[Mapping[str, object]]:
-    """Changed values by their full keys, the smallest change first."""
+    """Changed values by their full keys, the smallest change first; arguments as of `smallest_change`, and the sizes of
+    tensor parallelism that ranks are tried with, 1 for none."""
     budgets = [of_engines(config, max_tokens_per_device=budget) for budget in _budgets(config, lengths)]
     running = [{"rollout.max_running": count} for count in _halves(config.rollout.max_running)]
     syncs = []
@@ -88,17 +93,20 @@ def _candidates(
             yield small
     if is_accelerator:
         yield {**small, **of_engines(config, offload="optimizer")}
-        ranks = 2
-        while ranks <= LARGEST:
-            if ranks > config.resources.ranks:
-                nodes = max(1, ranks // per_node)
-                yield {
-                    **small,
-                    "resources.runtime": "ray",
-                    "resources.ranks": ranks,
-                    "resources.nodes": nodes,
-                }
-            ranks *= 2
+        for tensor in tensor_parallel:
+            cut = of_engines(config, tensor_parallel=tensor) if tensor > 1 else {}
+            ranks = max(2, tensor)
+            while ranks <= LARGEST:
+                if ranks > config.resources.ranks:
+                    nodes = max(1, ranks // per_node)
+                    yield {
+                        **small,
+                        **cut,
+                        "resources.runtime": "ray",
+                        "resources.ranks": ranks,
+                        "resources.nodes": nodes,
+                    }
+                ranks *= 2
     if not config.model.lora.enabled:
         yield {**small, "model.lora.rank": 16}
 

@@ -79,6 +79,23 @@ def test_more_ranks_come_with_their_nodes(tmp_path: Path) -> None:
     assert plan.peak_bytes == change.peak_bytes <= available
 
 
+def test_matrices_are_shared_where_no_rank_has_room_for_all_of_them(tmp_path: Path) -> None:
+    # Each rank gathers the whole model for generation, in bfloat16.
+    wide = Qwen3Config(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        intermediate_size=16_384, vocab_size=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    config = config_of(tmp_path, "rollout.max_running=8", model=wide)
+    roles = make_plan(config, device="h100", advises=False).roles
+    available = 1.9 * roles[0].sizes.total
+    change = smallest_change(config, roles, available, is_accelerator=True, per_node=8)
+    assert change is not None
+    assert "actor.engine.tensor_parallel=8" in change.settings
+    again = config_of(tmp_path, "rollout.max_running=8", *change.settings, model=wide)
+    plan = make_plan(again, device="h100", memory_gib=available / GIB / (1 - DEVICE_RESERVE), advises=False)
+    assert plan.peak_bytes == change.peak_bytes <= available
+
+
 def test_devices_apart_are_those_of_each_process(tmp_path: Path) -> None:
     ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.engine=vllm", "rollout.max_staleness=1")
     config = config_of(tmp_path, *ray, "resources.apart={rollout:3}", "rollout.vllm.tensor_parallel=4")
