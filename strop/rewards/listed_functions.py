@@ -133,7 +133,7 @@ class TrlFunction(BatchFunction):
         """Call the function with prompts, completions and the columns of the rows."""
         log = _Log(len(calls))
         columns = calls[0]["columns"]
-        arguments = {name: [call["columns"][name] for call in calls] for name in columns}
+        arguments: dict[str, Any] = {name: [call["columns"][name] for call in calls] for name in columns}
         arguments |= {name: [call[name] for call in calls] for name in SINGLE if name not in arguments}
         arguments |= {f"{name}s": [call[name] for call in calls] for name in ("prompt", "completion")}
         arguments["completion_ids"] = [call["completion_ids"] for call in calls]

@@ -73,10 +73,9 @@ def _update_of_stage(
     top = passes.top_bytes / axes.tensor
     if axes.tensor > 1 and not is_cpu:
         top = max(top, 1.5 * 4 * DEVICE_CHUNK_ELEMENTS)
-    tail = passes.tail_bytes
-    if (
-        num_batches == 1 and not role.form.is_sharded
-    ):  # what is added up to becomes the gradient, which is counted
+    tail: float = passes.tail_bytes
+    if num_batches == 1 and not role.form.is_sharded:
+        # What is added up to becomes the gradient, which is counted.
         tail -= min(tail, role.sizes.embedding.all.trained * role.form.weights_dtype.itemsize)
     tail /= axes.tensor
     state = state_parts(role, stage, is_cpu, gradients=False)
