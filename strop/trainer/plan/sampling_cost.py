@@ -31,7 +31,7 @@ class SamplingCost:
 
 
 def sampling_of(rollout: RolloutConfig, *, max_tokens: int = 1) -> Sampling:
-    """How a run samples."""
+    """Sampling of a run."""
     return Sampling(
         key=1,
         temperature=rollout.temperature,
