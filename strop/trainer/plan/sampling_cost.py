@@ -31,7 +31,7 @@ class SamplingCost:
 
 
 def sampling_of(rollout: RolloutConfig, *, max_tokens: int = 1) -> Sampling:
-    """Sampling of a run, of so many tokens."""
+    """Sampling of a run."""
     return Sampling(
         key=1,
         temperature=rollout.temperature,

@@ -63,9 +63,8 @@ def load_host_bytes(roles: Sequence[RolePlan]) -> float:
 
 
 def _read_bytes(role: RolePlan) -> float:
-    """Of a model that is read from its folder: whole in the precision of its weights; but where that folder has linear
-    layers as they are held, these are pages of its file, and the others there and in the file
-    (engines/half_weights.py)."""
+    """Of a model that is read from its folder: whole in the precision of its weights; but linear layers that the folder
+    has as they are held are pages of its file, and the others are there and in the file (engines/half_weights.py)."""
     sizes, wide, narrow = role.sizes, role.form.weights_dtype.itemsize, role.form.compute_dtype.itemsize
     if not role.form.holds_half or getattr(role.shape.config, "dtype", None) != role.form.compute_dtype:
         return sizes.total * wide
