@@ -27,6 +27,8 @@ __all__ = ["processes"]
 
 DEADLINE_S = 600.0
 """Longest wait for a process to come to the place where it is killed: of a machine that is busy otherwise."""
+TO_THE_END = 1_000_000
+"""More records than a run has."""
 NUM_STEPS = 8
 NUM_KILLS = int(os.environ.get("STROP_KILLS", "20"))
 SETTINGS = [
@@ -41,8 +43,9 @@ def killed(process: subprocess.Popen[str], folder: Path, num_events: int, delay_
     while len(events_of(folder)) < before + num_events and process.poll() is None:
         assert time.monotonic() < deadline, "it does nothing"
         time.sleep(0.01)
+    ended = process.poll() is not None  # what it said may still be on its way when the delay is over
     try:
-        _, said = process.communicate(timeout=delay_s)
+        _, said = process.communicate(timeout=10 if ended else delay_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=10)
@@ -68,7 +71,10 @@ def kill_and_resume(
         num_runs += 1
         folder = tmp_path / f"run-{num_runs}"
         words: tuple[object, ...] = ("--config", file, "--out", folder)
-        while killed(processes.start("train", *words), folder, rng.randrange(1, 24), rng.uniform(0.0, 0.2)):
+        while True:
+            num_events = rng.randrange(1, 24) if num_kills < kills else TO_THE_END
+            if not killed(processes.start("train", *words), folder, num_events, rng.uniform(0.0, 0.2)):
+                break
             num_kills += 1
             if (folder / "config.yaml").exists():
                 words = ("--resume", folder)
