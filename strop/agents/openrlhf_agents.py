@@ -28,7 +28,7 @@ _EXECUTORS: list[type[AgentExecutorBase]] = []
 
 
 class AgentInstanceBase(ABC):
-    """Environment of one episode; a new object for each, made without arguments."""
+    """Environment of one episode; a new object for each, made without arguments. `__init__` may be `async def`."""
 
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Begin.
@@ -88,7 +88,7 @@ async def openrlhf_agent(
     """
     if prompt.media:
         raise ValueError(f"{NAME} shows text alone, and the prompt of row {prompt.row} has images")
-    instance = _instance_class()()
+    instance = await _made(_instance_class())
     server = ServerManager(generate, context)
     encode = context.template.encode
 
@@ -174,6 +174,15 @@ def _instance_class() -> type[AgentInstanceBase]:
     parameters = required_parameters(executor)  # of mid-2025: max_steps, llm_engine, hf_tokenizer and others
     instance_class: type[AgentInstanceBase] = executor(**dict.fromkeys(parameters)).agent_instance_cls
     return instance_class
+
+
+async def _made(instance_class: type[AgentInstanceBase]) -> AgentInstanceBase:
+    """An object of the class. Its constructor may be `async def`, as in OpenRLHF's own examples, where Ray calls it."""
+    if not inspect.iscoroutinefunction(instance_class.__init__):
+        return instance_class()
+    instance = instance_class.__new__(instance_class)
+    await instance.__init__()  # type: ignore[misc]
+    return instance
 
 
 async def _resolve(value: object) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,19 @@ def test_an_episode_of_two_steps() -> None:
     assert [one["action_text"] for one in seen] == ["Yes.<|im_end|>", "No.<|im_end|>"]
     assert {one["label"] for one in seen} == {"3"}
     assert seen[0]["sampling_params"].temperature == 1.0
+
+
+def test_a_constructor_may_be_a_coroutine() -> None:
+    # OpenRLHF's own example has one, which Ray calls.
+    async def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        await asyncio.sleep(0)
+        self.worth = 0.5
+
+    async def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"rewards": self.worth, "environment_feedback": "", "done": True}
+
+    define(__init__=begin, step=step)
+    assert run("Yes.")[0].reward_score == 0.5
 
 
 def test_reset_may_show_another_text_and_steps_may_limit_the_next_answer() -> None:
