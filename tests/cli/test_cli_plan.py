@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -91,6 +92,8 @@ def test_a_plan_for_a_cpu_offers_what_a_cpu_has(
     assert result.code == 1
     assert "no change of budget, running sequences, checkpointing, adapters makes it fit" in result.out
     assert "each process with a model has an equal part" in result.out
+    assert re.match(r"actor: 0\.\d+ M parameters, (0\.\d+ M) trained, 1 rank\n", result.out)
+    assert "  load: 0.00\n" in result.out  # without parts that round to nothing
     assert (
         "processes on a CPU share its cores"
         in cli("plan", str(config), "--device", "cpu", "--devices", "2").sentence

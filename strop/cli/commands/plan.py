@@ -209,7 +209,7 @@ def _words(settings: Sequence[str]) -> str:
 def _lines(plan: Plan, placements: Placements | None) -> list[str]:
     """The plan as text."""
     models = [
-        f"{role.name}: {role.sizes.total / 1e9:.3g} B parameters, {role.sizes.trained / 1e9:.3g} B trained, "
+        f"{role.name}: {_number(role.sizes.total)} parameters, {_number(role.sizes.trained)} trained, "
         f"{role.axes.world} rank{'s' if role.axes.world > 1 else ''}"
         for role in plan.roles
     ]
@@ -219,7 +219,8 @@ def _lines(plan: Plan, placements: Placements | None) -> list[str]:
             f"{name} {size / GIB:.2f}" for name, size in phase.device.items() if size >= 0.005 * GIB
         )
         host = f"; on the host {phase.host_bytes / GIB:.2f}" if phase.host_bytes else ""
-        lines.append(f"  {phase.phase}: {phase.device_bytes / GIB:.2f} ({parts}){host}")
+        in_brackets = f" ({parts})" if parts else ""
+        lines.append(f"  {phase.phase}: {phase.device_bytes / GIB:.2f}{in_brackets}{host}")
     if plan.baseline_bytes:
         lines.append(f"  beside it, a process without a model: {plan.baseline_bytes / GIB:.2f}")
     lines.append(f"  host, while the model is loaded: {plan.load_host_bytes / GIB:.2f} in each process")
@@ -237,6 +238,11 @@ def _lines(plan: Plan, placements: Placements | None) -> list[str]:
     if placements is not None:
         lines += _placement_lines(placements)
     return [*lines, *(f"assumed: {line}" for line in plan.assumptions)]
+
+
+def _number(parameters: float) -> str:
+    """So many parameters, in billions, or in millions where they are few."""
+    return f"{parameters / 1e9:.3g} B" if parameters >= 1e8 else f"{parameters / 1e6:.3g} M"
 
 
 def _change_line(plan: Plan) -> str:
