@@ -112,7 +112,9 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
         return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
-    problem = "is a directory" if path.is_dir() else "does not exist"
+    inside = sorted(file.name for file in path.glob("*.y*ml"))[:3] if path.is_dir() else []
+    has = f" that has {', '.join(inside)}" if inside else ""
+    problem = f"is a directory{has}" if path.is_dir() else "does not exist"
     raise ConfigError(
         f"the configuration file {source} {problem}; give a YAML file, "
         f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"

@@ -354,6 +354,8 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"steps: \xe9\n")
     with pytest.raises(ConfigError, match=r"latin\.yaml is not UTF-8 text"):
         load(source=tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match=r"is a directory that has latin\.yaml; give a YAML file"):
+        load(source=tmp_path)  # as the folder of a run has its own
 
 
 def test_an_empty_file_and_an_empty_section_are_the_defaults(tmp_path: Path) -> None:
