@@ -12,13 +12,16 @@ from typing import Any
 
 
 def compile_share(files: list[Path], number: int, of: int) -> None:
-    """Leave this process's share of the files as pytest imports them, in the folders that it reads them from."""
-    hook: Any = next(finder for finder in sys.meta_path if type(finder).__name__ == "AssertionRewritingHook")
+    """Leave this process's share of the files as pytest imports them, in the folders that it reads them from. One that
+    cannot be compiled is for pytest to report."""
+    hooks: list[Any] = [f for f in sys.meta_path if type(f).__name__ == "AssertionRewritingHook"]
+    if sys.dont_write_bytecode or not hooks:  # --assert=plain has none
+        return
     for file in files[number::of]:
         module = _NeverRun(file.stem)
         module.__spec__ = importlib.util.spec_from_file_location(file.stem, file)
-        with contextlib.suppress(_Compiled):
-            hook.exec_module(module)
+        with contextlib.suppress(_Compiled, SyntaxError, OSError, ValueError):
+            hooks[0].exec_module(module)
 
 
 class _Compiled(Exception):

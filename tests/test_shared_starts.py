@@ -35,11 +35,16 @@ def test_a_process_compiles_its_share_of_the_files_and_runs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    files = [tmp_path / f"test_{name}.py" for name in "abc"]
+    files = [tmp_path / f"test_{name}.py" for name in "abcd"]
     for file in files:
         file.write_text("raise RuntimeError\n")
+    files[1].write_text("def of no name\n")
+    with monkeypatch.context() as plain:
+        plain.setattr(sys, "meta_path", [])
+        compile_share(files, 1, 2)
+    assert not list(tmp_path.rglob("*.pyc"))
     compile_share(files, 1, 2)
-    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["test_b"]
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["test_d"]
 
 
 @pytest.mark.parametrize(("dist", "is_ours"), [("loadfile", True), ("load", False), ("each", False)])

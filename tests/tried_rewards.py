@@ -12,21 +12,26 @@ from strop.rewards import RewardConfig
 from strop.trainer import named_files
 from strop.utils.trust import ask
 
+_results: dict[tuple[object, ...], bool] = {}
 
-@pytest.fixture(scope="session", autouse=True)
+
+@pytest.fixture(autouse=True)
 def rewards_are_tried_once() -> Iterator[None]:
     """Before a run starts, its reward functions are loaded in a process that ends at once; it starts others for its
-    samples. The same files and settings load again as they did, which took most of a tenth of a second in each run."""
-    load, results = named_files.try_loading, dict[tuple[object, ...], bool]()
+    samples. The same files and settings load again as they did, which took most of a tenth of a second in each run.
+
+    Not for tests that change what such files import, or the environment: nobody looks at these here.
+    """
+    load = named_files.try_loading
 
     async def load_once(config: RewardConfig) -> bool:
         for reference in code_of(config, "reward"):
             ask(reference.key, reference.value)
         paths = [config.path, *(function.path for function in config.functions)]
-        key = (repr(config), *map(_content, paths))
-        if key not in results:
-            results[key] = await load(config)  # an error is not kept
-        return results[key]
+        key = (repr(config), Path.cwd(), *map(_content, paths))
+        if key not in _results:
+            _results[key] = await load(config)  # an error is not kept
+        return _results[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(named_files, "try_loading", load_once)

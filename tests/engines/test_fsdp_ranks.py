@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from references.rank_processes import RankFailed, Ranks, run_ranks
+from references.rank_processes import RankFailed, Ranks, leave, run_ranks
 from strop.engines.config import EngineConfig
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
@@ -98,6 +99,22 @@ def test_a_process_is_one_rank() -> None:
     assert run_ranks(join_as_another, 2)[0] == (
         "this process is rank 0 of 2 already and cannot also be rank 1 of 2; roles in one process need the same ranks"
     )
+
+
+def joined_alone(ranks: Ranks) -> bool:
+    Ranks(0, 1, ranks.place).join()
+    return dist.is_initialized()
+
+
+def left(_: Ranks) -> bool:
+    leave()
+    return dist.is_initialized()
+
+
+@pytest.mark.parametrize("function", [joined_alone, left])
+def test_the_group_of_an_earlier_call_is_left(function: Callable[[Ranks], bool]) -> None:
+    run_ranks(facts, 2)
+    assert run_ranks(function, 2) == [False, False]
 
 
 def late(ranks: Ranks) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from references.rank_processes import leave
 from strop.engines.config import EngineConfig, MegatronConfig, ModelConfig, OptimizerConfig
 from strop.engines.megatron.engine import MegatronTrainEngine
 from strop.engines.model import load_model
@@ -26,6 +27,7 @@ def megatron_engine(ranks: Any, folder: str, mesh: Any, *, values: bool = False)
         megatron=MegatronConfig(distributed_optimizer=mesh.distributed, transformer_config=dict(mesh.fields)),
         **axes,
     )
+    leave()  # megatron-core's groups have the sizes of one call, and go with its group
     parallel = ranks.join(**axes)
     model = (load_value_model if values else load_model)(
         ModelConfig(path=folder, dtype=mesh.dtype, gradient_checkpointing=mesh.checkpointing),

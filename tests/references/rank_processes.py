@@ -9,7 +9,8 @@
 
 Processes are started once and serve later calls, as forks of a server that has imported what they need (fork_server);
 each has one thread. Ranks that have joined stay in their group for the next call of as many, which saves a sixth of
-it: connections, meshes, and all that DTensor has found out about shardings.
+it: connections, meshes, and all that DTensor has found out about shardings. What joins fewer ranks leaves it first;
+what joins none and must be in no group calls `leave`.
 After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
 survives the test run: the processes end with the one that started them.
 """
@@ -62,17 +63,20 @@ class Ranks:
     @property
     def rendezvous(self) -> Rendezvous:
         """Where this call's ranks can find each other as they like, in no group yet."""
-        _leave(for_good=True)
+        leave()
         return self.place
 
     def join(self, *, timeout_s: float = _TIMEOUT_S, **engine: Any) -> Any:
         """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh, with these
         settings of an engine."""
+        import torch.distributed as dist
+
         from strop.engines.config import EngineConfig
         from strop.engines.parallel.process_group import join_ranks
 
-        if timeout_s != _TIMEOUT_S:
-            _leave(for_good=True)
+        are_others = dist.is_initialized() and dist.get_world_size() != self.world_size
+        if timeout_s != _TIMEOUT_S or are_others:
+            leave()
         return join_ranks(
             rank=self.rank,
             world_size=self.world_size,
@@ -203,12 +207,16 @@ _may_stay = False
 """The call that runs has no group but that of `Ranks.join`, with the usual limits."""
 
 
-def _leave(*, for_good: bool = False) -> None:
-    """Leave the group of this process, if it has one; for good where what comes next is not for other calls."""
+def leave() -> None:
+    """Leave the group of this process, if it has one, for good: what comes next is not for other calls."""
     global _may_stay
+    _may_stay = False
+    _leave()
+
+
+def _leave() -> None:
     from strop.engines.parallel.process_group import leave_ranks
 
-    _may_stay &= not for_good
     leave_ranks()
 
 

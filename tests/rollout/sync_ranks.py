@@ -15,7 +15,7 @@ from rollout.test_weight_sync_processes import full_bits, read_endpoint, write_e
 from torch import nn
 
 from references.engine_steps import Setting, engine_of
-from references.rank_processes import Ranks
+from references.rank_processes import Ranks, leave
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import Parallel
@@ -42,6 +42,7 @@ def joined(ranks: Ranks, *, num_receivers: int = 1, **sizes: int) -> Parallel:
 @contextlib.contextmanager
 def receiving(module: nn.Module, directory: str, *, index: int = 0) -> Iterator[WeightReceiver]:
     """Receiver of a model that has met the sender of this directory; it leaves at the end."""
+    leave()  # a receiver is no rank of an actor
     receiver = WeightReceiver(ModuleTarget(module), timeout_s=60.0)
     receiver.join(read_endpoint(Path(directory) / "endpoint"), index=index)
     yield receiver

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from references.rank_processes import Ranks, run_ranks
+from references.rank_processes import Ranks, leave, run_ranks
 from strop.engines.checksum.models import digest_weights
 from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.device_slots import OpenedSlots, OwnedSlots
@@ -271,6 +271,7 @@ def of_shards(ranks: Ranks, directory: str, closed_rank: int) -> list[tuple[str,
     model: Net = net(1 if ranks.rank < 2 else 2)
     model.norm.data, model.scale = model.norm.data.float(), nn.Parameter(model.scale.data.float().view(1))
     if ranks.rank == 2:
+        leave()
         receiver = WeightReceiver(ModuleTarget(model), timeout_s=60.0, device_of=devices)
         receiver.join(read_endpoint(file), index=0)
         results = []
@@ -322,6 +323,7 @@ MODEL_BYTES, PEAK_BUCKET_BYTES = 96 << 20, 4 << 20
 
 def memory_of_a_sync(ranks: Ranks, directory: str) -> int:
     """Most resident memory beyond that of the start of a sync, in a sender and in a receiver."""
+    leave()
     shared_memory.FOLDER = Path(directory)
     file = Path(directory) / "endpoint"
     side = 1 << 10  # a matrix of half the model, and small ones

@@ -20,7 +20,7 @@ from rollout.sync_cases import BUCKET_BYTES, Net, bits, device_of, net, side_by_
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from references.rank_processes import Ranks, run_ranks
+from references.rank_processes import Ranks, leave, run_ranks
 from strop.engines.checksum.models import digest_weights
 from strop.engines.parallel.process_group import join_ranks
 from strop.rollout.weight_sync import shared_memory
@@ -263,6 +263,7 @@ def receive_copies(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[s
     copy: Net = net(100 + ranks.rank)
     copy.norm.data = copy.norm.data.float()
     copy.scale = torch.nn.Parameter(copy.scale.data.float().view(1))
+    leave()
     receiver = WeightReceiver(ModuleTarget(copy), timeout_s=60.0)
     receiver.join(read_endpoint(file), index=ranks.rank - 2)
     results = []

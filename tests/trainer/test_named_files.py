@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from strop.trainer.config import Config
 from strop.trainer.loading import load
+from strop.trainer.named_files import check_named_files
 from strop.trainer.start import start_run
 
 FILES = {
@@ -36,9 +38,13 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
 
 
-def refusal(command: str = "train", **settings: str) -> str:
+def config_of(**settings: str) -> Config:
     given = {**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}}
-    config = load(overrides=[f"{key}={value}" for key, value in given.items()])
+    return load(overrides=[f"{key}={value}" for key, value in given.items()])
+
+
+def refusal(command: str = "train", **settings: str) -> str:
+    config = config_of(**settings)
     with pytest.raises((ValueError, OSError, RuntimeError)) as caught:
         start_run(Path("run"), config, command=["strop", command])
     assert not Path("run").exists()
@@ -101,6 +107,17 @@ def test_a_manager_is_looked_at_before_its_tokenizer_is_there() -> None:
 def test_data_and_code_of_every_kind_are_told_first(settings: dict[str, str], sentence: str) -> None:
     text = refusal(**settings)
     assert all(part in text for part in sentence.split(" .* ")), text
+
+
+def test_a_reward_that_loads_here_may_not_do_so_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reward.py").write_text(FILES["reward.py"] + "open('rows.jsonl').close()\n")
+    settings = {"reward__path": str(tmp_path / "reward.py"), "data__train_files": f"[{tmp_path}/rows.jsonl]"}
+    check_named_files(config_of(**settings), "train")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert "No such file or directory: 'rows.jsonl'" in refusal(**settings)
 
 
 @pytest.mark.parametrize(("command", "section"), [("sft", "sft"), ("prefer", "prefer"), ("dpo", "prefer")])
