@@ -136,7 +136,7 @@ class _Start:
     """Position of the word that names it."""
     kind: str
     beneath: Script | None = None
-    """What the Python file that it starts says; None of TRL's own scripts."""
+    """Settings of the Python file that it starts; None of TRL's own scripts."""
 
 
 def _starts(
