@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from socket import gaierror
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from strop.rewards.combine import Part, combine
@@ -44,6 +45,8 @@ MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
 _NOT_THE_ANSWER = (RewardUnavailable, SandboxUnavailable, SandboxFailed, ConnectionError)
 """Exceptions that say that something scoring needs is not there."""
+_CLIENTS = ("requests", "urllib3", "httpx", "httpcore", "aiohttp", "http")
+"""Packages whose exceptions stand for those that they caught."""
 _MAX_CAUSES = 10
 """Exceptions behind an exception that are looked at."""
 
@@ -124,14 +127,23 @@ def _call_guarded(function: RewardFunction, work: Callable[[], T]) -> T | Outcom
 
 def _is_outage(error: BaseException) -> bool:
     """True where something that scoring needs is not there: the error says so itself, or was raised because of one that
-    does, as clients of HTTP do (`urllib`, `requests`, `httpx`)."""
+    does, as clients of HTTP do (`urllib`, `requests`, `httpx`). What the function itself raises while it handles such
+    an error may be about the answer."""
+    is_of_client = False
     with contextlib.suppress(BaseException):  # attributes of an exception are the user's code as well
         for _ in range(_MAX_CAUSES):
             if isinstance(error, _NOT_THE_ANSWER):
                 return True
+            if is_of_client and isinstance(error, (gaierror, TimeoutError)):
+                return True
             reason = getattr(error, "reason", None)  # of urllib.error.URLError
-            inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-            cause = reason if isinstance(reason, BaseException) else inner
+            is_of_client = type(error).__module__.partition(".")[0] in _CLIENTS
+            may_stand_for_context = is_of_client or isinstance(error, OSError)
+            cause: BaseException | None = error.__cause__
+            if isinstance(reason, BaseException):
+                is_of_client, cause = True, reason
+            elif may_stand_for_context and not error.__suppress_context__:
+                cause = error.__context__
             if cause is None:
                 return False
             error = cause

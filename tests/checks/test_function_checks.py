@@ -169,3 +169,15 @@ def test_a_function_of_verls_convention_is_checked_too() -> None:
         return scores, scores
 
     assert [finding.rule for finding in check_adv_estimator(raw)] == ["a reward counts wherever it sits"]
+
+
+def test_an_estimator_may_ask_for_parts_of_the_reward_by_any_name() -> None:
+    """As verl's, whose batch has the mask as 0 and 1."""
+
+    def styled(token_level_rewards, response_mask, batch, non_tensor_batch, **kwargs):  # type: ignore[no-untyped-def]
+        style, length = (torch.tensor(non_tensor_batch[name].astype(float)) for name in ("style", "length"))
+        is_outside = 1 - batch["response_mask"]
+        scores = (style + 2 * length)[:, None] * (1 - is_outside)
+        return scores, scores
+
+    assert check_adv_estimator(styled) == []

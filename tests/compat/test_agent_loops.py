@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,12 +167,20 @@ def test_a_response_beyond_the_limit_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "given", "reason"), [(5, [], "length"), (6, [], "stop"), (9, [5], "stop")]
+    ("max_tokens", "given", "said", "reason"),
+    [(5, [], "", "length"), (6, [], "", "stop"), (9, [5], "", "stop"), (9, [], "aborted", "aborted")],
 )
 def test_an_answer_that_was_cut_off_is_told_from_one_that_ended(
-    max_tokens: int, given: list[int], reason: str
+    max_tokens: int, given: list[int], said: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five letters and the end-of-turn token; tokens of a tool may follow."""
+    generate = ScriptedModel.generate
+
+    async def generate_with_reason(*args: Any, **kwargs: Any) -> Any:
+        output = await generate(*args, **kwargs)
+        return dataclasses.replace(output, stop_reason=said or output.stop_reason)
+
+    monkeypatch.setattr(ScriptedModel, "generate", generate_with_reason)
     make(lambda p, r: AgentLoopOutput(p, [*r, *given], [*[1] * len(r), *[0] * len(given)]))
     ((one,), _) = run("Yours", max_tokens=max_tokens)
     assert (len(one.response_ids), one.stop_reason) == (min(max_tokens, 6) + len(given), reason)

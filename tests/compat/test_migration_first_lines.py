@@ -255,7 +255,7 @@ if __name__ == "__main__":
 """
 
 
-def test_flags_of_a_script_of_ones_own_lie_above_what_it_says(tmp_path: Path) -> None:
+def test_flags_of_a_script_of_ones_own_stand_where_it_has_no_value(tmp_path: Path) -> None:
     written(tmp_path, OWN, "train_own.py")
     text = "accelerate launch --num_processes 2 train_own.py --model_name_or_path Q/q --learning_rate 1e-5 --use_peft"
     script = read_trl(written(tmp_path, text), {}, rewards=tmp_path / "r.py")
@@ -270,6 +270,86 @@ def test_flags_of_a_script_of_ones_own_lie_above_what_it_says(tmp_path: Path) ->
     assert ours(migration, "model.lora.alpha") == 32
     (row,) = migration.open_rows
     assert "training_args.temperature = 0.5 stands under a condition" in row.outcome.note
+
+
+def own(folder: Path, script: str, flags: str) -> Migration:
+    written(folder, script, "train_own.py")
+    launch = written(folder, f"python train_own.py --model_name_or_path Q/q {flags}")
+    script_read = read_trl(launch, {}, rewards=folder / "r.py")
+    return migrate_trl(script_read.found, script_read.kind)
+
+
+def note_of(migration: Migration, key: str) -> str:
+    return next(row.outcome.note for row in migration.open_rows if row.key == key)
+
+
+def test_what_a_script_sets_after_its_flags_stays(tmp_path: Path) -> None:
+    migration = own(tmp_path, OWN, "--beta 0.1 --temperature 0.7")
+    assert ours(migration, "algorithm.kl_loss_coef") == 0.04
+    assert "stands under a condition" in note_of(migration, "GRPOConfig.temperature")
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        'load_dataset("o/rows", split="train").train_test_split(0.1)["train"]',
+        'load_dataset("o/rows", split="train").filter(len)',
+        "load_rows(script_args)",
+    ],
+)
+def test_the_data_set_of_a_script_is_never_that_of_its_flags(tmp_path: Path, loaded: str) -> None:
+    script = OWN.replace('load_dataset("o/rows", split="train")', loaded)
+    for flags in ("", "--dataset_name o/whole --eval_strategy steps"):
+        migration = own(tmp_path, script, flags)
+        assert "o/whole" not in str(migration.values)
+        assert "whole" not in str([row.value for row in migration.rows])
+
+
+def test_the_adapter_of_a_script_has_its_own_settings(tmp_path: Path) -> None:
+    adapter = "args=training_args, peft_config=LoraConfig(r=64, lora_alpha=128)"
+    migration = own(tmp_path, OWN.replace("args=training_args", adapter), "--use_peft --lora_dropout 0.2")
+    assert (ours(migration, "model.lora.rank"), ours(migration, "model.lora.alpha")) == (64, 128)
+    assert [row.key for row in migration.rows if row.key == "LoraConfig.lora_dropout"] == []
+
+
+def test_arguments_from_a_dictionary_are_reported_beside_flags(tmp_path: Path) -> None:
+    migration = own(tmp_path, OWN.replace("args=training_args", "args=training_args, **more"), "")
+    assert "settings from a dictionary cannot be read" in note_of(migration, "GRPOTrainer.**")
+
+
+@pytest.mark.parametrize("name", ["grpo_mine.py", "sft_then_grpo.py"])
+def test_a_script_of_ones_own_that_is_named_as_trls_is_read(tmp_path: Path, name: str) -> None:
+    written(tmp_path, OWN, name)
+    launch = written(tmp_path, f"accelerate launch {name} --model_name_or_path Q/q --learning_rate 1e-5")
+    script = read_trl(launch, {}, rewards=tmp_path / "r.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert script.kind == "GRPO"
+    assert ours(migration, "reward.name") == "right"
+    assert ours(migration, "actor.optim.lr") == 1e-5
+
+
+def test_the_script_with_a_trainer_is_the_training_and_the_line_chooses(tmp_path: Path) -> None:
+    written(tmp_path, "import datasets\n", "prep.py")
+    written(tmp_path, OWN, "train_own.py")
+    one = "python prep.py --out x\naccelerate launch train_own.py --model_name_or_path Q/a\n"
+    script = read_trl(written(tmp_path, one), {}, rewards=tmp_path / "r.py")
+    assert ours(migrate_trl(script.found, script.kind), "model.path") == "Q/a"
+    launch = written(tmp_path, one + "accelerate launch train_own.py --model_name_or_path Q/b\n")
+    with pytest.raises(ValueError, match="starts 2 trainings, in lines 2, 3"):
+        read_trl(launch, {}, rewards=tmp_path / "r.py")
+    script = read_trl(launch, {}, rewards=tmp_path / "r.py", line=3)
+    assert ours(migrate_trl(script.found, script.kind), "model.path") == "Q/b"
+
+
+def test_what_is_assigned_to_a_configuration_is_read_however_the_trainer_gets_it(tmp_path: Path) -> None:
+    by_position = OWN.replace(
+        "model=model_args.model_name_or_path, reward_funcs=right, args=training_args",
+        '"Q/q", right, training_args',
+    )
+    migration = own(tmp_path, by_position + "    trainer.args.learning_rate = 1e-4\n", "--learning_rate 1e-5")
+    assert ours(migration, "algorithm.kl_loss_coef") == 0.04
+    note = note_of(migration, "GRPOConfig.learning_rate")
+    assert "trainer.args.learning_rate = 0.0001 is assigned when the trainer has been made" in note
 
 
 def test_a_script_whose_settings_are_flags_says_so_without_them(tmp_path: Path) -> None:

@@ -149,6 +149,20 @@ def test_a_dataset_that_is_changed_or_lies_on_a_hub_is_said(tmp_path: Path) -> N
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("load_dataset('json', data_files='t.jsonl', split='train[:90%]')", "t.jsonl, split train[:90%]"),
+        ("load_dataset('t.parquet', split='train[90%:]')", "t.parquet, split train[90%:]"),
+    ],
+)
+def test_a_part_of_the_rows_of_a_file_is_not_the_whole_file(tmp_path: Path, call: str, place: str) -> None:
+    migration = migrate(tmp_path, "", TRAINER.replace("train_dataset=dataset", f"train_dataset={call}"))
+    said, note = status(migration, "GRPOTrainer.train_dataset")
+    assert said == "refused"
+    assert note.startswith(f"{place}: write it to a file")
+
+
 def test_a_data_set_that_is_assigned_again_is_followed_to_where_it_is_loaded(tmp_path: Path) -> None:
     lines = "ds = load_dataset('openai/gsm8k', 'main', split='train')\nds = ds.map(f)\n"
     trainer = "GRPOTrainer(model='m', reward_funcs=accuracy, args=GRPOConfig(), train_dataset=ds)\n"

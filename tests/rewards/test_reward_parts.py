@@ -50,6 +50,38 @@ def handled(solution_str):
     except ConnectionRefusedError:
         raise KeyError("x") from None
 
+def parsed(solution_str):
+    try:
+        raise ConnectionRefusedError("no service")
+    except ConnectionError:
+        return float("no number: " + solution_str)
+
+class Client(Exception):
+    pass
+
+Client.__module__ = "httpx._exceptions"
+
+def of_client(solution_str):
+    try:
+        raise ConnectionRefusedError("no service")
+    except ConnectionError:
+        raise Client("no answer")
+
+def client_timeout(solution_str):
+    raise Client("no answer") from TimeoutError("timed out")
+
+def unnamed(solution_str):
+    import socket
+    from urllib.error import URLError
+    raise URLError(socket.gaierror(-2, "Name or service not known"))
+
+def late(solution_str):
+    from urllib.error import URLError
+    raise URLError(TimeoutError("timed out"))
+
+def slow_answer(solution_str):
+    raise RuntimeError("the program took too long") from TimeoutError("timed out")
+
 def closed(**_):
     from strop.rewards import RewardUnavailable
     raise RewardUnavailable("the checker is closed")
@@ -144,6 +176,12 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
         ("over_http", "infrastructure", "could not score: URLError: .*refused"),
         ("wrapped", "infrastructure", "could not score: RuntimeError: the grader failed"),
         ("handled", "error", "raised KeyError: 'x'"),
+        ("parsed", "error", "raised ValueError: could not convert"),
+        ("of_client", "infrastructure", "could not score: Client: no answer"),
+        ("client_timeout", "infrastructure", "could not score: Client: no answer"),
+        ("unnamed", "infrastructure", "could not score: URLError: .*not known"),
+        ("late", "infrastructure", "could not score: URLError: .*timed out"),
+        ("slow_answer", "error", "raised RuntimeError: the program took too long"),
     ],
 )
 def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(

@@ -43,9 +43,10 @@ def estimate(
     settings: Mapping[str, object],
     algorithm: AlgorithmConfig | None,
     uids: Sequence[str] | None,
+    objects: type[RowObjects] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, R] by an estimator of verl's convention; arguments as of
-    `strop.algorithms.advantages.call_estimator`."""
+    `strop.algorithms.advantages.call_estimator`, and the class of its `non_tensor_batch`."""
     if algorithm is None:
         algorithm = AlgorithmConfig(
             norm_adv_by_std=bool(settings.get("norm_by_std", True)),
@@ -63,8 +64,10 @@ def estimate(
         config=adv_config(algorithm, settings=own_settings),
         extra={
             **{key: column for key, column in columns.items() if key not in given_by_name},
-            "batch": dict(columns),
-            "non_tensor_batch": RowObjects.of(index, columns.get("reward_parts"), algorithm.reward_keys),
+            "batch": {**columns, "response_mask": columns["response_mask"].to(torch.int64)},
+            "non_tensor_batch": (objects or RowObjects).of(
+                index, columns.get("reward_parts"), algorithm.reward_keys
+            ),
         },
     )
 

@@ -6,13 +6,15 @@ These are the rules that catch most mistakes; the whole contract is in tests/alg
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.algorithms.advantages import AdvantageFn, call_estimator, get_adv_estimator_fn
+from strop.algorithms.advantages import AdvantageFn, call_estimator, get_adv_estimator_fn, verl_convention
 from strop.algorithms.registry import Declaration
 from strop.algorithms.specs import adv_estimator_declaration
 from strop.cli.check_functions.findings import RuleBreach
@@ -93,8 +95,13 @@ def check_adv_estimator(
         name, function = getattr(estimator, "__name__", repr(estimator)), estimator
         declaration = inferred_declaration(estimator)
     numbers = {**SHARED_DEFAULTS, **(settings or {})}
+    has_parts = not isinstance(estimator, str | Enum) or "reward_parts" in declaration.needs
 
     def estimate(columns: Columns) -> Tensor:
+        if declaration.is_user_convention and has_parts:
+            return verl_convention.estimate(
+                function, declaration, columns, numbers, None, None, objects=AnyPart
+            )[0]
         return call_estimator(name, function, declaration, columns=columns, settings=numbers)[0]
 
     findings: dict[str, RuleBreach] = {}
@@ -115,6 +122,24 @@ def check_adv_estimator(
             findings["it runs"] = RuleBreach("it runs", f"{name} raised {type(error).__name__}: {error}")
             break
     return list(findings.values())
+
+
+class AnyPart(verl_convention.RowObjects):
+    """`non_tensor_batch` with a part of the reward of every name, since algorithm.reward_keys is the run's."""
+
+    parts: Tensor
+
+    @classmethod
+    def of(cls, uids: NDArray[np.object_], parts: Tensor | None, keys: Sequence[str]) -> AnyPart:
+        """As of RowObjects."""
+        objects = cls(uid=uids)
+        assert parts is not None, "example_columns has them"
+        objects.parts = parts
+        return objects
+
+    def __missing__(self, name: str) -> NDArray[np.object_]:
+        column = self.parts[:, (len(self) - 1) % self.parts.shape[1]]
+        return self.setdefault(name, np.array(column.tolist(), dtype=object))
 
 
 def inferred_declaration(function: AdvantageFn) -> Declaration:

@@ -63,11 +63,12 @@ _PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "r
 _MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _REASON, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
-_FLAGS = (
+FROM_FLAGS = (
     "its settings come from elsewhere, such as flags: give the launch script that has them, or write the configuration "
     "out, as in GRPOConfig(learning_rate=1e-6)"
 )
-_CONDITION = "stands under a condition"
+CONDITION = "stands under a condition"
+LATE = "is assigned when the trainer has been made, which may have read it before"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +203,15 @@ class _Reader:
 
     def _set_afterwards(self, kind: str) -> Iterator[Found]:
         """Arguments of the configuration that are assigned to it after it was made: `args.beta = 0.1`."""
+        trainers = [(name, call) for name, call in self.calls if name in TRAINERS]
         held = {
-            keyword.value.id
-            for name, call in self.calls
-            for keyword in call.keywords
-            if name in TRAINERS and keyword.arg == "args" and isinstance(keyword.value, ast.Name)
+            node.id
+            for name, call in trainers
+            for argument, node in (
+                *zip(TRAINERS[name], call.args, strict=False),
+                *((keyword.arg, keyword.value) for keyword in call.keywords),
+            )
+            if argument == "args" and isinstance(node, ast.Name)
         }
         assigned = [node for node in ast.walk(self.tree) if isinstance(node, ast.Assign)]
         for node in sorted(assigned, key=lambda one: one.lineno):
@@ -215,8 +220,14 @@ class _Reader:
                     setting = self._setting(f"{kind}Config", argument, node.value)
                     if id(node) not in self.names.bodies:
                         text = ast.unparse(node)
-                        setting = replace(setting, unresolved=(text,), reason=_CONDITION, way_out=_WAY_OUT)
+                        setting = replace(setting, unresolved=(text,), reason=CONDITION, way_out=_WAY_OUT)
                     yield setting
+                case [ast.Attribute(value=ast.Attribute(value=trainer, attr="args"), attr=argument)] if (
+                    self.names.resolved(trainer) in [call for _, call in trainers]
+                ):
+                    setting = self._setting(f"{kind}Config", argument, node.value)
+                    text = ast.unparse(node)
+                    yield replace(setting, unresolved=(text,), reason=LATE, way_out=_WAY_OUT)
 
     def _differing_defaults(self, name: str, call: ast.Call) -> Iterator[Found]:
         """Defaults of TrainingArguments that differ from those of TRL's configurations."""
@@ -234,7 +245,7 @@ class _Reader:
         if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
             text = ast.unparse(node)
             if argument == "args" and isinstance(node, ast.Name) and not self.has_configuration:
-                return Found(key=f"{name}.**", value=text, place=location, problem=_FLAGS)
+                return Found(key=f"{name}.**", value=text, place=location, problem=FROM_FLAGS)
             return Found(key=key, value=text, place=location)
         if argument in _DATA:
             dataset = read_dataset(node, self.names)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from strop.compat.migrate.flags import flags_of
-from strop.compat.migrate.python_calls import Script, read_calls
+from strop.compat.migrate.python_calls import CONDITION, FROM_FLAGS, LATE, Script, read_calls
 from strop.compat.migrate.shell import read_commands
 from strop.compat.migrate.shell_words import Command, Word
 from strop.compat.migrate.source import Found, processes_of, select_training
@@ -24,6 +24,8 @@ from strop.utils.shell_words import shell_word
 
 _NAMES = {kind.lower(): kind for kind in KINDS}
 _SCRIPT = re.compile(rf"(?:^|[./])({'|'.join(_NAMES)})(?:_\w+)?(?:\.py)?$")
+_OF_TRL = re.compile(r"(?:^|/)(?:(?:trl|examples)/scripts|open_r1)/")
+"""Folders of the scripts of TRL and open-r1, whose every setting is a flag."""
 _STARTS = re.compile(r"(?:^|/)(?:python[\d.]*|accelerate|torchrun|deepspeed|uv|srun|ray)$")
 _KIND_OF = {
     "reward_funcs": "GRPO",
@@ -61,6 +63,7 @@ _LORA = {
 }
 _ADAPTER_OF_FLAGS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """Settings of an adapter that TRL's ModelConfig assumes."""
+_ASSUMED = ", what TRL assumes with it"
 _LAUNCH = ("num_processes", "accelerate_config")
 """Flags by which `trl` starts processes."""
 _DATA = (
@@ -99,26 +102,20 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     commands = read_commands(text, variables, path=str(path))
-    starts = [(command, at, kind) for command in commands for at, kind in [_training(command)] if kind]
-    own = None if starts else _own_script(commands, path)
-    if not starts and own is None:
+    starts = _starts(commands, path, variables, rewards)
+    if not starts:
         raise ValueError(
             f"{path} starts no training of TRL; give a Python script with a trainer (.py), a YAML "
             f"file, or a script with one command such as `trl grpo --model_name_or_path MODEL ...`"
         )
-    if own is None:
-        beneath = None
-        command, at, kind = starts[select_training([command for command, _, _ in starts], path, line)]
-    else:
-        command, at, file = own
-        beneath = read_calls(file, variables, rewards=rewards)
-        kind = beneath.kind
+    start = starts[select_training([start.command for start in starts], path, line)]
+    command, at, beneath = start.command, start.at, start.beneath
     flags = _with_files(flags_of(command, at + 1, path.name), path)
     started = _started(command.words[:at], path.name)
     processes_source, count = _of_accelerate(command.words[:at], path)
     started += [count]
     flags_started = [flag.value for flag in flags if flag.key == "num_processes"]
-    script = _script([flag for flag in flags if flag.key not in _LAUNCH], kind)
+    script = _script([flag for flag in flags if flag.key not in _LAUNCH], start.kind)
     if beneath is not None:
         script = _above(beneath, script)
     processes = next((n for n in (*started, *flags_started) if isinstance(n, int)), None)
@@ -130,24 +127,82 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
     )
 
 
-def _own_script(commands: Sequence[Command], path: Path) -> tuple[Command, int, Path] | None:
-    """The first command that starts a Python file of the user's own, its position in the command, and the file."""
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """A training that a command starts."""
+
+    command: Command
+    at: int
+    """Position of the word that names it."""
+    kind: str
+    beneath: Script | None = None
+    """Settings of the Python file that it starts; None of TRL's own scripts."""
+
+
+def _starts(
+    commands: Sequence[Command], path: Path, variables: Mapping[str, str], rewards: Path
+) -> list[_Start]:
+    """Trainings that commands start: each by a Python file that is there and makes a trainer, or by TRL.
+
+    Raises:
+        ValueError: there are none, and a Python file that is there cannot be read as one.
+    """
+    starts: list[_Start] = []
+    problems: list[ValueError] = []
     for command in commands:
-        texts = [word.text for word in command.words]
-        for at, text in enumerate(texts):
-            places = (Path(text), path.parent / text)
-            file = next((place for place in places if text.endswith(".py") and place.is_file()), None)
-            if file is not None and any(_STARTS.search(word) for word in texts[:at]):
-                return command, at, file
-    return None
+        at, kind = _training(command)
+        start = _Start(command=command, at=at, kind=kind) if kind else None
+        for own_at, file in _own_files(command, path):
+            try:
+                beneath = read_calls(file, variables, rewards=rewards)
+            except ValueError as error:
+                problems.append(error)
+            else:
+                start = _Start(command=command, at=own_at, kind=beneath.kind, beneath=beneath)
+                break
+        starts += [start] if start else []
+    if problems and not starts:
+        raise problems[-1]
+    return starts
+
+
+def _own_files(command: Command, path: Path) -> Iterator[tuple[int, Path]]:
+    """Python files of the user's own in a command that starts one, with their positions in it."""
+    texts = [word.text for word in command.words]
+    for at, text in enumerate(texts):
+        if text.endswith(".py") and not _OF_TRL.search(text) and any(map(_STARTS.search, texts[:at])):
+            files = (place for place in (Path(text), path.parent / text) if place.is_file())
+            yield from ((at, file) for file in list(files)[:1])
 
 
 def _above(script: Script, flags: Script) -> Script:
-    """The settings of a Python script with those of its flags, which it takes in place of a configuration."""
-    keys = {setting.key for setting in flags.found} | {f"{script.kind}Trainer.**"}
-    return replace(
-        script, found=(*(setting for setting in script.found if setting.key not in keys), *flags.found)
-    )
+    """The settings of a Python script, with those of its flags in place of a configuration and of values that it does
+    not have itself."""
+    data = {f"{script.kind}Trainer.{name}" for name in ("train_dataset", "eval_dataset")}
+    own = {
+        setting.key
+        for setting in script.found
+        if not setting.unresolved or setting.reason in (CONDITION, LATE) or setting.key in data
+    }
+    if own & data:
+        own |= data  # which rows are those of validation is the script's business
+    has_adapter = any(setting.key.startswith("LoraConfig.") for setting in script.found)
+    unknown = {setting.key for setting in script.found} - own
+    given = [
+        flag
+        for flag in flags.found
+        if flag.key not in own
+        and (
+            not has_adapter
+            or not flag.key.startswith("LoraConfig.")
+            or (flag.key in unknown and not flag.place.endswith(_ASSUMED))
+        )
+    ]
+    replaced = {flag.key for flag in given}
+    rest = [
+        setting for setting in script.found if setting.key not in replaced and setting.problem != FROM_FLAGS
+    ]
+    return replace(script, found=(*rest, *given))
 
 
 def _started(words: Sequence[Word], name: str) -> list[int | None]:
@@ -239,7 +294,7 @@ def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
     if has_adapter:
         for name, value in _ADAPTER_OF_FLAGS.items():
             if name not in flags:
-                location = f"{flags['use_peft'].place}, what TRL assumes with it"
+                location = f"{flags['use_peft'].place}{_ASSUMED}"
                 yield Found(key=f"LoraConfig.{_LORA[name]}", value=value, place=location, written=name)
     if model:
         location = next(flag.place for name, flag in flags.items() if name in _MODEL)

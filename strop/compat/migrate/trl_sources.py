@@ -176,15 +176,19 @@ def _loaded(key: str, value: Mapping[str, Any], ours: str) -> Outcome:
             f"its rows go through {', '.join(steps)} there; here prompts are text or messages: data.prompt_key names "
             f"the column"
         )
-    if path in ("json", "parquet") and files:
-        return many({ours: [files] if isinstance(files, str) else list(files)}, note)
-    if path and Path(path).suffix in (".json", ".jsonl", ".parquet"):
-        return many({ours: [path]}, note)
     is_plain = isinstance(split, str) and split.replace("_", "").isalnum()
+    entries = []
+    if path in ("json", "parquet") and files:
+        entries = [files] if isinstance(files, str) else list(files)
+    elif path and Path(path).suffix in (".json", ".jsonl", ".parquet"):
+        entries = [path]
+    if entries and (is_plain or split is None):
+        return many({ours: entries}, note)
     if isinstance(path, str) and path.count("/") == 1 and path[0] not in "./~" and is_plain and not files:
         name = f"hub:{path}{':' + value['name'] if value.get('name') else ''}@{split}"
         return many({ours: [name]}, note or _COLUMNS.get(key.partition("Trainer")[0], _PROMPT))
-    location = f"{path}, split {split}" if split else str(path)
+    location = ", ".join(entries) or str(path)
+    location += f", split {split}" if split else ""
     return refuse(f"{location}: write it to a file (.parquet) and set {ours}{'; ' + note if note else ''}")
 
 
