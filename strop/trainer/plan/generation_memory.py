@@ -191,7 +191,8 @@ def _prefill_bytes(
     kept = 0.0  # in pages, like those of the prompts that run
     if is_cpu:
         kept = config.data.prompts_per_step / engines * actor.lengths.prompt * cache.token_bytes
-    sampled = sampling_cost(sampling_of(config.rollout), actor.form.compute_dtype)
+    sampling = sampling_of(config.rollout)
+    sampled = sampling_cost(sampling, actor.form.compute_dtype, is_accelerator=not is_cpu)
     logits = cache.slots * actor.sizes.vocab * sampled.held
     return passed / tensor + 2 * tokens * cache.token_bytes + min(kept, cache.num_bytes) + logits
 

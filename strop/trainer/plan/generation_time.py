@@ -162,7 +162,7 @@ def decode_seconds(
     cache = running * context * token_bytes(actor, tensor=ranks) / device.weight_bandwidth
     in_layers = products(touched, sizes.active - sizes.head_numbers) + cache
     rest = products(sizes.head_numbers, sizes.head_numbers)
-    moved = sampling_cost(sampling, actor.form.compute_dtype).moved
+    moved = sampling_cost(sampling, actor.form.compute_dtype, is_accelerator=not device.is_cpu).moved
     rest += running * sizes.vocab * moved / device.bandwidth
     if device.is_cpu:
         in_layers += layers * LAYER_CALLS * device.call_s if through_torch else 0.0

@@ -38,7 +38,8 @@ def smallest_change(
     per_node: int,
 ) -> Change | None:
     """The first that fits of: half the budget and so on, fewer sequences, gradients summed after each micro-batch,
-    checkpointing, all of these, offload, ranks, ranks that share matrices, an adapter.
+    checkpointing, all of these, offload, ranks that share matrices, more ranks (of each number first those that share
+    none), an adapter.
 
     Args:
         config: of the run, which does not fit.
@@ -52,9 +53,9 @@ def smallest_change(
     """
     lengths, shapes = roles[0].lengths, shapes_of(roles)
     device_bytes = available if is_accelerator else None
-    most = max(axis_choices(roles).tensor) if is_accelerator else 1
     is_whole = all(engine.tensor_parallel == 1 for engine in config.used_engines.values())
-    tensor_parallel = (1, most) if most > 1 and is_whole else (1,)
+    sizes = axis_choices(roles).tensor if is_accelerator and is_whole else (1,)
+    tensor_parallel = [size for size in sizes if size <= per_node]
     for values in _candidates(config, lengths, is_accelerator, per_node, tensor_parallel):
         try:
             changed = with_values(config, values)
@@ -93,20 +94,16 @@ def _candidates(
             yield small
     if is_accelerator:
         yield {**small, **of_engines(config, offload="optimizer")}
-        for tensor in tensor_parallel:
-            cut = of_engines(config, tensor_parallel=tensor) if tensor > 1 else {}
-            ranks = max(2, tensor)
-            while ranks <= LARGEST:
-                if ranks > config.resources.ranks:
-                    nodes = max(1, ranks // per_node)
-                    yield {
-                        **small,
-                        **cut,
-                        "resources.runtime": "ray",
-                        "resources.ranks": ranks,
-                        "resources.nodes": nodes,
-                    }
-                ranks *= 2
+        own = config.resources.ranks
+        for ranks in (own, *_doubled(own)):
+            nodes = config.resources.nodes if ranks == own else max(1, ranks // per_node)
+            more: dict[str, object] = {}
+            if ranks > own:
+                more = {"resources.runtime": "ray", "resources.ranks": ranks, "resources.nodes": nodes}
+            for tensor in tensor_parallel:
+                if ranks // nodes % tensor == 0 and (more or tensor > 1):
+                    cut = of_engines(config, tensor_parallel=tensor) if tensor > 1 else {}
+                    yield {**small, **cut, **more}
     if not config.model.lora.enabled:
         yield {**small, "model.lora.rank": 16}
 
@@ -126,3 +123,12 @@ def _halves(count: int) -> Iterator[int]:
     while count > 8:
         count //= 2
         yield count
+
+
+def _doubled(own: int) -> Iterator[int]:
+    """Powers of two that are more ranks than these."""
+    ranks = 2
+    while ranks <= LARGEST:
+        if ranks > own:
+            yield ranks
+        ranks *= 2

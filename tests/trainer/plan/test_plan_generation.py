@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,6 +111,23 @@ def test_sampling_in_c_holds_logits_alone(tmp_path: Path) -> None:
     assert (cost.held, cost.moved) == (8, 16)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_sampling_of_an_accelerator_does_not_depend_on_a_compiler_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_p: float
+) -> None:
+    compiled = SimpleNamespace(
+        sample=lambda logits, *_: (torch.zeros(len(logits), dtype=torch.int64), logits[:, 0])
+    )
+    planned = []
+    for temperature, kernel in ((0.61, None), (0.62, compiled)):  # which no plan of this process has seen
+        monkeypatch.setattr("strop.rollout.native.cpu.kernel.sample_kernel", lambda kernel=kernel: kernel)
+        config = config_of(tmp_path, f"rollout.top_p={top_p}", f"rollout.temperature={temperature}")
+        plan = make_plan(config, device="h100", advises=False)
+        generation = next(phase for phase in plan.phases if phase.phase == "rollout")
+        planned.append((generation.device, plan.seconds_by_stage["gen"]))
+    assert planned[0] == planned[1]
+
+
 def test_a_distribution_that_is_cut_takes_its_time_and_memory(tmp_path: Path) -> None:
     plans = [
         make_plan(config_of(tmp_path, *settings), device="h100", advises=False)
@@ -121,7 +139,9 @@ def test_a_distribution_that_is_cut_takes_its_time_and_memory(tmp_path: Path) ->
     )
     sampling = sampling_of(config_of(tmp_path, "rollout.top_p=0.9").rollout)
     logits = 128 * 512  # of all sequences of a step, which run together
-    assert cut - whole == pytest.approx(logits * (sampling_cost(sampling, torch.bfloat16).held - 8))
+    assert cut - whole == pytest.approx(
+        logits * (sampling_cost(sampling, torch.bfloat16, is_accelerator=True).held - 8)
+    )
     assert plans[1].seconds_by_stage["gen"] > plans[0].seconds_by_stage["gen"]
 
 

@@ -79,19 +79,35 @@ def test_more_ranks_come_with_their_nodes(tmp_path: Path) -> None:
     assert plan.peak_bytes == change.peak_bytes <= available
 
 
-def test_matrices_are_shared_where_no_rank_has_room_for_all_of_them(tmp_path: Path) -> None:
-    # Each rank gathers the whole model for generation, in bfloat16.
-    wide = Qwen3Config(
-        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-        intermediate_size=16_384, vocab_size=512, tie_word_embeddings=True,
-    )  # fmt: skip
-    config = config_of(tmp_path, "rollout.max_running=8", model=wide)
+WIDE = Qwen3Config(
+    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+    intermediate_size=16_384, vocab_size=512, tie_word_embeddings=True,
+)  # fmt: skip
+ON_EIGHT = ("resources.runtime=ray", "resources.ranks=8")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "tensor", "changed"),
+    [
+        (ON_EIGHT, 2.565, 2, 8),
+        (ON_EIGHT, 2.4, 4, 8),
+        (ON_EIGHT, 2.26, 8, 8),
+        ((), 1.9, 8, 16),
+    ],
+)
+def test_matrices_are_shared_where_no_rank_has_room_for_all_of_them(
+    tmp_path: Path, ranks: tuple[str, ...], each: float, tensor: int, changed: int
+) -> None:
+    # Each rank gathers the whole model for generation, in bfloat16; 8 ranks have 2 bytes of each number besides.
+    settings = ("rollout.max_running=8", *ranks)
+    config = config_of(tmp_path, *settings, model=WIDE)
     roles = make_plan(config, device="h100", advises=False).roles
-    available = 1.9 * roles[0].sizes.total
+    available = each * roles[0].sizes.total
     change = smallest_change(config, roles, available, is_accelerator=True, per_node=8)
     assert change is not None
-    assert "actor.engine.tensor_parallel=8" in change.settings
-    again = config_of(tmp_path, "rollout.max_running=8", *change.settings, model=wide)
+    again = config_of(tmp_path, *settings, *change.settings, model=WIDE)
+    assert again.resources.ranks == changed
+    assert again.actor.engine.tensor_parallel == tensor
     plan = make_plan(again, device="h100", memory_gib=available / GIB / (1 - DEVICE_RESERVE), advises=False)
     assert plan.peak_bytes == change.peak_bytes <= available
 
