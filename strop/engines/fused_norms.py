@@ -28,6 +28,8 @@ from strop.utils.triton import has_kernels
 _BEFORE_FEED_FORWARD = ("pre_mlp_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm")
 """Names of the norm before a feed-forward part, in the order of looking: where one of the first two is there, the last
 is a norm of what attention gives."""
+_NORMED_STREAM = "MiniMaxDecoderLayer"
+"""A layer whose residual stream is the output of its norms."""
 
 
 def use_fused_norms(module: nn.Module) -> int:
@@ -52,9 +54,10 @@ def norms_before_products(module: nn.Module) -> set[int]:
     for layer in module.modules():
         parts = dict(layer.named_children())
         second = next((parts[name] for name in _BEFORE_FEED_FORWARD if name in parts), None)
-        attention = parts.pop("self_attn", None)
+        attention: Any = parts.pop("self_attn", None)
         others = [part for part in parts.values() if not _is_norm(part) and _has_weights(part)]
-        if second is None or attention is None or "input_layernorm" not in parts or len(others) != 1:
+        is_usual = attention is not None and "input_layernorm" in parts and len(others) == 1
+        if second is None or not is_usual or type(layer).__name__ == _NORMED_STREAM:
             continue
         if all(
             type(part) is nn.Linear or _is_norm(part) for part in attention.children() if _has_weights(part)
@@ -66,7 +69,7 @@ def norms_before_products(module: nn.Module) -> set[int]:
 
 
 def _is_norm(part: nn.Module) -> bool:
-    return type(part).__name__.endswith("Norm")
+    return type(part).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 
 def _has_weights(part: nn.Module) -> bool:

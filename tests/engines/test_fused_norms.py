@@ -10,6 +10,7 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
+from transformers import MiniMaxConfig, MiniMaxForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -99,6 +100,15 @@ def test_products_alone_read_the_norms_in_their_precision(
     assert set(dtypes) <= {torch.bfloat16, torch.float32}
     rounded(ids)
     assert set(dtypes[len(dtypes) // 2 :]) == {torch.float32}, "without autocast nothing rounds"
+
+
+def test_norms_whose_output_is_the_residual_stream_stay_wide() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = MiniMaxConfig(
+        **sizes, intermediate_size=8, num_local_experts=2, vocab_size=11, num_hidden_layers=1,
+        layer_types=["full_attention"],
+    )  # fmt: skip
+    assert not fused_norms.norms_before_products(MiniMaxForCausalLM(config))
 
 
 def test_norms_and_gates_are_part_of_one_compiled_function() -> None:
