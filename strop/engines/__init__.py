@@ -33,6 +33,7 @@ optimizer.py          One optimizer step
 packing.py            Rows into micro-batches
 pass_counts.py        Operations and tokens of the passes of an engine
 pipelined.py          Passes of micro-batches through the stages of a pipeline
+plain_gates.py        Feed-forward parts that are dense, with a gate
 precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks

@@ -4,9 +4,11 @@ Models of transformers write them as six operations, each a kernel of its own: f
 the kernels of a decode step. By a kernel of Triton (norm_kernels.py) they are one, forward and backward, whatever they
 read and give; torch.nn.functional.rms_norm takes its place where that is not for the tensors.
 
-Inside decoder layers, what reads a norm of the residual stream is products: under autocast it gives their precision,
-where each of them would round its output anew, to the same numbers. Norms of heads, of outputs and the last one, which
-read other precisions or are read by others than products, stay as wide as they were.
+Two norms of a usual layer are read by products alone, that before its attention and that before its dense feed-forward
+part: under autocast they give the precision of products, where each product would round the output anew, to the same
+numbers. Their gradients are then added up in that precision over the products (three of attention, two of a
+feed-forward part), no longer in float32. All other norms stay as wide as they were: routers compute in float32, and
+outputs of attention and experts are added to the residual stream.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from strop.engines import norm_kernels
+from strop.engines.plain_gates import is_plain_gate
 from strop.utils.triton import has_kernels
+
+_BEFORE_FEED_FORWARD = ("pre_mlp_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm")
+"""Names of the norm before a feed-forward part, in the order of looking: where one of the first two is there, the last
+is a norm of what attention gives."""
+_NORMED_STREAM = "MiniMaxDecoderLayer"
+"""A layer whose residual stream is the output of its norms."""
 
 
 def use_fused_norms(module: nn.Module) -> int:
@@ -29,27 +38,53 @@ def use_fused_norms(module: nn.Module) -> int:
     A norm of another kind (Gemma's adds 1 to its weight) gives other numbers in a trial, and stays as it is.
     """
     norms = [part for part in module.modules() if is_plain_norm(part)]
-    of_layers = norms_of_layers(module)
+    before_products = norms_before_products(module)
     for part in norms:
-        part.forward = MethodType(_of_layer if id(part) in of_layers else _fused, part)
+        part.forward = MethodType(_before_products if id(part) in before_products else _fused, part)
     return len(norms)
 
 
-def norms_of_layers(module: nn.Module) -> set[int]:
-    """The `id` of each part of the layers of a model, norms among them."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return {id(part) for layers in lists for part in layers.modules()}
+def norms_before_products(module: nn.Module) -> set[int]:
+    """The `id` of each norm of a model whose output nothing but products reads, by the names and classes in its layers.
+
+    Such a layer has `input_layernorm`, `self_attn` of linear layers and norms alone, another norm before its
+    feed-forward part, and no further part that could read one of them. That other norm counts where the part is dense.
+    """
+    chosen = set()
+    for layer in module.modules():
+        parts = dict(layer.named_children())
+        second = next((parts[name] for name in _BEFORE_FEED_FORWARD if name in parts), None)
+        attention: Any = parts.pop("self_attn", None)
+        others = [part for part in parts.values() if not _is_norm(part) and _has_weights(part)]
+        is_usual = attention is not None and "input_layernorm" in parts and len(others) == 1
+        if second is None or not is_usual or type(layer).__name__ == _NORMED_STREAM:
+            continue
+        if all(
+            type(part) is nn.Linear or _is_norm(part) for part in attention.children() if _has_weights(part)
+        ):
+            chosen.add(id(parts["input_layernorm"]))
+        if is_plain_gate(others[0]):
+            chosen.add(id(second))
+    return chosen
 
 
-def _of_layer(norm: Any, hidden: Tensor) -> Tensor:
-    return _fused(norm, hidden, dtype=precision_of_layer(norm, hidden))
+def _is_norm(part: nn.Module) -> bool:
+    return type(part).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 
-def precision_of_layer(norm: Any, hidden: Tensor) -> torch.dtype:
-    """Of the output of a layer's norm: that of the products that read it, where `hidden` is the residual stream."""
+def _has_weights(part: nn.Module) -> bool:
+    return next(part.parameters(), None) is not None
+
+
+def _before_products(norm: Any, hidden: Tensor) -> Tensor:
+    return _fused(norm, hidden, dtype=precision_of_products(norm, hidden))
+
+
+def precision_of_products(norm: Any, hidden: Tensor) -> torch.dtype:
+    """Of the output of a norm that only products read: theirs, where autocast rounds what they read."""
     kind, wide = hidden.device.type, torch.promote_types(hidden.dtype, norm.weight.dtype)
-    is_stream = hidden.dtype == torch.float32 and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if is_stream else wide
+    is_rounded = wide == torch.float32 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_rounded else wide
 
 
 def _fused(norm: Any, hidden: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from strop.engines.cpu.layers import is_plain_gate
+from strop.engines.plain_gates import is_plain_gate
 from strop.utils.triton import has_kernels, jit, tl, triton
 
 _NUMBERS = 1024

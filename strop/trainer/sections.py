@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from strop.config.sections import section
-from strop.utils.device import OF_EACH_PROCESS, check_device_name
+from strop.utils.device import OF_EACH_PROCESS, VISIBILITY_VARIABLES, check_device_name
 from strop.utils.field_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -112,7 +112,7 @@ MAX_THREADS = 4096
 _SET_BY_STROP = {
     **dict.fromkeys(OF_EACH_PROCESS, "it is another one in each process, and strop sets it"),
     **dict.fromkeys(
-        ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        VISIBILITY_VARIABLES,
         "each process gets a device of its own; to use some devices alone, export it before the command",
     ),
     **dict.fromkeys(

@@ -23,6 +23,12 @@ OF_EACH_PROCESS = (
 """Variables of the environment that tell a worker process its place among the others; its group sets them."""
 
 
+VISIBILITY_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+)  # fmt: skip
+"""Variables of the environment by which a user limits a process to some devices; AMD's runtime heeds three of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
     """Names of a kind of device: torch's, that of its collectives and that of its driver's variable."""

@@ -21,10 +21,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from strop.engines import cpu_products
 from strop.engines.cpu import layers, library
-from strop.engines.cpu.layers import gated, is_plain_gate, use_cpu_layers
+from strop.engines.cpu.layers import gated, use_cpu_layers
 from strop.engines.cpu.library import library_for, product_library, update_library
 from strop.engines.cpu_products import LayerProducts
 from strop.engines.parallel.weight_gradients import WeightGradients
+from strop.engines.plain_gates import is_plain_gate
 from strop.engines.rotary_kernels import rotate, with_kernel
 
 pytestmark = pytest.mark.skipif(update_library() is None, reason="needs gcc")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
 from torch import nn
+from transformers import MiniMaxConfig, MiniMaxForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from references.language_models import load_plain
+from strop.engines import fused_norms
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.gate_kernels import gated
 
@@ -62,26 +68,55 @@ def test_a_copy_of_a_model_norms_with_its_own_weight() -> None:
     assert first(torch.randn(2, 8)).any()
 
 
-def test_a_layers_norm_of_the_residual_stream_gives_the_precision_of_products() -> None:
-    model = nn.Module()
-    model.layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
-    model.last = weighted(LlamaRMSNorm(24))
-    assert use_fused_norms(model) == 2
-    hidden = torch.randn(5, 24)
-    wide = model.layers[0](hidden)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(model.layers[0](hidden), wide.bfloat16()), "what a product would make of it"
-        assert model.layers[0](hidden.bfloat16()).dtype == torch.float32, "of a projection: a norm of heads"
-        assert model.last(hidden).dtype == torch.float32
-    assert wide.dtype == torch.float32
+@pytest.mark.parametrize(
+    ("kind", "num_half"),
+    [
+        ("llama", 4),
+        ("qwen3", 4),
+        ("ernie4_5_moe", 3),  # the router of the second layer reads states in float32
+        ("deepseek_v3_experts", 3),
+        ("llama4", 2),  # experts read states times scores
+        ("flex_olmo", 0),  # norms of what attention and experts give, which is added to the residual stream
+        ("afmoe", 3),  # norms before and behind each part
+        ("gemma3n", 0),  # what attention reads is also added up
+    ],
+)
+def test_products_alone_read_the_norms_in_their_precision(
+    tiny_folder: Callable[[str], Path], kind: str, num_half: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = load_plain(tiny_folder(kind), dtype=torch.float32)
+    wide = deepcopy(rounded)
+    dtypes: list[torch.dtype] = []
+    num_norms = use_fused_norms(rounded)
+    for part in rounded.modules():
+        if "forward" in vars(part):
+            part.register_forward_hook(lambda part, args, output: dtypes.append(output.dtype))
+    monkeypatch.setattr(fused_norms, "norms_before_products", lambda module: set())
+    assert use_fused_norms(wide) == num_norms
+    ids = torch.arange(3, 33)[None]
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(rounded(ids).logits, wide(ids).logits), "products would have rounded it"
+    assert dtypes.count(torch.bfloat16) == num_half
+    assert set(dtypes) <= {torch.bfloat16, torch.float32}
+    rounded(ids)
+    assert set(dtypes[len(dtypes) // 2 :]) == {torch.float32}, "without autocast nothing rounds"
+
+
+def test_norms_whose_output_is_the_residual_stream_stay_wide() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = MiniMaxConfig(
+        **sizes, intermediate_size=8, num_local_experts=2, vocab_size=11, num_hidden_layers=1,
+        layer_types=["full_attention"],
+    )  # fmt: skip
+    assert not fused_norms.norms_before_products(MiniMaxForCausalLM(config))
 
 
 def test_norms_and_gates_are_part_of_one_compiled_function() -> None:
-    layers = nn.ModuleList([weighted(LlamaRMSNorm(24))])
-    use_fused_norms(layers)
+    norm = weighted(LlamaRMSNorm(24))
+    norm.forward = MethodType(fused_norms._before_products, norm)
 
     def layer(hidden: torch.Tensor) -> torch.Tensor:
-        states = layers[0](hidden)
+        states = norm(hidden)
         return gated(states, states)
 
     hidden = torch.randn(5, 24)

@@ -132,11 +132,11 @@ def test_architectures_that_packed_computation_cannot_run_are_refused_whatever_t
         probe.check_packed(module, torch.device("cpu"))
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_a_process_compares_an_architecture_once(
     tiny_folder: Folder, copied: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, run_packed = [], probe._run_packed
-    monkeypatch.setattr(probe, "_AGREED", set())
     monkeypatch.setattr(probe, "_run_packed", lambda *args: passes.append(args) or run_packed(*args))
 
     def is_compared(path: Path, **options: Any) -> bool:
@@ -167,6 +167,7 @@ def test_a_window_that_never_reaches_the_attention_is_refused(copied: Folder) ->
             load(folder)
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_a_cap_on_logits_that_we_do_not_know_is_refused_however_small_they_are(
     copied: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +179,6 @@ def test_a_cap_on_logits_that_we_do_not_know_is_refused_however_small_they_are(
     largest = AutoModelForCausalLM.from_pretrained(folder)(ids).logits.abs().max()
     assert largest < 0.2, "15 * tanh(x / 15) is x to 1e-5 there"
     monkeypatch.setattr(probe, "logit_form", lambda module: (1.0, None))
-    monkeypatch.setattr(probe, "_AGREED", set())
     with pytest.raises(
         ValueError, match="NanoChatForCausalLM gives other log-probs on packed tokens than alone"
     ):

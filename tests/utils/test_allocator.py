@@ -112,6 +112,10 @@ def test_a_torch_that_does_not_say_its_settings_has_read_them_from_a_variable() 
     own = f"{GROWING[VARIABLE]},max_split_size_mb:64"
     for name in (VARIABLE, "PYTORCH_ALLOC_CONF"):
         assert started("import json" + TORCH_2_11, **{name: own}) == [*fixed_segments(GROWING).values(), own]
+    both = {VARIABLE: "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": own}
+    assert started("import json" + TORCH_2_11, **both) == [], (
+        "it prefers the variable of CUDA, which has no such"
+    )
     assert started("import json" + TORCH_2_11) == []
 
 

@@ -177,7 +177,7 @@ def _claim(out: Path) -> None:
 
 def _places(count: int) -> list[Mapping[str, str]]:
     """Variables for each of the runs at the same time: their share of the cores, and of several devices one."""
-    from strop.utils.device import device_name, num_devices, visibility_variable
+    from strop.utils.device import VISIBILITY_VARIABLES, device_name, num_devices, visibility_variable
     from strop.utils.machine_limits import usable_cores
 
     device = device_name() if count > 1 else "cpu"
@@ -186,7 +186,7 @@ def _places(count: int) -> list[Mapping[str, str]]:
     places: list[Mapping[str, str]] = []
     for number in range(count):
         variables = {} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
-        if variable is not None and variable not in os.environ:
+        if variable is not None and not any(name in os.environ for name in VISIBILITY_VARIABLES):
             variables[variable] = str(number % num_devices(device))
         places.append(variables)
     return places

@@ -6,10 +6,7 @@ model they take about a third as long as the products. Last measured: benchmarks
 
 from __future__ import annotations
 
-import copy
 import ctypes
-import inspect
-from itertools import chain
 from types import MethodType
 from typing import Any
 
@@ -21,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from strop.engines.cpu.feed_forward import feed_forward
 from strop.engines.cpu.library import library_for, update_library
 from strop.engines.fused_norms import is_plain_norm, norm_eps
+from strop.engines.plain_gates import is_plain_gate
 
 
 def use_cpu_layers(module: nn.Module) -> tuple[int, int]:
@@ -37,38 +35,6 @@ def use_cpu_layers(module: nn.Module) -> tuple[int, int]:
     for part in gates:
         part.forward = MethodType(_gate_forward, part)
     return len(norms), len(gates)
-
-
-@torch.no_grad()
-def is_plain_gate(part: nn.Module) -> bool:
-    """True for a feed-forward part that, in a trial with small matrices, gives down(silu(gate(x)) up(x)).
-
-    It takes the hidden states alone, and nothing that is learned or kept is in it but in these three.
-    """
-    names = ("gate_proj", "up_proj", "down_proj")
-    if not type(part).__name__.endswith("MLP") or "forward" in vars(part):
-        return False
-    if not all(type(getattr(part, name, None)) is nn.Linear for name in names):
-        return False
-    held = chain(part.named_parameters(), part.named_buffers())
-    if any(name.split(".")[0] not in names for name, _ in held):
-        return False
-    if len(inspect.signature(part.forward).parameters) != 1:
-        return False
-    trial: Any = copy.copy(part)
-    sizes = ((3, 4), (3, 4), (4, 3))
-    small = [nn.Linear(*size, device="meta").to_empty(device="cpu") for size in sizes]  # nothing is drawn
-    for number, linear in enumerate(small):
-        for parameter in linear.parameters():
-            parameter.copy_(torch.sin(torch.arange(parameter.numel()) + number).view_as(parameter))
-    trial._modules = {**part._modules, **dict(zip(names, small, strict=True))}
-    hidden = torch.cos(torch.arange(6.0)).view(2, 3)
-    gate, up, down = small
-    try:
-        output: Tensor = trial(hidden)
-    except (RuntimeError, ValueError, TypeError, AttributeError):  # it computes something else with its sizes
-        return False
-    return torch.allclose(output, down(F.silu(gate(hidden)) * up(hidden)), atol=1e-6)
 
 
 def _gate_forward(part: Any, hidden: Tensor) -> Tensor:

@@ -118,7 +118,8 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
 
 
 def _architecture(module: Any, device: torch.device, *, by_formula: bool) -> tuple[object, ...]:
-    """All that the comparison of a module depends on, but the numbers in its weights."""
+    """All that the comparison of a module depends on, but the numbers in its weights; its parts by class, whatever was
+    patched into one."""
     settings = module.config.to_dict()
     settings.pop("_name_or_path", None)
     parts = frozenset(type(part) for part in module.modules())

@@ -6,7 +6,8 @@ the request's key and the token's position: never on which other requests run be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -76,15 +77,29 @@ def _over_ranks(logits: Tensor, rows: Rows, vocabulary: VocabularyShard) -> tupl
     those rows alone whose distribution top-k or top-p cuts."""
     logits = _scaled(logits, rows)
     normalizer = vocabulary.logsumexp(logits)
+    picks = [partial(pick, vocabulary=vocabulary) for pick in (_likeliest, _drawn_of_cut, _drawn)]
+    tokens = _picked(logits, normalizer, rows, picks)
+    log_probs = vocabulary.at(logits, vocabulary.places(tokens)[:, None])[:, 0] - normalizer
+    return tokens, log_probs
+
+
+Pick = Callable[[Tensor, Tensor, Rows], Tensor]
+"""Function of logits, normalizers and rows to tokens [B]."""
+
+
+def _picked(logits: Tensor, normalizer: Tensor, rows: Rows, picks: Sequence[Pick]) -> Tensor:
+    """Tokens [B], by one function for greedy rows, one for those whose distribution top-k or top-p cuts, and one for
+    whole distributions: sums of each are rounded in another way, and a row's token depends on no other row."""
     is_greedy = rows["temperature"] == 0
     is_cut = ~is_greedy & ((rows["top_k"] > 0) | (rows["top_p"] < 1.0))
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for chosen, pick in ((is_greedy, _likeliest), (is_cut, _drawn_of_cut), (~is_greedy & ~is_cut, _drawn)):
+    for chosen, pick in zip((is_greedy, is_cut, ~is_greedy & ~is_cut), picks, strict=True):
+        if chosen.all():
+            return pick(logits, normalizer, rows)
         if chosen.any():
             at = sent(torch.from_numpy(np.flatnonzero(chosen)), logits.device)
-            tokens[at] = pick(logits[at], normalizer[at], rows[chosen], vocabulary)
-    log_probs = vocabulary.at(logits, vocabulary.places(tokens)[:, None])[:, 0] - normalizer
-    return tokens, log_probs
+            tokens[at] = pick(logits[at], normalizer[at], rows[chosen])
+    return tokens
 
 
 def _likeliest(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: VocabularyShard) -> Tensor:
@@ -122,26 +137,24 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    temperature, logits = rows["temperature"], _scaled(logits, rows)
+    logits = _scaled(logits, rows)
     has_kernel = has_kernels(logits.device) and logits.dtype == torch.float32 and logits.stride(1) == 1
     normalizer = head_kernels.statistics(logits)[0] if has_kernel else torch.logsumexp(logits, dim=-1)
-    if np.all(temperature == 0):
-        tokens = logits.argmax(-1)
-    else:
-        if has_kernel and not _cuts(rows):
-            tokens = _draw(logits, normalizer, rows)
-        else:
-            tokens = _invert(_truncated_probs(logits, normalizer, rows), rows)
-        if np.any(temperature == 0):
-            greedy = sent(torch.from_numpy(temperature == 0), logits.device)
-            tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    tokens = _picked(logits, normalizer, rows, (_most, _draw_of_cut, _draw if has_kernel else _draw_of_whole))
     log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
     return tokens, log_probs
 
 
-def _cuts(rows: Rows) -> bool:
-    """Some distribution is cut by top-k or top-p."""
-    return bool(np.any(rows["top_k"] > 0) or np.any(rows["top_p"] < 1.0))
+def _most(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
+    return logits.argmax(-1)
+
+
+def _draw_of_cut(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
+    return _invert(_truncated_probs(logits, normalizer, rows), rows)
+
+
+def _draw_of_whole(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
+    return _invert(torch.exp(logits - normalizer[:, None]), rows)
 
 
 def _draw(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
@@ -202,8 +215,6 @@ def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
     """Probabilities [B, V], with the tokens outside top-k and top-p at 0; not normalised again."""
     vocab = logits.shape[1]
     probs = torch.exp(logits - normalizer[:, None])
-    if not _cuts(rows):
-        return probs
     top_k, top_p = rows["top_k"], rows["top_p"]
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=probs.device)[None]

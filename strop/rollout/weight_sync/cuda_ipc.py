@@ -160,7 +160,7 @@ def _allocator_settings() -> str:
     told: Callable[[], str] | None = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if told is not None:
         return told()
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # it prefers the first one
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # it prefers the first one
     return next((os.environ[name] for name in names if name in os.environ), "")
 
 

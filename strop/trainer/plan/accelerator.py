@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
-from strop.engines.cpu.layers import is_plain_gate
-from strop.engines.fused_norms import is_plain_norm, norms_of_layers, precision_of_layer
+from strop.engines.fused_norms import is_plain_norm, norms_before_products, precision_of_products
 from strop.engines.head import DEVICE_CHUNK_ELEMENTS
+from strop.engines.plain_gates import is_plain_gate
 from strop.engines.varlen import MAX_HEAD_DIM
 from strop.trainer.plan.tracing import Recorder, Work
 
@@ -99,9 +99,11 @@ NormForward = Callable[[Any, Tensor], Tensor]
 """Function of a norm and hidden states."""
 
 
-def use_traced_norms(module: nn.Module, forward: NormForward, of_layers: NormForward | None = None) -> None:
-    """Let the plain norms of a model compute by a function; those of its layers by another one."""
-    layers = norms_of_layers(module)
+def use_traced_norms(
+    module: nn.Module, forward: NormForward, before_products: NormForward | None = None
+) -> None:
+    """Let the plain norms of a model compute by a function; those that only products read by another one."""
+    chosen = norms_before_products(module)
     for part in module.modules():
         weight = getattr(part, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1:
@@ -109,7 +111,7 @@ def use_traced_norms(module: nn.Module, forward: NormForward, of_layers: NormFor
         twin = copy.copy(part)
         twin._parameters = {"weight": nn.Parameter(torch.ones(len(weight)))}
         if is_plain_norm(twin):
-            part.forward = MethodType((of_layers or forward) if id(part) in layers else forward, part)
+            part.forward = MethodType((before_products or forward) if id(part) in chosen else forward, part)
 
 
 def fused_norm(norm: Any, hidden: Tensor) -> Tensor:
@@ -117,9 +119,9 @@ def fused_norm(norm: Any, hidden: Tensor) -> Tensor:
     return _normed(norm, hidden, torch.promote_types(hidden.dtype, norm.weight.dtype))
 
 
-def fused_layer_norm(norm: Any, hidden: Tensor) -> Tensor:
-    """The same in a layer."""
-    return _normed(norm, hidden, precision_of_layer(norm, hidden))
+def fused_norm_before_products(norm: Any, hidden: Tensor) -> Tensor:
+    """The same where only products read it."""
+    return _normed(norm, hidden, precision_of_products(norm, hidden))
 
 
 def _normed(norm: Any, hidden: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,8 +28,8 @@ from strop.trainer.plan.accelerator import (
     DeviceHead,
     FlashAttention,
     fused_gate,
-    fused_layer_norm,
     fused_norm,
+    fused_norm_before_products,
     use_traced_gates,
     use_traced_norms,
 )
@@ -155,7 +155,7 @@ def _prepared(
     use_packed_attention(module, None, by_formula=form.by_formula)
     recorder = Recorder()
     if form.is_accelerator:
-        use_traced_norms(module, fused_norm, of_layers=fused_layer_norm)
+        use_traced_norms(module, fused_norm, before_products=fused_norm_before_products)
         use_traced_gates(module, fused_gate)
     else:
         is_plain = not form.checkpointing and not form.is_sharded

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from strop.cli.commands.sweep import _places
 from strop.cli.quickstart.task import write_task
 from strop.cli.sweep.grid import plan
 from strop.cli.sweep.outcomes import Outcome, best_of
 from strop.cli.sweep.running import Job, run_all
 from strop.config.overrides import parse_override
 from strop.data.tiny_model import make_tiny_model
+from strop.utils.device import VISIBILITY_VARIABLES
 from strop.utils.terminal import UsageError
 
 CONFIG = """\
@@ -49,6 +52,21 @@ def test_every_combination_is_a_run_and_the_last_setting_changes_fastest() -> No
     ]  # fmt: skip
     assert runs[4].overrides == ("actor.optim.lr=0.0001", "trainer.max_steps=3", "+trainer.seed=2")
     assert runs[4].chosen == ("actor.optim.lr=0.0001", "+trainer.seed=2")
+
+
+def test_devices_that_the_user_chose_under_any_name_are_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr("strop.utils.device.device_name", lambda: "cuda")
+    monkeypatch.setattr("strop.utils.device.num_devices", lambda device: 2)
+    for name in VISIBILITY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert [place["HIP_VISIBLE_DEVICES"] for place in _places(3)] == ["0", "1", "0"]
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "4,5")
+            assert not any("HIP_VISIBLE_DEVICES" in place for place in _places(3)), name
 
 
 def test_lists_quotes_and_choices_stay_whole() -> None:

@@ -350,6 +350,7 @@ def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str],
         )
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_a_model_whose_own_pass_differs_is_refused(
     folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
