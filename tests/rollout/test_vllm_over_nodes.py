@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_lines import command_line
 from test_vllm_engine import PROMPT, TOLERANCE, difference, make_model
 
 from strop.controller.worker import Placement, placed
@@ -82,7 +83,7 @@ def test_the_end_of_a_worker_on_either_node_ends_every_wait(
 
     def workers() -> list[psutil.Process]:
         children = psutil.Process().children(recursive=True)
-        return [child for child in children if f"Worker_TP{which}" in " ".join(child.cmdline())]
+        return [child for child in children if f"Worker_TP{which}" in command_line(child)]
 
     async def scenario() -> None:
         engine = await start(tmp_path / "0", tmp_path / "vllm-0.log", follower, config)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from command_lines import command_line
 
 from strop.controller.errors import FollowerLost
 from strop.controller.worker import FollowerAddress, Placement, placed
@@ -86,7 +87,7 @@ def make_follower() -> Iterator[Callable[[Path], VllmFollower]]:
 
 
 def children_named(word: str) -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if word in " ".join(one.cmdline())]
+    return [one for one in psutil.Process().children(recursive=True) if word in command_line(one)]
 
 
 def wait_until(is_so: Callable[[], object]) -> None:

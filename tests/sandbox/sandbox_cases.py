@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 import psutil
+from command_lines import command_line
 
 from strop.sandbox import Limits, LocalSandbox, Program, SandboxResult
 
@@ -30,8 +31,4 @@ class Runner:
 
 
 def launchers() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children()
-        if any("sandbox.launcher" in word for word in child.cmdline())
-    ]
+    return [child for child in psutil.Process().children() if "sandbox.launcher" in command_line(child)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from command_lines import command_line
 from ray_cluster import shared_cluster
 from tiny_runs import Done, Project, check_records, resume_in, stages_that_differ, train_in
 
@@ -315,12 +316,7 @@ def wait_until(is_time, process: subprocess.Popen[str]) -> None:  # type: ignore
 
 def worker_processes(family: list[psutil.Process]) -> list[psutil.Process]:
     """Those that hold workers, among the descendants of a controller."""
-    found = []
-    for one in family:
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
-            if "WorkerProcess" in " ".join(one.cmdline()):
-                found.append(one)
-    return found
+    return [one for one in family if "WorkerProcess" in command_line(one)]
 
 
 def wait_until_gone(family: list[psutil.Process]) -> None:

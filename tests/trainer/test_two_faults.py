@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_lines import command_line
 from learning_task import LearningTask
 from test_ahead_runs import trained
 from tiny_runs import check_records, train_in
@@ -42,7 +43,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def servers() -> list[psutil.Process]:
     """The replicas, as processes."""
     family = psutil.Process().children(recursive=True)
-    return [one for one in family if any("sglang/inside" in word for word in one.cmdline())]
+    return [one for one in family if "sglang/inside" in command_line(one)]
 
 
 def test_a_replica_is_lost_while_scoring_hangs_and_weights_arrive(

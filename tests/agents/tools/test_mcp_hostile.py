@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from agent_cases import make_session
+from command_lines import command_line
 from http_server import LocalServer
 from template_family import family_tokenizer
 
@@ -138,7 +139,7 @@ def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(mcp, "CONNECT_S", 3.0)
     yield
     close_servers()
-    left = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    left = [command_line(one) for one in psutil.Process().children(recursive=True)]
     assert [line for line in left if "server.py" in line or "sleep" in line] == []
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from agent_cases import make_session
+from command_lines import command_line
 
 from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
 from strop.agents.tools.loading import load_all_tools
@@ -116,16 +117,8 @@ def stdio(script: Path, **more: Any) -> dict[str, Any]:
 def servers() -> list[int]:
     """Server processes that this test started and that still run."""
     return [
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if "server.py" in " ".join(_line(child))
+        child.pid for child in psutil.Process().children(recursive=True) if "server.py" in command_line(child)
     ]
-
-
-def _line(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return list(process.cmdline())
-    return []
 
 
 @pytest.mark.slow
