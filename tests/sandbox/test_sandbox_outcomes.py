@@ -380,14 +380,15 @@ def test_everything_holds_for_a_user_without_control_groups(isolation: str) -> N
         environment = {
             "SHOWN": folder, "CLOSED": " ".join(sorted(closed)), "PYTHON": sys.executable, "SCRIPT": AS_ANOTHER_USER,
             "ISOLATION": isolation, "TESTS": str(Path(__file__).parent), "CASES": f"{folder}/cases.json",
-            "PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": folder, "KEY_OF_THE_HOST": "1",
+            "PATH": os.environ["PATH"], "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}", "HOME": folder,
+            "KEY_OF_THE_HOST": "1",
         }  # fmt: skip
         done = subprocess.run(
             ["unshare", "-m", "bash", "-c", BIND, "bash", *hidden],
             capture_output=True, text=True, timeout=120, env=environment,
         )  # fmt: skip
     lines = done.stdout.splitlines()
-    assert lines[0] == "missing []", done
+    assert lines[:1] == ["missing []"], done
     outcomes = {name: (outcome, text) for name, outcome, text in (line.split("|") for line in lines[1:])}
     assert outcomes.pop("first process") == ("ok", "[]"), done
     assert {outcome for outcome, _ in outcomes.values()} <= {"memory", "refused"}, done
