@@ -2,13 +2,13 @@
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and in
-bfloat16, TRL also with other cuts of its batch. `ratio_trl` is strop's samples per second over TRL's, either side at
-the fastest of its settings; `ratio_float32`, in each workload, is the same of the fastest in float32. (Figures in which
-`mean_response_tokens` is one number are older: their ratios have strop in float32 alone.) Both sides take the median
-over the steps after a warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring,
-the update, and on strop's side sample store, ledger and fingerprint. Both have `threads` threads, as many as torch
-takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
+prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and, where
+the processor multiplies in it, in bfloat16, TRL also with other cuts of its batch. `ratio_trl` is strop's samples per
+second over TRL's, either side at the fastest of its settings; `ratio_float32`, in each workload, is the same of the
+fastest in float32. (Figures in which `mean_response_tokens` is one number are older: their ratios have strop in float32
+alone.) Both sides take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
+default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have
+`threads` threads, as many as torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps, of each setting. Where those of the two settings of either ratio differ by
@@ -57,7 +57,7 @@ from typing import Any
 import pyarrow.parquet
 import torch
 from ceiling import product_ceiling
-from machine import machine
+from machine import machine, multiplies_in_bfloat16
 from safetensors.torch import load_file, save_file
 from sizes import SIZES
 from transformers import AutoModelForCausalLM
@@ -288,7 +288,7 @@ def _measure(arguments: argparse.Namespace, scale: Scale, folder: Path, workload
     """Alternating runs of both sides on one workload; the first round finds the fastest settings of each."""
     steps = scale.steps + scale.warm_up
     counted = slice(scale.warm_up, None)
-    ours, theirs = Side(PRECISIONS, counted), Side(scale.trl_settings, counted)
+    ours, theirs = Side(tried(PRECISIONS), counted), Side(tried(scale.trl_settings), counted)
     before = product_ceiling(torch.float32)
     for number in range(arguments.rounds):
         for setting in ours.worth_running():
@@ -335,6 +335,17 @@ def _measure(arguments: argparse.Namespace, scale: Scale, folder: Path, workload
     }
 
 
+def tried(settings: Sequence[str]) -> list[str]:
+    """Those that this machine has instructions for."""
+    takes_all = multiplies_in_bfloat16(machine())
+    return [setting for setting in settings if takes_all or not is_bfloat16(setting)]
+
+
+def is_bfloat16(setting: str) -> bool:
+    """Whether a setting of either side is in bfloat16."""
+    return "bf" in setting
+
+
 class Side:
     """Runs of one library in each of its settings."""
 
@@ -362,7 +373,7 @@ class Side:
     @property
     def fastest_in_float32(self) -> str:
         """The same of those in float32."""
-        return min((setting for setting in self.runs if "bf" not in setting), key=self.step_s)
+        return min((setting for setting in self.runs if not is_bfloat16(setting)), key=self.step_s)
 
     def phases(self, setting: str) -> dict[str, float]:
         """Medians of the phases of its steps."""

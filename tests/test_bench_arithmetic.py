@@ -196,6 +196,21 @@ def test_the_rest_of_a_step_is_what_its_phases_leave(versus: ModuleType) -> None
     assert versus._phases_of(timing)["other"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("features", "tried"),
+    [
+        (["avx2", "avx512f"], ["64x1"]),
+        (["avx512_bf16"], ["64x1", "64x1-bf16"]),
+        (["amx_bf16"], ["64x1", "64x1-bf16"]),
+    ],
+)
+def test_bfloat16_is_tried_where_the_processor_has_it(
+    versus: ModuleType, monkeypatch: pytest.MonkeyPatch, features: list[str], tried: list[str]
+) -> None:
+    monkeypatch.setattr(versus, "machine", lambda: {"features": features})
+    assert versus.tried(["64x1", "64x1-bf16"]) == tried
+
+
 def test_shapes_of_ones_own_are_named_by_their_tokens(versus: ModuleType) -> None:
     assert versus.lengths_of("300:48") == (300, 48)
     assert [versus.lengths_of(name) for name in ("words", "8to1")] == [(32, 32), (256, 32)]
