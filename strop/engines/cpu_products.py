@@ -18,6 +18,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -45,9 +46,11 @@ def is_onednn_faster() -> bool:
 
 @cache
 def is_compiled_faster() -> bool:
-    """The same of the functions of products.c: products, gradients by weights and feed-forward parts go together."""
-    return product_library() is not None and machine_choice(
-        "compiled-products", compiled_speedup, at_least=WORTH_TAKING
+    """The same of the functions of products.c: products, gradients by weights and feed-forward parts go together.
+    Other sources are measured anew."""
+    library = product_library()
+    return library is not None and machine_choice(
+        f"compiled-{Path(library._name).stem}", compiled_speedup, at_least=WORTH_TAKING
     )
 
 

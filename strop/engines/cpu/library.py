@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.utils.c_library import VECTORS, WIDE_VECTORS, c_library
+from strop.utils.c_library import FUSED_SUMS, VECTORS, WIDE_VECTORS, c_library
 
 SOURCE, PRODUCTS = (Path(__file__).with_name(name) for name in ("update.c", "products.c"))
 TILES = Path(__file__).with_name("tiles.h")
 """Included in both."""
 FLAGS = (
-    "-O3", "-march=native", *WIDE_VECTORS, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
+    "-O3", "-march=native", *WIDE_VECTORS, *FUSED_SUMS, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC",
 )  # fmt: skip
 _DEFINED: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 """Precisions, and what update.c is told of each."""

@@ -12,15 +12,19 @@
 
 #include "tiles.h"
 
-#define WIDTH (COLUMNS * LANES) /* columns of a panel of a weight, which is copied to lie in one piece */
-#define DEPTH 512               /* and its rows: 128 KiB, with 8 lanes 32, which stay in the cache */
-#define TOGETHER 256            /* tokens whose products are added in registers: their inputs stay in the cache */
-#define CHUNK 504               /* tokens whose inner states are held, at most: a multiple of ROWS */
-#define STRIPS (8 * ROWS)       /* rows of a gradient by a weight that a thread takes at a time */
+#define WIDTH 64           /* columns of a panel of a weight, of which those of a tile are copied into one piece */
+#define DEPTH 512          /* and its rows: 128 KiB, which stay in the cache */
+#define BLOCK (10 * ROWS)  /* rows that go through all of a panel together: their inputs stay in the cache too */
+#define TOGETHER 256       /* tokens whose products are added in registers for a gradient by a weight */
+#define STRIP (32 * ROWS)  /* rows of such a gradient that a thread takes at a time, at most */
+#define FEWEST (8 * ROWS)  /* rows beside a panel that a thread takes at a time, at least */
+#define AHEAD 16           /* rows that are fetched before they are copied: they lie too far apart for the processor to guess */
+#define CHUNK 504          /* tokens whose inner states are held, at most: a multiple of ROWS */
 #define BY_COLUMNS 1
 #define BY_ROWS 0
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t whole_tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS * ROWS; }
 
 /* out [rows, LANES] (+)= x [rows, depth] times LANES columns of a weight, which has them as its rows: a tile whose right
  * side is turned on the way, in the same order of sums. */
@@ -54,6 +58,24 @@ static void few(int64_t rows, int64_t width, int64_t depth, const float *x, int6
   for (int64_t j = 0; j < width; j += LANES) switch (rows) { TURNED(1) TURNED(2) TURNED(3) TURNED(4) TURNED(5) TURNED(6) }
 }
 
+/* to = from [depth, width], where the columns of each tile lie in one piece of `room` rows. */
+static inline void by_tiles(int64_t depth, int64_t width, const float *restrict from, int64_t from_row, float *restrict to,
+                            int64_t room) {
+  for (int64_t i = 0; i < depth; i++)
+    for (int64_t j = 0; j < width; j += LANES) {
+      __builtin_prefetch(from + (i + AHEAD) * from_row + j);
+      store(to + (j / ACROSS * room + i) * ACROSS + j % ACROSS, load(from + i * from_row + j));
+    }
+}
+
+/* The same of from [width, depth] transposed. */
+static inline void turned_by_tiles(int64_t depth, int64_t width, const float *restrict from, int64_t from_row,
+                                   float *restrict to, int64_t room) {
+  for (int64_t j = 0; j < width; j += LANES)
+    for (int64_t i = 0; i < depth; i += LANES)
+      transpose(from + j * from_row + i, from_row, to + (j / ACROSS * room + i) * ACROSS + j % ACROSS, ACROSS);
+}
+
 /* out [rows, width] (+)= x [rows, depth] times a panel [depth, width] of a weight, which has it by rows or by columns. */
 static void panel(int64_t rows, int64_t width, int64_t depth, const float *x, int64_t x_row, const float *weight,
                   int64_t weight_row, int order, float *out, int64_t out_row, int adds) {
@@ -62,12 +84,13 @@ static void panel(int64_t rows, int64_t width, int64_t depth, const float *x, in
   for (int64_t from = 0; from < depth; from += DEPTH) {
     const int64_t some = least(DEPTH, depth - from);
     if (order == BY_COLUMNS)
-      for (int64_t j = 0; j < width; j += LANES)
-        for (int64_t i = 0; i < some; i += LANES) transpose(weight + j * weight_row + from + i, weight_row, copy + i * WIDTH + j, WIDTH);
+      turned_by_tiles(some, width, weight + from, weight_row, copy, DEPTH);
     else
-      for (int64_t i = 0; i < some; i++)
-        for (int64_t j = 0; j < width; j += LANES) store(copy + i * WIDTH + j, load(weight + (from + i) * weight_row + j));
-    product(rows, width, some, x + from, x_row, 1, copy, WIDTH, out, out_row, adds || from);
+      by_tiles(some, width, weight + from * weight_row, weight_row, copy, DEPTH);
+    for (int64_t i = 0; i < rows; i += BLOCK)
+      for (int64_t j = 0; j < width; j += ACROSS)
+        product(least(BLOCK, rows - i), least(ACROSS, width - j), some, x + i * x_row + from, x_row, 1, copy + j * DEPTH, ACROSS,
+                out + i * out_row + j, out_row, adds || from);
   }
 }
 
@@ -75,7 +98,7 @@ static void panel(int64_t rows, int64_t width, int64_t depth, const float *x, in
 static int64_t rows_at_a_time(int64_t rows, int64_t width, int threads) {
   const int64_t panels = (width + WIDTH - 1) / WIDTH, parts = (3 * threads + panels - 1) / panels;
   const int64_t some = (rows + parts - 1) / parts;
-  return some < STRIPS ? STRIPS : (some + ROWS - 1) / ROWS * ROWS;
+  return some < FEWEST ? FEWEST : whole_tiles(some);
 }
 
 /* out [m, n] = inputs [m, k] times weight [n, k] transposed, plus bias [n], which may be NULL. */
@@ -101,20 +124,47 @@ void linear_back(const float *grad, const float *weight, float *out, int64_t m, 
       panel(least(part, m - i), least(WIDTH, k - j), n, grad + i * n, n, weight + j, k, BY_ROWS, out + i * k + j, k, 0);
 }
 
-/* Some rows [from, from + count) of out [n, k] (+)= grad [m, n] transposed times inputs [m, k]. */
+/* `rows` in as few parts of at most `most` rows as give each of so many threads as many. */
+static int64_t even_part(int64_t rows, int64_t most, int threads) {
+  const int64_t share = (rows + threads - 1) / threads, parts = (share + most - 1) / most;
+  return parts ? (share + parts - 1) / parts : 1;
+}
+
+/* Rows of a gradient by a weight that a thread takes at a time: many, as the inputs are copied for each of these. */
+static int64_t strip_of(int64_t rows, int threads) { return whole_tiles(even_part(rows, STRIP, threads)); }
+
+/* Some rows [from, from + count) of out [n, k] (+)= grad [m, n] transposed times inputs [m, k]: what is read by columns is
+ * copied, that of each tile into one piece. */
 static void add_gradient(int64_t from, int64_t count, int64_t k, int64_t m, const float *grad, int64_t grad_row,
                          const float *inputs, int64_t inputs_row, float *out, int adds) {
-  for (int64_t t = 0; t < m; t += TOGETHER)
-    product(count, k, least(TOGETHER, m - t), grad + t * grad_row + from, 1, grad_row, inputs + t * inputs_row, inputs_row,
-            out + from * k, k, adds || t);
+  float rows[STRIP * TOGETHER], columns[TOGETHER * WIDTH];
+  const int64_t together = even_part(m, TOGETHER, 1), last = count / ROWS * ROWS;
+  for (int64_t t = 0; t < m; t += together) {
+    const int64_t some = least(together, m - t);
+    for (int64_t i = 0; i < some; i++) {
+      const float *row = grad + (t + i) * grad_row + from;
+      for (int64_t r = 0; r < count; r += 64 / sizeof(float)) __builtin_prefetch(row + AHEAD * grad_row + r);
+      for (int64_t r = 0; r < last; r += ROWS) memcpy(rows + r * TOGETHER + i * ROWS, row + r, sizeof(float) * ROWS);
+      for (int64_t r = last; r < count; r++) rows[last * TOGETHER + i * ROWS + r - last] = row[r];
+    }
+    for (int64_t j = 0; j < k; j += WIDTH) {
+      const int64_t width = least(WIDTH, k - j);
+      by_tiles(some, width, inputs + t * inputs_row + j, inputs_row, columns, TOGETHER);
+      for (int64_t x = 0; x < width; x += ACROSS)
+        for (int64_t r = 0; r < count; r += ROWS)
+          product(least(ROWS, count - r), least(ACROSS, width - x), some, rows + r * TOGETHER, 1, ROWS, columns + x * TOGETHER,
+                  ACROSS, out + (from + r) * k + j + x, k, adds || t);
+    }
+  }
 }
 
 /* out [n, k] (+)= grad [m, n] transposed times inputs [m, k]; n is of any size. */
 void weight_gradient(const float *grad, const float *inputs, float *out, int64_t m, int64_t n, int64_t k, int adds, int threads) {
+  const int64_t strip = strip_of(n, threads);
   if (!m && !adds) memset(out, 0, sizeof(float) * n * k);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t from = 0; from < n; from += STRIPS)
-    add_gradient(from, least(STRIPS, n - from), k, m, grad, n, inputs, k, out, adds);
+  for (int64_t from = 0; from < n; from += strip)
+    add_gradient(from, least(strip, n - from), k, m, grad, n, inputs, k, out, adds);
 }
 
 /* A gated feed-forward part of `tokens` hidden states [dim] with weights gate, up [inner, dim] and down [dim, inner]:
@@ -128,10 +178,7 @@ struct part {
 };
 
 /* Tokens of a chunk: all are of one size, as short ones pay more for the copies of panels. */
-static int64_t chunk_of(int64_t tokens) {
-  const int64_t count = (tokens + CHUNK - 1) / CHUNK, some = count ? (tokens + count - 1) / count : 1;
-  return (some + ROWS - 1) / ROWS * ROWS;
-}
+static int64_t chunk_of(int64_t tokens) { return whole_tiles(even_part(tokens, CHUNK, 1)); }
 
 /* Rows of inner states lie so that the same column of many of them has a place in the cache. */
 static int64_t room(const struct part *p) { return p->inner + LANES; }
@@ -183,6 +230,7 @@ int feed_forward_back(const struct part *p, int threads) {
   for (int64_t first = 0; first < p->tokens; first += chunk) {
     const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
     const int64_t part = rows_at_a_time(tokens, inner, threads);
+    const int64_t inner_strip = strip_of(inner, threads), outer_strip = strip_of(dim, threads);
     const float *grad = p->grad + first * dim, *hidden = p->hidden + first * dim;
     const float *gates = p->gates + first * inner, *ups = p->ups + first * inner;
 #pragma omp for schedule(dynamic, 1) collapse(2)
@@ -209,14 +257,14 @@ int feed_forward_back(const struct part *p, int threads) {
           panel(rows, width, inner, of_ups + i * row, row, p->up + j, dim, BY_ROWS, out, dim, 1);
         }
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t from = 0; from < inner; from += STRIPS) {
-      const int64_t count = least(STRIPS, inner - from);
+    for (int64_t from = 0; from < inner; from += inner_strip) {
+      const int64_t count = least(inner_strip, inner - from);
       if (p->grad_gate) add_gradient(from, count, dim, tokens, of_gates, row, hidden, dim, p->grad_gate, first > 0);
       if (p->grad_up) add_gradient(from, count, dim, tokens, of_ups, row, hidden, dim, p->grad_up, first > 0);
     }
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t from = 0; from < (p->grad_down ? dim : 0); from += STRIPS)
-      add_gradient(from, least(STRIPS, dim - from), inner, tokens, grad, dim, acts, row, p->grad_down, first > 0);
+    for (int64_t from = 0; from < (p->grad_down ? dim : 0); from += outer_strip)
+      add_gradient(from, least(outer_strip, dim - from), inner, tokens, grad, dim, acts, row, p->grad_down, first > 0);
   }
   free(of_gates);
   return 0;

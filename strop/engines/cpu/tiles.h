@@ -5,6 +5,7 @@
 
 /* A tile of a product is ROWS rows of COLUMNS vectors, as many as fit into the registers. */
 #define COLUMNS (LANES == 16 ? 4 : 2)
+#define ACROSS (COLUMNS * LANES)
 #define ROWS 6
 
 /* Heads, and sides of weights, are read as whole vectors. */
@@ -85,7 +86,7 @@ static inline __attribute__((always_inline)) void tile(int rows, int columns, in
 /* c [rows, width] (+)= a times b [depth, width], of any size; width is a multiple of LANES. */
 static void product(int64_t rows, int64_t width, int64_t depth, const float *a, int64_t a_row, int64_t a_depth, const float *b,
                     int64_t b_row, float *c, int64_t c_row, int adds) {
-  for (int64_t j = 0; j < width; j += COLUMNS * LANES) {
+  for (int64_t j = 0; j < width; j += ACROSS) {
     const int64_t columns = (width - j) / LANES < COLUMNS ? (width - j) / LANES : COLUMNS;
     for (int64_t i = 0; i < rows; i += ROWS) {
       const int64_t some = rows - i < ROWS ? rows - i : ROWS;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,18 @@ from strop.engines import causal_lm, cpu_products
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.engines.cpu import library
 from strop.engines.cpu.library import product_library
 from strop.engines.cpu_products import HalfProducts, LayerProducts, has_large, linear
 from strop.engines.model import load_model
 from strop.engines.segments import Segment
+from strop.utils.machine_choice import CPU_INFO
+
+
+def machine_flags() -> set[str]:
+    """What the processor has, as Linux says it."""
+    return set(CPU_INFO.read_text(encoding="utf-8").split()) if CPU_INFO.is_file() else set()
+
 
 NEEDS_GCC = pytest.mark.skipif(product_library() is None, reason="needs gcc")
 
@@ -125,12 +133,39 @@ def test_compiled_gradients_are_those_of_float64(count: int, width: int, depth: 
     torch.testing.assert_close(total, found + 1, rtol=0, atol=1e-4)
 
 
+SHAPES = [(1, 16, 16), (7, 80, 32), (400, 48, 528), (0, 16, 16)]
+
+
 @NEEDS_GCC
-@pytest.mark.parametrize(("count", "width", "depth"), [(1, 16, 16), (7, 80, 32), (400, 48, 528), (0, 16, 16)])
+@pytest.mark.parametrize(("count", "width", "depth"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_compiled_products_are_those_of_float64_whatever_is_beside_a_row(
     count: int, width: int, depth: int, has_bias: bool
 ) -> None:
+    check_compiled_products(count, width, depth, has_bias)
+
+
+@pytest.fixture
+def for_zen_2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As compiled for a processor for which gcc takes products and sums apart."""
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-march=haswell", "-mtune=znver2"))
+    product_library.cache_clear()
+    yield
+    product_library.cache_clear()
+
+
+@NEEDS_GCC
+@pytest.mark.skipif("avx2" not in machine_flags(), reason="needs a processor with AVX2")
+@pytest.mark.usefixtures("for_zen_2")
+@pytest.mark.parametrize(("count", "width", "depth"), SHAPES)
+def test_so_they_are_as_compiled_for_another_processor(count: int, width: int, depth: int) -> None:
+    compiled = product_library()
+    assert compiled is not None
+    assert compiled.lanes() == 8
+    check_compiled_products(count, width, depth, has_bias=False)
+
+
+def check_compiled_products(count: int, width: int, depth: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs, weight, bias, grad = (
         torch.randn(size, generator=generator)
@@ -258,6 +293,22 @@ def test_it_is_a_matter_of_a_measurement_that_is_taken_once(
             choice.cache_clear()
     finally:
         choice.cache_clear()
+
+
+@NEEDS_GCC
+def test_other_sources_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu_products, "compiled_speedup", lambda: 2.0)
+    try:
+        for flags in (library.FLAGS, (*library.FLAGS, "-DOTHER")):
+            monkeypatch.setattr(library, "FLAGS", flags)
+            product_library.cache_clear()
+            cpu_products.is_compiled_faster.cache_clear()
+            assert cpu_products.is_compiled_faster()
+    finally:
+        product_library.cache_clear()
+        cpu_products.is_compiled_faster.cache_clear()
+    assert len(list(tmp_path.rglob("compiled-products-*.json"))) == 2
 
 
 def test_both_libraries_are_timed() -> None:

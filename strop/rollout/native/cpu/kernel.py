@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
-from strop.utils.c_library import VECTORS, WIDE_VECTORS, c_library
+from strop.utils.c_library import FUSED_SUMS, VECTORS, WIDE_VECTORS, c_library
 from strop.utils.rng import uniforms
 
 _FOLDER = Path(__file__).parent
@@ -27,7 +27,7 @@ DECODE, SAMPLE = _FOLDER / "decode.c", _FOLDER / "sample.c"
 HEADERS = (_FOLDER / "decode_attention.h", _FOLDER / "packed_products.h")
 """Of decode.c."""
 FLAGS = (
-    "-O3", "-march=native", *WIDE_VECTORS, "-ffast-math", "-fno-associative-math",
+    "-O3", "-march=native", *WIDE_VECTORS, *FUSED_SUMS, "-ffast-math", "-fno-associative-math",
     "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
 )  # fmt: skip
 
