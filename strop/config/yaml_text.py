@@ -50,7 +50,7 @@ class _Loader(BoundedLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
     """Quotes text that either YAML 1.1 or the loader above would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
