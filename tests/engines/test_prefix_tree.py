@@ -175,7 +175,7 @@ def test_the_length_from_which_different_prompts_share(num_common: int) -> None:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.tuples(
