@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -186,10 +186,10 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 @cache
-def _over_libyaml(loader: type[BoundedLoader]) -> type[yaml.CSafeLoader]:
+def _over_libyaml(loader: Any) -> Any:
     """The same with the parser in C."""
 
-    class OverLibyaml(yaml.CSafeLoader, loader):  # type: ignore[misc, valid-type]
+    class OverLibyaml(yaml.CSafeLoader, loader):  # type: ignore[misc]
         def get_single_node(self) -> yaml.Node | None:
             return _checked(yaml.CSafeLoader.get_single_node(self))
 
@@ -260,7 +260,7 @@ def parse_yaml(text: str, *, loader: type[BoundedLoader] = BoundedLoader) -> Any
     if yaml.__with_libyaml__:
         with contextlib.suppress(yaml.YAMLError, UnicodeError):
             if not any(character in text for character in _READ_OTHERWISE) and _is_shallow(text):
-                return yaml.load(text, Loader=_over_libyaml(loader))
+                return yaml.load(text, Loader=_over_libyaml(cast("Any", loader)))
     try:
         return yaml.load(text, Loader=loader)
     except RecursionError:
