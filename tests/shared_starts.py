@@ -18,8 +18,32 @@ SHARED = {
 text."""
 
 
+LONG = (
+    "tests/trainer/plan/test_plan_search.py",
+    "tests/trainer/test_learning.py",
+    "tests/trainer/test_kill_and_resume.py",
+    "tests/trainer/preference/test_preference_commands.py",
+    "tests/trainer/test_ahead_environments.py",
+    "tests/trainer/test_changed_inputs.py",
+    "tests/trainer/test_longer_runs.py",
+    "tests/trainer/test_golden_run.py",
+    "tests/engines/test_sharded_checkpoint_crashes.py",
+    "tests/trainer/test_group_reward_runs.py",
+    "tests/trainer/test_clock_jumps.py",
+)
+"""Files of few tests that take seconds each. Those with many tests come first, so that these would be the last ones,
+when the other processes have nothing left."""
+
+
 class ByWhatIsShared(LoadFileScheduling):
     """The tests of a file one after the other in one process, as are all files with the same of `SHARED`."""
+
+    def schedule(self) -> None:
+        """Give each process something to begin with; `LONG` is next."""
+        super().schedule()
+        for scope in reversed(LONG):
+            if scope in self.workqueue:
+                self.workqueue.move_to_end(scope, last=False)
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(super()._split_scope(nodeid), self.config.rootpath)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from compiled_once import compile_share
-from shared_starts import SHARED, ByWhatIsShared, scope_of
+from shared_starts import LONG, SHARED, ByWhatIsShared, scope_of
+from xdist.scheduler import LoadFileScheduling
 
 TESTS = Path(__file__).parent
 
@@ -29,6 +31,18 @@ def test_a_file_is_alone_or_with_those_that_share_something(tmp_path: Path) -> N
 def test_all_that_is_shared_is_used() -> None:
     scopes = {scope_of(str(file), TESTS) for file in TESTS.rglob("test_*.py") if file != Path(__file__)}
     assert scopes >= SHARED.keys()
+
+
+def test_files_of_few_long_tests_are_not_left_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [file for file in LONG if scope_of(file, TESTS.parent) != file]
+
+    def schedule(self: ByWhatIsShared) -> None:
+        self.workqueue = OrderedDict.fromkeys(["tests/test_a.py", LONG[1], "tests/test_b.py", LONG[0]])
+
+    monkeypatch.setattr(LoadFileScheduling, "schedule", schedule)
+    tests = ByWhatIsShared.__new__(ByWhatIsShared)
+    tests.schedule()
+    assert list(tests.workqueue) == [*LONG[:2], "tests/test_a.py", "tests/test_b.py"]
 
 
 def test_a_process_compiles_its_share_of_the_files_and_runs_none(

@@ -70,6 +70,8 @@ class _Builder:
                 fields[name] = self._value(hint, self.values[key], key) if key in self.values else value
         if len(self.problems) > found_before:
             return None
+        if all(value is getattr(default, name) for name, value in fields.items()):
+            return default  # it was checked when it was made
         try:
             return cls(**fields)
         except ValueError as error:  # a rule of the dataclass itself: its sentence is the user's answer

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -275,18 +278,16 @@ def read_module(
         kind: what is wanted, for the sentence where it is not there.
         may_miss: beginning of the names of weights that may be missing; they are 0.
         half: precision of linear layers, where the folder has all its weights in it; None: they are wide.
-        options: of the class.
+        options: settings of the model that are not those of its config.json.
 
     Raises:
         ValueError: the folder holds no such model, or not all of its weights.
     """
     source, trust = config.path, runs_own_code(config)
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
-    if config.override_config:  # else transformers reads the file itself
-        shape = load_model_config(config)
-        for name, value in options.items():
-            setattr(shape, name, value)
-        options = {"config": shape}
+    shape = load_model_config(config)
+    for name, value in options.items():
+        setattr(shape, name, value)
     with reading(source, f"model folder {source!r} holds no loadable {kind}"):
         check_weights(source)
         if half is not None and stored_dtypes(source) != {half}:
@@ -298,7 +299,7 @@ def read_module(
                 trust_remote_code=trust,
                 use_safetensors=True,
                 output_loading_info=True,
-                **options,
+                config=shape,
             )
     module, loading = loaded
     missing = sorted(loading["missing_keys"])
@@ -392,7 +393,10 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
-        shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        if trust:
+            shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+        else:
+            shape = copy.deepcopy(_parsed(str(folder), json.dumps(settings)))
     if not config.override_config:
         return shape
     merged = model_overrides.overridden(settings, shape.to_dict(), config.override_config)
@@ -400,3 +404,10 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
     with reading(folder, "model.override_config does not fit this model"):
         changed: PreTrainedConfig = type(shape).from_dict(merged)
         return changed
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(folder: str, _settings: str) -> PreTrainedConfig:
+    """The configuration in a folder whose config.json holds these settings: a run asks for it a dozen times."""
+    shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from itertools import chain
 from typing import Any
@@ -29,16 +30,24 @@ def is_plain_gate(part: nn.Module) -> bool:
     if len(inspect.signature(part.forward).parameters) != 1:
         return False
     trial: Any = copy.copy(part)
-    sizes = ((3, 4), (3, 4), (4, 3))
-    small = [nn.Linear(*size, device="meta").to_empty(device="cpu") for size in sizes]  # nothing is drawn
-    for number, linear in enumerate(small):
-        for parameter in linear.parameters():
-            parameter.copy_(torch.sin(torch.arange(parameter.numel()) + number).view_as(parameter))
+    gate, up, down = small = _small_layers()
     trial._modules = {**part._modules, **dict(zip(names, small, strict=True))}
-    hidden = torch.cos(torch.arange(6.0)).view(2, 3)
-    gate, up, down = small
+    hidden = torch.cos(torch.arange(6, dtype=torch.float32)).view(2, 3)
     try:
         output: Tensor = trial(hidden)
     except (RuntimeError, ValueError, TypeError, AttributeError):  # it computes something else with its sizes
         return False
     return torch.allclose(output, down(F.silu(gate(hidden)) * up(hidden)), atol=1e-6)
+
+
+@functools.cache
+def _small_layers() -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    """The layers of a trial."""
+    sizes = ((3, 4), (3, 4), (4, 3))
+    small = [nn.Linear(*size, device="meta", dtype=torch.float32).to_empty(device="cpu") for size in sizes]
+    for number, linear in enumerate(small):
+        for parameter in linear.parameters():  # nothing is drawn
+            angles = torch.arange(parameter.numel(), dtype=torch.float32) + number
+            parameter.copy_(torch.sin(angles).view_as(parameter))
+    gate, up, down = small
+    return gate, up, down

@@ -41,6 +41,7 @@ def field_hints(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
+@cache
 def union_members(hint: object) -> tuple[Any, ...]:
     """The alternatives of a union; the hint itself where it is none."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

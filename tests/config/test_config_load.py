@@ -16,7 +16,7 @@ from config_settings import (
     ToolSettings,
 )
 
-from strop.config import ConfigError, load_config
+from strop.config import ConfigError, load_config, sections
 
 FILES = "data.train_files=[a.parquet]"
 
@@ -45,6 +45,16 @@ def test_defaults_alone_are_the_dataclass_defaults() -> None:
     config = load()
     assert config.data.train_files == ("a.parquet",)
     assert (config.steps, config.rollout) == (10, RolloutSettings())
+
+
+def test_a_section_of_which_nothing_is_given_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    check = sections.check_fields
+    monkeypatch.setattr(
+        sections, "check_fields", lambda made, key: [checked.append(type(made)), check(made, key)]
+    )
+    assert load("rollout.temperature=2").rollout.temperature == 2
+    assert (checked.count(RolloutSettings), checked.count(OptimSettings)) == (2, 1)
 
 
 def test_overrides_set_every_kind_of_field() -> None:

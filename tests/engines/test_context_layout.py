@@ -44,7 +44,7 @@ def placed(row: Tensor, layout: ContextLayout) -> Tensor:
     return torch.cat([row, padding])[layout.tokens.flatten()]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     segments=any_plan(12),
     num_ranks=st.integers(1, 5),

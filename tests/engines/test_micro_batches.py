@@ -30,7 +30,7 @@ def rows_of(shapes: list[tuple[int, int]]) -> DataProto:
     return make_rows(prompts, responses)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20)), max_size=40),
     extra=st.integers(0, 60),

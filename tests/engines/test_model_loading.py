@@ -17,7 +17,7 @@ from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model, load_model_config, load_tokenizer
 from strop.engines.model_support import parity as probe
 from strop.engines.precision import describe_precision
 from strop.engines.segments import Segment
@@ -43,6 +43,17 @@ def test_no_path() -> None:
     for function in (lambda: load(""), lambda: load_tokenizer(ModelConfig())):
         with pytest.raises(ValueError, match="model.path is not set; give a Hugging Face model folder"):
             function()
+
+
+def test_a_changed_configuration_is_read_again_and_is_the_callers_own(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    first = load_model_config(ModelConfig(path=str(folder)))
+    first.rope_parameters["rope_theta"] = 7.0
+    again = load_model_config(ModelConfig(path=str(folder)))
+    assert again.rope_parameters["rope_theta"] == 10_000.0
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
+    assert load_model_config(ModelConfig(path=str(folder))).rms_norm_eps == 0.5 != again.rms_norm_eps
 
 
 def test_path_is_no_folder(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_turns_of_an_episode_are_one_run() -> None:
     assert runs(tree_of(rows), rows) == [([5, 6, 7, 8, 9], None)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sequences)
 def test_every_beginning_is_there_once(rows: list[list[int]]) -> None:
     tree = tree_of(rows)
@@ -73,7 +73,7 @@ def test_every_beginning_is_there_once(rows: list[list[int]]) -> None:
         assert node.parent is None or node.parent in (before or []), "what continues a node follows it"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=sequences, extra=st.integers(0, 12), data=st.data())
 def test_no_piece_is_above_the_budget_and_none_could_be_joined(
     rows: list[list[int]], extra: int, data: st.DataObject

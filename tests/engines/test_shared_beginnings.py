@@ -157,7 +157,7 @@ any_rows = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pairs=any_rows, spare=st.integers(0, 20), kind=st.sampled_from(["qwen3", "mistral", "qwen3_moe"]))
 def test_any_rows_and_any_budget(
     tiny_folder: Callable[[str], Path], pairs: list[Pair], spare: int, kind: str

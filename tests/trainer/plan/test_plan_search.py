@@ -31,7 +31,7 @@ def every_placement(config: Config, plan: Plan, *, devices: int, available: floa
 
 @pytest.mark.parametrize(
     ("model", "devices", "overrides"),
-    [(SMALL, 16, ()), (SMALL, 6, PPO), (EXPERTS, 8, ())],
+    [(SMALL, 6, ()), (SMALL, 3, PPO), (EXPERTS, 8, ())],
 )
 @pytest.mark.parametrize("room", [0.5, 2.0])
 def test_a_search_finds_what_trying_every_placement_finds(
