@@ -50,6 +50,9 @@ class Outcome:
     """Wall-clock time spent in the function, or waiting for a service."""
     fallback_score: float | None = None
     """Score that a sample without one is trained with (`fixed` in reward.on_failure); None: left out of training."""
+    token_rewards: Sequence[tuple[int, float]] = ()
+    """Parts of the score that belong to single tokens, as a reward manager gives them: the place in the response, and
+    the reward. The rest of the score belongs to the last token."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """Resources used by scoring, by name (`judge/requests`); added over samples in metrics."""
     service: str = ""
@@ -63,13 +66,15 @@ class Outcome:
         }
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "error", storable_text(self.error, max_chars=MAX_TEXT_CHARS))
+        rewards = tuple((int(place), float(reward)) for place, reward in self.token_rewards)
+        object.__setattr__(self, "token_rewards", rewards)
         object.__setattr__(self, "seconds", finite(self.seconds) or 0.0)
         if self.kind == "score":
             if self.score is None or usable(self.score) is None or self.error:
                 raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
             if self.fallback_score is not None:
                 raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
-        elif self.score is not None or not self.error:
+        elif self.score is not None or not self.error or self.token_rewards:
             raise ValueError(
                 f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
             )

@@ -124,12 +124,16 @@ def test_outcome_is_a_score_or_a_reason(kind: str, score: float | None, error: s
 @pytest.mark.parametrize(
     "message",
     [
-        ["done", "score", None, {}, "", 0.1],
-        ["done", "score", "1.0", {}, "", 0.1],
-        ["done", "score", math.nan, {}, "", 0.1],
-        ["done", "score", 1.0, {"a": [1]}, "", 0.1],
-        ["done", "score", 1.0, {}, None, 0.1],
-        ["done", "score", 1.0, {}, ""],
+        ["done", "score", None, {}, [], "", 0.1],
+        ["done", "score", "1.0", {}, [], "", 0.1],
+        ["done", "score", math.nan, {}, [], "", 0.1],
+        ["done", "score", 1.0, {"a": [1]}, [], "", 0.1],
+        ["done", "score", 1.0, {}, [], None, 0.1],
+        ["done", "score", 1.0, {}, [], ""],
+        ["done", "score", 1.0, {}, [[-1, 1.0]], "", 0.1],
+        ["done", "score", 1.0, {}, [[0, math.nan]], "", 0.1],
+        ["done", "score", 1.0, {}, [[0.5, 1.0]], "", 0.1],
+        ["done", "score", 1.0, {}, [0], "", 0.1],
         ["start"],
     ],
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from strop.protocol.trajectory import Prompt, Trajectory
-from strop.rewards.combine import Part, combine
+from strop.rewards.combine import Part, combine, combined_token_rewards
 from strop.rewards.config import RewardConfig
 from strop.rewards.judges.client import CallFailed
 from strop.rewards.judges.judge import Judge
@@ -157,7 +157,10 @@ class Services:
                 failure = failure or result
             else:
                 own_part = {} if self._config.functions else {self._config.part: result.score}
-                parts.append(Part(key="", score=result.score, parts={**own_part, **result.parts}))
+                merged_parts = {**own_part, **result.parts}
+                parts.append(
+                    Part(key="", score=result.score, parts=merged_parts, token_rewards=result.token_rewards)
+                )
         if failure is not None:
             return replace(failure, usage=usage)
         score, merged = combine(parts)
@@ -165,7 +168,14 @@ class Services:
         if usable(score) is None:
             sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
             return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
-        return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
+        return Outcome(
+            kind="score",
+            score=score,
+            parts=merged,
+            token_rewards=combined_token_rewards(parts),
+            seconds=seconds,
+            usage=usage,
+        )
 
     def _address(self, name: str) -> str:
         """Setting and address of a service, as in `Outcome.service`."""
