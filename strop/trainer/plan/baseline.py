@@ -42,6 +42,8 @@ num_bytes, sent = most(), sent_bytes_per_s(mesh)
 print(json.dumps({"num_bytes": num_bytes, "call_s": collective_seconds(mesh), "bytes_per_s": sent}))
 """
 TIMEOUT_S = 120.0
+_REAP_S = 5.0
+"""Wait for a process that was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +119,8 @@ def _output(program: str, *, num_ranks: int) -> str:
                 [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             )  # fmt: skip
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
+            processes.append(process)
+            stack.callback(_end, process)
         try:
             output, _ = processes[0].communicate(timeout=TIMEOUT_S)
             statuses = [processes[0].returncode]
@@ -129,3 +131,12 @@ def _output(program: str, *, num_ranks: int) -> str:
     if failed := [status for status in statuses if status]:
         raise _NotMeasured(f"its process ended with status {failed[0]}")
     return output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill it, and leave it where the system does not let it go."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+    if process.stdout is not None:
+        process.stdout.close()
