@@ -324,6 +324,7 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ("trainer.output_dir=x", "here it is the option --out"),
         ("trainer.resume_mode=auto", "here it is the option --resume"),
         ("trainer.logging_steps=1", "trainer has the keys seed, num_epochs"),
+        ("actor.x=1", "actor has the keys optim, engine"),
         ("trainer.lr=1", "the keys of this name are actor.optim.lr, "),
         ("trainer.total_steps=1", "the nearest valid key is trainer.max_steps"),
         ("actor.lr=1", "the nearest valid key is actor.optim.lr"),
