@@ -138,7 +138,7 @@ def first_of_each_cause(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def remedies(outcomes: Sequence[Outcome], *, repair: str) -> str:
-    """What to do about the outcomes without a score: a clause for each cause, the most frequent of them first.
+    """Advice about the outcomes without a score: a clause for each cause, the most frequent of them first.
 
     Args:
         outcomes: of any kind; some have no score.
