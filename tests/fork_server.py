@@ -8,10 +8,12 @@ nowhere else. It ends with the process of pytest.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,8 @@ PRELOADED = (
     "strop.trainer.train",
 )
 """Modules of the server. None of tests/, which is not on its path."""
+_DUMP_S = 5.0
+"""Time to say it."""
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(list(PRELOADED))
 
@@ -80,7 +84,7 @@ def run_program(
     """Run a program to its end, as `start_program` starts it.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer, and was killed.
+        subprocess.TimeoutExpired: it took longer, and was killed; its notes are what it wrote, and where it was.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -88,7 +92,7 @@ def run_program(
         try:
             process.join(timeout_s)
             if process.exitcode is None:
-                raise subprocess.TimeoutExpired([*map(str, words)], timeout_s)
+                raise _too_late(process, words, timeout_s, out, err)
             return subprocess.CompletedProcess(
                 [*map(str, words)], process.exitcode, out.read_text(), err.read_text()
             )
@@ -98,9 +102,22 @@ def run_program(
             process.close()
 
 
+def _too_late(
+    process: BaseProcess, words: Sequence[str | Path], timeout_s: float, out: Path, err: Path
+) -> subprocess.TimeoutExpired:
+    """End it such that it says where it is."""
+    assert process.pid is not None, "it was started"
+    os.kill(process.pid, signal.SIGABRT)
+    process.join(_DUMP_S)
+    error = subprocess.TimeoutExpired([*map(str, words)], timeout_s)
+    error.add_note(f"{out.read_text()}\n{err.read_text()}")
+    return error
+
+
 def _be_program(words: list[str], out: Path, err: Path, cwd: Path, env: dict[str, str]) -> None:
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    faulthandler.enable(file=2)  # which SIGABRT makes speak
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -40,6 +40,12 @@ PROCESS = Metric(
     "with algorithm=prime: of pairs of a prompt's samples with different outcomes, those whose better one has the "
     "larger sum of process rewards, where 0.5 is chance; of the squared advantages, what process rewards make",
 )
+VARIANCE_PROXY = Metric(
+    "variance_proxy/{proxy2_total_power,expected_a_squared,expected_w}",
+    "",
+    "with algorithm=otb, mean over samples: of A² W, of A² and of W, A being a sample's mean advantage over its tokens "
+    "and W the squared norm of its gradient with respect to the logits, with importance weights where there are any",
+)
 GROUPS = Metric(
     "rollout/groups_{all_max,all_min,mixed,all_equal,single}",
     "share",

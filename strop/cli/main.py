@@ -148,6 +148,8 @@ class Parser(argparse.ArgumentParser):
         section = SECTION_OF_COMMAND.get(self.prog.rpartition(" ")[2], "")
         ours, sentence = key_aliases(option.lstrip("-").replace("-", "_"), section)
         written = "settings are given as key=value, without dashes"
+        if sentence and not ours:
+            return sentence
         return f"{written}: {sentence}" if ours else written
 
 

@@ -25,7 +25,7 @@ value is refused as an unknown key. An entry leaves with 0.3."""
 
 KeyAliases = Callable[[str, str], tuple[Sequence[str], str]]
 """Lookup of keys of other libraries: from a key, and the section of the command that it was given to, to the keys here
-that it stands for (none for an unknown one), and a sentence that says so."""
+that it stands for, and a sentence that says so (none for an unknown one), also where that is an option of commands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,22 +139,25 @@ def unknown_key(
         if f"{section}.{key}" in candidates or len(candidates) == 1:
             suggestion = candidates[0] if len(candidates) == 1 else f"{section}.{key}"
             return f"unknown key {key}{origin}; the nearest valid key is {suggestion}"
-    if len(of_this_name) != 1:
-        ours, sentence = ((), "") if aliases is None else aliases(key, section)
-        if ours and set(ours) <= set(keys):
-            return f"unknown key {key}{origin}; {sentence}"
-    if len(of_this_name) > 1 and "." not in key:
-        return f"unknown key {key}{origin}; the keys of this name are {', '.join(of_this_name)}"
+    above = key.rpartition(".")[0]
+    in_section = [full for full in of_this_name if above and full.startswith(f"{above}.")]
+    ours, sentence = ((), "") if aliases is None else aliases(key, section)
+    is_plain = len(of_this_name) == 1 and (in_section or of_this_name[0] in ours)
+    if sentence and set(ours) <= set(keys) and not is_plain:
+        return f"unknown key {key}{origin}; {sentence}"
     near = nearest(key, keys)
+    same = [full for full in of_this_name if full.endswith(f".{key}")] or of_this_name
+    if len(same) > 1 and not (above and near is not None and near.startswith(f"{key.partition('.')[0]}.")):
+        return f"unknown key {key}{origin}; the keys of this name are {', '.join(same)}"
     if near is not None:
         return f"unknown key {key}{origin}; the nearest valid key is {near}"
-    above, position = root, "the top level"
+    owner, position = root, "the top level"
     for part in key.split(".")[:-1]:
-        hint = field_hints(above).get(part)
+        hint = field_hints(owner).get(part)
         if not is_section(hint):
             break
-        above, position = hint, part if above is root else f"{position}.{part}"
-    return f"unknown key {key}{origin}; {position} has the keys {', '.join(field_hints(above))}"
+        owner, position = hint, part if owner is root else f"{position}.{part}"
+    return f"unknown key {key}{origin}; {position} has the keys {', '.join(field_hints(owner))}"
 
 
 def current_key(key: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,11 @@ class PreferenceDataset:
 
     def __getitem__(self, index: int) -> PreferenceExample:
         return self._examples[index]
+
+    def identity(self, index: int) -> bytes:
+        """Equal for examples with the same first conversation and label."""
+        example = self._examples[index]
+        return bytes([example.is_good]) + array("i", example.pair[0].token_ids).tobytes()
 
     @property
     def longest(self) -> int:

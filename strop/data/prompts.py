@@ -111,6 +111,10 @@ class PromptDataset:
         """Tokens of the prompt of a row that is kept."""
         return len(self._ids[row])
 
+    def token_ids(self, row: int) -> array[int]:
+        """The prompt of a row that is kept."""
+        return self._ids[row]
+
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -10,6 +10,7 @@ compiled_layers.py    Layers that torch.compile has made a function of (engine.c
 config.py             Configuration of a model and of the engine that trains it
 cpu_products.py       Products of layers on a CPU, in float32 by what is fastest there, which is measured once for a
                       machine
+finite_weights.py     Weights that are no numbers, refused where they are read
 float64.py            Norms, routers and experts in the precision of the model (model.dtype=float64)
 fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
 gate_kernels.py       Triton kernels of gated feed-forward parts

@@ -23,6 +23,7 @@ from strop.engines import model_overrides, model_support
 from strop.engines.causal_lm import HALF, CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.cpu.layers import use_cpu_layers
+from strop.engines.finite_weights import check_finite
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.gate_kernels import use_gate_kernel
 from strop.engines.half_weights import (
@@ -281,7 +282,7 @@ def read_module(
         options: settings of the model that are not those of its config.json.
 
     Raises:
-        ValueError: the folder holds no such model, or not all of its weights.
+        ValueError: the folder holds no such model, or not all of its weights, or some that are not finite.
     """
     source, trust = config.path, runs_own_code(config)
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
@@ -314,6 +315,7 @@ def read_module(
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of {type(module).__name__}, which would "
             f"start at random; give a folder with all weights of a causal language model"
         )
+    check_finite(module.named_parameters(), f"model folder {source!r}")
     settle_config(module, source)
     if half is not None:
         widen_others(module, half)

@@ -18,6 +18,7 @@ from typing import Any
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import load_sharded
+from strop.engines.finite_weights import check_finite
 from strop.engines.kinds import TrainableEngine
 from strop.engines.role_tensors import OPTIMIZER, of_other_stages, present, role_tensors
 
@@ -77,7 +78,9 @@ def load_weights(folder: Path, model: CausalLM) -> None:
         ValueError: as `load_role`.
     """
     leave = [OPTIMIZER, *of_other_stages(model, ())]
-    load_sharded(folder, present(role_tensors(model)), leave=leave)
+    tensors = present(role_tensors(model))
+    load_sharded(folder, tensors, leave=leave)
+    check_finite(tensors.items(), f"checkpoint {folder}")
 
 
 def _save_config(model: CausalLM, folder: Path) -> None:

@@ -24,6 +24,7 @@ from strop.engines.checkpoint import forms_of, load_sharded, save_sharded, save_
 from strop.engines.checkpoint_reader import DTYPE_NAMES, DTYPES
 from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.finite_weights import check_finite
 from strop.engines.grad_scaler import LossScale
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.micro_batch import pack
@@ -384,7 +385,9 @@ class TrainEngine(Engine):
         if leaves_weights:
             load_sharded(folder, tensors, leave=[MODEL, *leave])
         else:
-            numbers = load_sharded(folder, present(role_tensors(self.model) | tensors), leave=leave)
+            weights = present(role_tensors(self.model))
+            numbers = load_sharded(folder, weights | present(tensors), leave=leave)
+            check_finite(weights.items(), f"checkpoint {folder}")
         try:
             self.optimizer.load_state(moments, numbers)
         except (KeyError, TypeError, AttributeError) as error:

@@ -29,6 +29,13 @@ class Part:
     """None: it does not apply to this sample."""
     parts: Mapping[str, Value] = field(default_factory=dict)
     """Other entries of the returned dictionary."""
+    token_rewards: Sequence[tuple[int, float]] = ()
+    """As of `Outcome`, before the weight."""
+
+
+def combined_token_rewards(parts: Sequence[Part]) -> list[tuple[int, float]]:
+    """Token rewards of all functions, each with its weight."""
+    return [(place, part.weight * reward) for part in parts for place, reward in part.token_rewards]
 
 
 def combine(parts: Sequence[Part]) -> tuple[float | None, dict[str, Value]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
@@ -34,6 +34,14 @@ _MANAGERS_ELSEWHERE = {
 
 class ServiceSection(Protocol):
     """The section of a service below reward."""
+
+    ADDRESS: ClassVar[str]
+    """Full key of the setting with its address."""
+
+    @property
+    def address(self) -> str:
+        """URL of the service."""
+        ...
 
     @property
     def scores(self) -> bool:

@@ -50,8 +50,14 @@ class Outcome:
     """Wall-clock time spent in the function, or waiting for a service."""
     fallback_score: float | None = None
     """Score that a sample without one is trained with (`fixed` in reward.on_failure); None: left out of training."""
+    token_rewards: Sequence[tuple[int, float]] = ()
+    """Parts of the score that belong to single tokens, as a reward manager gives them: the place in the response, and
+    the reward. The rest of the score belongs to the last token."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """Resources used by scoring, by name (`judge/requests`); added over samples in metrics."""
+    service: str = ""
+    """Full key of the setting with the address of the service that gave no score, and the address:
+    `reward.judge.base_url=http://127.0.0.1:8000/v1`. Empty where functions gave this outcome."""
 
     def __post_init__(self) -> None:
         parts = {
@@ -60,13 +66,15 @@ class Outcome:
         }
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "error", storable_text(self.error, max_chars=MAX_TEXT_CHARS))
+        rewards = tuple((int(place), float(reward)) for place, reward in self.token_rewards)
+        object.__setattr__(self, "token_rewards", rewards)
         object.__setattr__(self, "seconds", finite(self.seconds) or 0.0)
         if self.kind == "score":
             if self.score is None or usable(self.score) is None or self.error:
                 raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
             if self.fallback_score is not None:
                 raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
-        elif self.score is not None or not self.error:
+        elif self.score is not None or not self.error or self.token_rewards:
             raise ValueError(
                 f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
             )
@@ -96,24 +104,70 @@ def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
     For example `reward: 1017 ok, 6 timeout (>10 s), 1 error (ZeroDivisionError: division by zero at
     reward.py:41)`. An exception of one line is one kind, whatever value its text repeats.
     """
-    counts = Counter(outcome.kind for outcome in outcomes)
-    line = f"reward: {counts['score']} ok"
-    if counts["timeout"]:
-        line += f", {counts['timeout']} timeout (>{timeout_s:g} s)"
+    line = f"reward: {sum(outcome.kind == 'score' for outcome in outcomes)} ok"
+    too_slow = sum(outcome.kind == "timeout" and not outcome.service for outcome in outcomes)
+    if too_slow:
+        line += f", {too_slow} timeout (>{timeout_s:g} s)"
+    services_too_slow = [outcome for outcome in outcomes if outcome.kind == "timeout" and outcome.service]
+    line += _counted_errors(services_too_slow, "timeout")
     for kind in ("error", "infrastructure"):
-        if not counts[kind]:
-            continue
-        errors: dict[object, list[str]] = {}
-        for outcome in outcomes:
-            if outcome.kind == kind:
-                errors.setdefault(_error_group(outcome.error), []).append(outcome.error)
-        same = max(errors.values(), key=len)
-        most, times = Counter(same).most_common(1)[0]
-        text = most if times == len(same) else f"{most}, and alike with other values"
-        if len(errors) > 1:
-            text = f"{len(same)} times {text}; {len(errors) - 1} other error{'s' if len(errors) > 2 else ''}"
-        line += f", {counts[kind]} {kind} ({text})"
+        line += _counted_errors([outcome for outcome in outcomes if outcome.kind == kind], kind)
     return line
+
+
+def _counted_errors(outcomes: Sequence[Outcome], kind: str) -> str:
+    """The count of these outcomes, and the most frequent error among them; empty where there are none."""
+    if not outcomes:
+        return ""
+    errors: dict[object, list[str]] = {}
+    for outcome in outcomes:
+        errors.setdefault(_error_group(outcome.error), []).append(outcome.error)
+    same = max(errors.values(), key=len)
+    most, times = Counter(same).most_common(1)[0]
+    text = most if times == len(same) else f"{most}, and alike with other values"
+    if len(errors) > 1:
+        text = f"{len(same)} times {text}; {len(errors) - 1} other error{'s' if len(errors) > 2 else ''}"
+    return f", {len(outcomes)} {kind} ({text})"
+
+
+def first_of_each_cause(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The first outcome of each kind of failure and service, the most frequent of them first."""
+    counts = Counter((outcome.kind, outcome.service) for outcome in outcomes if outcome.kind != "score")
+    first = {(outcome.kind, outcome.service): outcome for outcome in reversed(outcomes)}
+    return [first[cause] for cause, _ in counts.most_common()]
+
+
+def remedies(outcomes: Sequence[Outcome], *, repair: str) -> str:
+    """Advice about the outcomes without a score: a clause for each cause, the most frequent of them first.
+
+    Args:
+        outcomes: of any kind; some have no score.
+        repair: the clause about a function that fails.
+    """
+    return "; ".join(_remedy(outcome, repair) for outcome in first_of_each_cause(outcomes))
+
+
+def _remedy(outcome: Outcome, repair: str) -> str:
+    setting, _, address = outcome.service.partition("=")
+    section = setting.rpartition(".")[0]
+    match outcome.kind, bool(outcome.service):
+        case "timeout", False:
+            return "make the function faster, or raise reward.timeout_s"
+        case "timeout", True:
+            return f"raise {section}.timeout_s, or have {address} asked less at a time ({section}.max_concurrent)"
+        case "infrastructure", False:
+            return (
+                "see to what scoring asks for, as its error says: a service that runs and is reached from here, a "
+                "sandbox that starts (`strop sandbox check`); the function need not change"
+            )
+        case "infrastructure", True:
+            return (
+                f"see to what the error says: {address} must run, and take these requests from here; or set {setting} "
+                f"to a service that does"
+            )
+        case _, True:
+            return f"look at what {address} answers, and at the settings in {section}"
+    return repair
 
 
 def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, timeout_s: float) -> None:
@@ -122,8 +176,8 @@ def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, 
     if failed > max_failed_share * len(outcomes):
         raise RewardError(
             f"{failed} of {len(outcomes)} samples could not be scored, more than reward.max_failed_share = "
-            f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): repair the reward "
-            f"function, or raise the limit if these failures are expected; a run that is continued (--resume) reads "
-            f"the reward file anew (--accept-changes), and takes other values of reward.on_failure, "
-            f"reward.failed_score and reward.max_failed_share"
+            f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): "
+            f"{remedies(outcomes, repair='repair the reward function')}; or raise the limit if these failures are "
+            f"expected. A run that is continued (--resume) reads the reward file anew (--accept-changes), and takes "
+            f"other values of reward.on_failure, reward.failed_score and reward.max_failed_share"
         )

@@ -10,7 +10,8 @@
             return {"reward_score": float(len(text)), "reward_extra_info": {"length": len(text)}}
 
 The older form is a class called as `manager(data, return_dict=True)`, which returns a tensor of rewards per token
-[1, R], or a dictionary with it under `reward_tensor` and lists under `reward_extra_info`; the reward is its sum.
+[1, R], or a dictionary with it under `reward_tensor` and lists under `reward_extra_info`. The reward is its sum, and
+each token keeps its own for estimators that take rewards per token.
 
 A batch has one row: prompts [1, P], responses [1, R], input_ids and attention_mask [1, P + R], position_ids [1, P + R]
 and response_mask [1, R] (1: sampled, 0: of a tool or an environment), without padding; beside them data_source,
@@ -26,7 +27,7 @@ import abc
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
@@ -37,6 +38,7 @@ from strop.protocol import DataProto
 from strop.rewards.combine import Part
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, load_module
 from strop.rewards.scorers import default_compute_score
+from strop.utils.sanitize.values import MAX_NUMBER
 
 C = TypeVar("C", bound=type)
 registered: dict[str, type] = {}
@@ -128,27 +130,38 @@ class ManagerFunction(RewardFunction):
             BadReturnError: it is neither.
         """
         extra: Mapping[str, Any] = {}
+        token_rewards: list[tuple[int, float]] = []
         if isinstance(returned, Mapping) and "reward_score" in returned:
             score, extra = returned["reward_score"], returned.get("reward_extra_info") or {}
         elif isinstance(returned, Mapping) and "reward_tensor" in returned:
-            score = _total(returned["reward_tensor"])
+            score, token_rewards = _of_tokens(returned["reward_tensor"])
             extra = {name: _only(value) for name, value in (returned.get("reward_extra_info") or {}).items()}
         elif isinstance(returned, torch.Tensor):
-            score = _total(returned)
+            score, token_rewards = _of_tokens(returned)
         else:
             raise BadReturnError(
                 f"{self.label} returned a {type(returned).__name__}; a manager returns a dictionary with reward_score "
                 f"(run_single), or a tensor or a dictionary with reward_tensor (__call__)"
             )
-        return super().read({**extra, "score": score})
+        return replace(super().read({**extra, "score": score}), token_rewards=token_rewards)
 
 
-def _total(rewards: object) -> float:
+def _of_tokens(rewards: object) -> tuple[float, list[tuple[int, float]]]:
+    """The sum of the rewards of tokens, and those that are not 0; none where all of it is on the last token."""
     if not isinstance(rewards, torch.Tensor) or rewards.ndim != 2 or len(rewards) != 1:
         raise BadReturnError(
             f"the tensor of rewards must be [1, R] for a batch of one row, got {rewards!r:.100}"
         )
-    return float(rewards.double().sum())
+    values = rewards[0].double()
+    strange = values[~(values.abs() <= MAX_NUMBER)]  # also what is no number
+    if len(strange):
+        raise BadReturnError(
+            f"the tensor of rewards has {float(strange[0]):g} in it; give finite numbers from {-MAX_NUMBER:g} to "
+            f"{MAX_NUMBER:g}"
+        )
+    places = values.nonzero()[:, 0].tolist()
+    is_outcome = places in ([], [len(values) - 1])
+    return float(values.sum()), [] if is_outcome else [(place, float(values[place])) for place in places]
 
 
 def _only(value: object) -> Any:

@@ -11,8 +11,8 @@ reward function made of it. A message is one line (strop.utils.json_lines). `cal
                        ["grading", comparison]                  a comparison of it begins; null: it ended
                        ["away", seconds]                        the deadline stands still, for at most so long
                        ["back"]                                 it counts again
-                       ["done", kind, score, parts, error, s]   its result
-                       ["all", [[kind, score, parts, error], ...], s]  that of all answers to a prompt
+                       ["done", kind, score, parts, token_rewards, error, s]  its result
+                       ["all", [[kind, score, parts, token_rewards, error], ...], s]  that of all answers to a prompt
 """
 
 from __future__ import annotations
@@ -107,17 +107,32 @@ def outcome_of(message: list[Any]) -> Outcome:
         ValueError: the message has another form than a worker of ours writes.
     """
     match message:
-        case ["done", str(kind), score, dict(parts), str(error), int() | float() as seconds] if all(
+        case [
+            "done", str(kind), score, dict(parts), list(token_rewards), str(error), int() | float() as seconds
+        ] if all(
             isinstance(key, str) and isinstance(value, (bool, int, float, str))
             for key, value in parts.items()
-        ):
+        ) and all(map(_is_token_reward, token_rewards)):  # fmt: skip
             if error and kind in ("error", "infrastructure"):
                 return Outcome(
                     kind="error" if kind == "error" else "infrastructure", error=error, seconds=seconds
                 )
             if kind == "score" and not error and usable(score) is not None:
-                return Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
+                return Outcome(
+                    kind="score",
+                    score=float(score),
+                    parts=parts,
+                    token_rewards=token_rewards,
+                    seconds=seconds,
+                )
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")
+
+
+def _is_token_reward(pair: object) -> bool:
+    match pair:
+        case [int(place), int() | float() as reward]:
+            return place >= 0 and usable(reward) is not None
+    return False
 
 
 def outcomes_of(message: list[Any]) -> list[Outcome]:

@@ -24,7 +24,7 @@ from functools import cache, partial
 from socket import gaierror
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from strop.rewards.combine import Part, combine
+from strop.rewards.combine import Part, combine, combined_token_rewards
 from strop.rewards.function_loading import load_functions
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe
 from strop.rewards.outcome import Outcome, RewardUnavailable
@@ -237,7 +237,7 @@ def _combined(
         return Outcome(
             kind="error", error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text"
         )
-    return Outcome(kind="score", score=score, parts=merged)
+    return Outcome(kind="score", score=score, parts=merged, token_rewards=combined_token_rewards(parts))
 
 
 def _describe(error: BaseException, function: RewardFunction) -> str:
@@ -280,10 +280,13 @@ def _serve(
             os._exit(0)
         seconds = time.perf_counter() - started
         if isinstance(result, list):
-            outcomes = [[outcome.kind, outcome.score, outcome.parts, outcome.error] for outcome in result]
+            outcomes = [
+                [outcome.kind, outcome.score, outcome.parts, outcome.token_rewards, outcome.error]
+                for outcome in result
+            ]
             tell("all", outcomes, seconds)
         else:
-            tell("done", result.kind, result.score, result.parts, result.error, seconds)
+            tell("done", result.kind, result.score, result.parts, result.token_rewards, result.error, seconds)
         if is_spent or guard.has_interrupted:
             os._exit(0)
 

@@ -10,6 +10,8 @@ from strop.agents.config import AGENTS_IN_A_WORLD
 from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
+from strop.rewards.config import RewardConfig
+from strop.rewards.outcome import first_of_each_cause, remedies
 from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
 from strop.trainer.api_costs import CostTracker
@@ -118,7 +120,7 @@ async def probe_answers(
     else:
         outcomes = await asyncio.gather(*(scorers.score_text(prompt, text) for prompt, text in probes))
     if all(outcome.kind != "score" for outcome in outcomes):
-        raise RewardError(_verdict(outcomes, scorers.config.path))
+        raise RewardError(_verdict(outcomes, scorers.config))
     return list(outcomes)
 
 
@@ -170,15 +172,19 @@ async def _scored_together(
     return dict(zip(group, compared, strict=True))
 
 
-def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
-    count = "the one probe" if len(outcomes) == 1 else f"all {len(outcomes)} probes"
-    location = f" ({path})" if path else ""
+def _verdict(outcomes: Sequence[Outcome], reward: RewardConfig) -> str:
+    location = f" ({reward.path})" if reward.path else ""
     if all(NOT_SENT in outcome.error for outcome in outcomes):
         return f"the reward function cannot be given the data: {outcomes[0].error}"
-    if all(outcome.kind == "timeout" for outcome in outcomes):
-        advice = "make it faster, or raise reward.timeout_s"
-    elif path:
-        advice = "repair the function"
+    if all(outcome.kind in ("error", "timeout") and not outcome.service for outcome in outcomes):
+        count = "the one probe" if len(outcomes) == 1 else f"all {len(outcomes)} probes"
+        head = f"the reward function failed on {count}{location}"
     else:
-        advice = "repair the data, or set reward.path to a scorer of your own"
-    return f"the reward function failed on {count}{location}: {outcomes[0].error}. What to do: {advice}"
+        count = "the one probe" if len(outcomes) == 1 else f"none of {len(outcomes)} probes"
+        head = f"{count} could {'not ' if len(outcomes) == 1 else ''}be scored{location}"
+    errors = "; ".join(outcome.error for outcome in first_of_each_cause(outcomes))
+    has_file = bool(reward.path) or any(function.path for function in reward.functions)
+    repair = (
+        "repair the function" if has_file else "repair the data, or set reward.path to a scorer of your own"
+    )
+    return f"{head}: {errors}. What to do: {remedies(outcomes, repair=repair)}"

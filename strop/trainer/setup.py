@@ -25,9 +25,11 @@ from strop.engines.model_folder import named_ends
 from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
+from strop.trainer.checks.held_out import check_prompts
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.utils.chat_template import apply_template
+from strop.utils.verdict import Check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +49,8 @@ class TrainingData:
     """Source of rows that are added during the run (strop.data.dynamic_dataset.growth.Growth), if any."""
     visits_per_step: float
     """Visits of each prompt per step; below 1, some prompts wait for a later step."""
+    held_out: Check | None
+    """A warning where validation prompts are trained on."""
 
     @property
     def num_steps(self) -> int:
@@ -64,6 +68,8 @@ class TrainingData:
             )
         if self.val_prompts:
             lines.append(f"val: {len(self.val_prompts)} prompts")
+        if self.held_out is not None:
+            lines.append(f"WARNING: {self.held_out.text}: {self.held_out.advice}")
         return lines
 
 
@@ -123,6 +129,7 @@ def load_training_data(
             data.prompts_per_step / max(len(train.row_numbers), 1),
             math.inf if num_epochs is None else num_epochs,
         ),
+        held_out=check_prompts(data, train, val_prompts) if val_prompts else None,
     )
 
 

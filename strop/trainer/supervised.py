@@ -30,6 +30,7 @@ from strop.run.folder import ROLES_STARTED
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.devices import check_devices
+from strop.trainer.checks.held_out import check_examples
 from strop.trainer.checks.parallel import check_parallel_settings, check_shares_no_images
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.background import checkpointer
@@ -110,6 +111,9 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._val: D | None = None
         if settings.data.val_files:
             self._val = self._load(settings.data.val_files, "val")
+            held_out = check_examples(f"{self.name}.data", settings.data, self._examples, self._val)
+            if held_out is not None:
+                say(f"WARNING: {held_out.text}: {held_out.advice}")
         if any(examples is not None and examples.has_media for examples in (self._examples, self._val)):
             check_shares_no_images(self.name, engine, "conversations")
         self._check_positions()

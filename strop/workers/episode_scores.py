@@ -103,6 +103,11 @@ class EpisodeScores:
             is_whole = not (in_group and self._scorers.compares)
             score = outcome.score if is_whole else None
             add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=score)
+        if outcome is not None and outcome.token_rewards:  # they stay where the tokens are
+            places = len(trajectory.response_ids)
+            rewards = tuple(pair for pair in outcome.token_rewards if pair[0] < places)
+            trajectory = replace(trajectory, turn_rewards=rewards)
+            outcome = replace(outcome, token_rewards=())
         return Episode(
             prompt=prompt,
             sample_index=trajectory.sample_index,

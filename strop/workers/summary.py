@@ -95,7 +95,8 @@ def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, fl
     if declaration.measure is None:
         return {}
     tensors = data.tensors()
-    inputs = {name: padded(tensors, name) for name in declaration.needs if name in tensors}
+    names = declaration.needs | {"advantages", "rollout_is_weights"}
+    inputs = {name: padded(tensors, name) for name in names if name in tensors}
     inputs["response_mask"] = padded(
         tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
     ).bool()

@@ -16,6 +16,7 @@ from strop.algorithms.advantages.group_baselines import (
     maxrl_advantages,
     opo_advantages,
 )
+from strop.algorithms.advantages.optimal_token_baseline import variance_proxies
 from strop.algorithms.advantages.prime import process_share
 from strop.algorithms.advantages.reinforce_pp import gdpo_advantages
 from strop.algorithms.specs import adv_estimator_declaration
@@ -231,6 +232,27 @@ def test_the_token_baseline_squares_importance_weights() -> None:
     weights = double([[2.0, 1.0], [1.0, 1.0]])
     got = token_baseline("optimal_token_baseline", [[1, 1], [1, 1]], rollout_is_weights=weights)
     torch.testing.assert_close(got, double([[1.0, 4 / 3], [-2.0, -5 / 3]]), **EXACT)
+
+
+def test_the_variance_of_gradients_is_estimated_from_samples() -> None:
+    # w is 1/2 per token of row 0 and 1 per token of row 1, so W = 1 and 2; A = (2 + 4) / 2 = 3 and (-1 - 3) / 2 = -2.
+    # Row 2 has no sampled token. A weight of 2 on the first token of row 0 makes its W = 2 + 1/2.
+    batch = {
+        "advantages": double([[2.0, 4.0, 99.0], [-1.0, 99.0, -3.0], [99.0, 99.0, 99.0]]),
+        "response_mask": torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]),
+        "old_log_probs": double([[COIN] * 3, [QUARTER] * 3, [COIN] * 3]),
+        "sum_pi_squared": torch.full((3, 3), 0.5, dtype=torch.float64),
+    }
+    measured = variance_proxies(batch, {})
+    assert measured == pytest.approx({
+        "variance_proxy/proxy2_total_power": (9 * 1 + 4 * 2) / 2,
+        "variance_proxy/expected_a_squared": (9 + 4) / 2,
+        "variance_proxy/expected_w": (1 + 2) / 2,
+    })  # fmt: skip
+    weights = double([[2.0, 1.0, 9.0], [1.0, 9.0, 1.0], [9.0, 9.0, 9.0]])
+    weighted = variance_proxies({**batch, "rollout_is_weights": weights}, {})
+    assert weighted["variance_proxy/proxy2_total_power"] == pytest.approx((9 * 2.5 + 4 * 2) / 2)
+    assert variance_proxies({**batch, "response_mask": torch.zeros(3, 3)}, {}) == {}
 
 
 def test_tools_shift_columns_but_not_sampled_tokens() -> None:

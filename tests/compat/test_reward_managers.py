@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +57,15 @@ class Older:
             score = self.compute_score(solution_str=text, ground_truth=truth)
             rewards[i, -1] = score["score"] + self.bonus
         return {"reward_tensor": rewards, "reward_extra_info": {"acc": [True]}} if return_dict else rewards
+
+class PerToken:
+    def __init__(self, tokenizer, **_):
+        pass
+
+    def __call__(self, data, return_dict=False):
+        length = data.batch["responses"].shape[1]
+        rewards = torch.linspace(1.0, 2.0, length)[None] * data.batch["response_mask"]
+        return {"reward_tensor": rewards} if return_dict else rewards
 
 class Wrong:
     pass
@@ -128,6 +138,34 @@ def test_manager_of_the_older_form(load: Callable[..., RewardFunction]) -> None:
     assert wrong.score == 0.25
 
 
+def test_rewards_of_tokens_stay_on_them_and_add_up_to_the_score(load: Callable[..., RewardFunction]) -> None:
+    function = load("PerToken")
+    part = function.read(function({**CALL, "completion_ids": [3, 4, 5], "response_mask": [1, 0, 1]}))
+    assert part.score == 3.0
+    assert list(part.token_rewards) == [(0, 1.0), (2, 2.0)]
+    on_the_last = function.read(torch.tensor([[0.0, 0.0, 2.0]]))
+    assert (on_the_last.score, list(on_the_last.token_rewards)) == (2.0, [])
+    on_none = function.read(torch.zeros(1, 3))
+    assert (on_none.score, list(on_none.token_rewards)) == (0.0, [])
+    elsewhere = function.read(torch.tensor([[0.0, 2.0, 0.0]]))
+    assert list(elsewhere.token_rewards) == [(1, 2.0)]
+
+
+@pytest.mark.slow
+def test_rewards_of_tokens_reach_the_pool(tmp_path: Path, tokenizer: str) -> None:
+    config = RewardConfig(
+        path=write_reward(tmp_path, MANAGERS), manager="PerToken", num_workers=1, timeout_s=20.0
+    )
+    trajectory = make_trajectory().with_sampled([3, 4], [-1.0, -1.0], [0, 0])
+
+    async def score() -> Outcome:
+        async with RewardPool(config, tokenizer=tokenizer) as pool:
+            return await pool.score(make_prompt(), trajectory, "text")
+
+    outcome = asyncio.run(score())
+    assert (outcome.score, outcome.token_rewards) == (3.0, ((0, 1.0), (1, 2.0)))
+
+
 def test_batch_of_a_manager_is_one_row_with_the_columns_of_verl(
     load: Callable[..., RewardFunction],
 ) -> None:
@@ -149,6 +187,8 @@ def test_batch_of_a_manager_is_one_row_with_the_columns_of_verl(
     [
         (1.0, "returned a float; a manager returns a dictionary with reward_score"),
         (torch.zeros(3), r"the tensor of rewards must be \[1, R\]"),
+        (torch.tensor([[1.0, math.nan]]), "the tensor of rewards has nan in it"),
+        (torch.tensor([[1e16, -1e16]]), "the tensor of rewards has 1e.16 in it"),
         ({"reward_score": float("nan")}, "whose score is nan"),
     ],
 )
@@ -165,7 +205,7 @@ def test_what_is_no_reward_of_a_manager_is_named(
         (
             "Nothing",
             {},
-            "no class and registers no manager 'Nothing': it defines Older, Single, Wrong, named",
+            "no class and registers no manager 'Nothing': it defines Older, PerToken, Single, Wrong, named",
         ),
         ("Older", {"bonsu": 1}, "reward.kwargs has bonsu, which Older does not take"),
         ("Wrong", {}, "Wrong has neither run_single.data. nor __call__.data."),

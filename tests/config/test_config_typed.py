@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from annotated_types import Ge, Gt
 
-from strop.compat.key_aliases import key_aliases
+from strop.compat.key_aliases import OPTIONS, WORDS, key_aliases
 from strop.config import ConfigError, build_config, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
@@ -305,6 +305,40 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ("num_generations=4", "is TRL's, here rollout.samples_per_prompt (`strop"),
         ("n_samples_per_prompt=4", "is OpenRLHF's, here rollout.samples_per_prompt (`strop"),
         ("prompt_max_len=64", "is OpenRLHF's, here data.max_prompt_tokens (`strop"),
+        ("data.batch_size=4", "here it is data.prompts_per_step or actor.samples_per_update"),
+        ("batch_size=4", "here it is data.prompts_per_step or actor.samples_per_update"),
+        ("reward.batch_size=4", "the nearest valid key is reward.server.batch_size"),
+        ("actor.micro_batch_size=4", "here it is actor.engine.max_tokens_per_device"),
+        ("per_device_train_batch_size=4", "here it is data.prompts_per_step or actor.samples_per_update"),
+        ("data.path=x", "here it is data.train_files"),
+        ("data.max_length=64", "here it is data.max_prompt_tokens or data.max_response_tokens"),
+        ("data.n=4", "here it is rollout.samples_per_prompt"),
+        ("eval.n=4", "here it is eval.samples_per_prompt"),
+        ("eval.steps=4", "here it is eval.every"),
+        ("rollout.max_tokens=4", "here it is data.max_response_tokens"),
+        ("rollout.num_samples=4", "here it is rollout.samples_per_prompt"),
+        ("rollout.backend=vllm", "here it is rollout.engine"),
+        ("rollout.temp=1", "the nearest valid key is rollout.temperature"),
+        ("trainer.n_gpus=2", "here it is resources.ranks"),
+        ("trainer.epochs=2", "here it is trainer.num_epochs or actor.epochs"),
+        ("trainer.output_dir=x", "here it is the option --out"),
+        ("trainer.resume_mode=auto", "here it is the option --resume"),
+        ("trainer.logging_steps=1", "trainer has the keys seed, num_epochs"),
+        ("actor.x=1", "actor has the keys optim, engine"),
+        ("trainer.lr=1", "the keys of this name are actor.optim.lr, "),
+        ("trainer.total_steps=1", "the nearest valid key is trainer.max_steps"),
+        ("actor.lr=1", "the nearest valid key is actor.optim.lr"),
+        ("critic.lr=1", "the nearest valid key is critic.optim.lr"),
+        ("actor.kl_loss_coef=1", "the nearest valid key is algorithm.kl_loss_coef"),
+        ("algorithm.loss_type=dapo", "loss_type is TRL's, here algorithm.loss_agg_mode"),
+        ("algorithm.kl_beta=1", "here it is algorithm.kl_loss_coef"),
+        ("algorithm.name=grpo", "here it is algorithm.adv_estimator"),
+        ("algorithm.lambda=1", "the nearest valid key is algorithm.lam"),
+        ("model.name=x", "here it is model.path"),
+        ("model.model_path=x", "the nearest valid key is model.path"),
+        ("model.lora.r=4", "here it is model.lora.rank"),
+        ("reward.fn=x", "here it is reward.path"),
+        ("run.name=x", "here it is trainer.experiment_name"),
     ],
 )
 def test_habits_from_other_libraries_are_answered_with_what_is_written_here(
@@ -324,7 +358,9 @@ def test_habits_from_other_libraries_are_answered_with_what_is_written_here(
         ("prefer", "beta=0.1", "the nearest valid key is prefer.beta"),
         ("prefer", "learning_rate=1e-6", "is TRL's, here prefer.optim.lr (`strop"),
         ("prefer", "loss_type=ipo", "is TRL's, here prefer.loss (`strop"),
-        ("", "optim.lr=1", "the nearest valid key is"),
+        ("sft", "batch_size=4", "here it is sft.examples_per_update"),
+        ("prefer", "train_batch_size=4", "here prefer.examples_per_update"),
+        ("", "optim.lr=1", "the keys of this name are actor.optim.lr, "),
         ("", "learning_rate=1e-6", "is TRL's, here actor.optim.lr (`strop"),
     ],
 )
@@ -334,6 +370,16 @@ def test_an_unknown_key_is_looked_for_among_those_of_the_command(
     layers = load_layers(Config, overrides=[override], section=section, aliases=key_aliases)
     (problem,) = layers.problems
     assert advice in problem
+
+
+def test_every_word_that_people_try_leads_to_a_key_and_is_none_itself() -> None:
+    keys = tree(Config)
+    for section, words in WORDS.items():
+        for word, ours in words.items():
+            assert set(ours) <= set(keys), word
+            assert word not in keys, word
+            assert all(key.startswith(section) for key in ours)
+    assert not set(OPTIONS) & {*keys, *WORDS[""]}
 
 
 def test_what_is_advised_for_json_is_taken() -> None:

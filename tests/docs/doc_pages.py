@@ -40,6 +40,8 @@ SKIPPED_FOLDERS = {".venv", "runs", "build", "node_modules"}
 _COMMENT = re.compile(r"<!--\s*(?P<name>file|not run|slow|exit code|output)\b:?\s*(?P<value>.*?)\s*-->")
 _SHELL_WORDS = {"|", "||", "&&", ";", "<", ">", ">>", "&"}
 _COMMAND_TIMEOUT_S = 900
+_PROGRAM_TIMEOUT_S = 240
+"""Of a program of Python; below the limit of a test, so that a program that hangs says where it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +167,7 @@ class Session:
         words = shlex.split(line, comments=True)
         is_plain = not _SHELL_WORDS & set(words)
         if words[0] == "python" and is_plain and self.is_forked:
-            program = run_program(words[1:], cwd=self.folder, timeout_s=_COMMAND_TIMEOUT_S)
+            program = run_program(words[1:], cwd=self.folder, timeout_s=_PROGRAM_TIMEOUT_S)
             return program.returncode, program.stdout + program.stderr
         if words[0] != "strop" or not is_plain:
             programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

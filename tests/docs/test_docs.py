@@ -370,6 +370,9 @@ def bad_rewards(folder: Path) -> Iterator[str]:
         (folder / "bad.py").write_text(f"def compute_score(**row):\n    {line}\n")
         words = ["reward.path=bad.py", "reward.timeout_s=0.3", "reward.num_workers=1"]
         yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
+    judge = ["base_url=http://127.0.0.1:9/v1", "model=m", "retries=0"]
+    words = ["reward.path=''", *(f"reward.judge.{setting}" for setting in judge)]
+    yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
 
 
 def bad_folders(folder: Path) -> Iterator[str]:

@@ -125,7 +125,7 @@ def test_output_of_the_function_does_not_disturb_the_scores(tmp_path: Path) -> N
     source = """
         import os, sys
         def compute_score(solution_str, **_):
-            print('["done", 0, 99.0, {}, "", 0.0]')
+            print('["done", 0, 99.0, {}, [], "", 0.0]')
             sys.stderr.write("x" * 200_000)
             os.write(1, b"\\xff\\n" * 1000)
             return int(solution_str)

@@ -11,7 +11,8 @@ from reward_cases import DEADLINE_S, FAULTS, make_prompt, reward_processes, writ
 
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardError, RewardPool
-from strop.rewards.config import FunctionConfig
+from strop.rewards.config import FunctionConfig, OnFailureConfig
+from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.trainer.reward_trial import probe_answers
 
 pytestmark = pytest.mark.timeout(60)
@@ -113,6 +114,57 @@ def test_preflight_says_what_a_broken_function_does(tmp_path: Path, body: str, s
     assert f"the reward function failed on all 4 probes ({path}): " in message
     assert sentence in message
     assert "What to do: " in message
+
+
+NOBODY = "http://127.0.0.1:9"
+"""An address where nobody listens."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "address"),
+    [
+        ({"judge": JudgeConfig(base_url=f"{NOBODY}/v1", model="m", retries=0)}, "reward.judge.base_url"),
+        ({"server": ServerConfig(url=f"{NOBODY}/score", retries=0)}, "reward.server.url"),
+    ],
+)
+def test_preflight_of_a_service_that_is_not_there_says_to_start_it(
+    fields: dict[str, Any], address: str
+) -> None:
+    message = preflight_error(RewardConfig(**fields, retries=1), make_prompt())
+    assert message.startswith("none of 4 probes could be scored: the ")
+    assert f"{NOBODY}/" in message.partition("What to do: ")[2]
+    assert f"must run, and take these requests from here; or set {address}" in message
+    assert "function" not in message
+    assert "repair" not in message
+
+
+def test_preflight_of_a_function_whose_service_is_not_there_does_not_blame_the_function(
+    tmp_path: Path,
+) -> None:
+    source = f"import urllib.request\ndef compute_score(**_):\n    urllib.request.urlopen('{NOBODY}')\n"
+    message = preflight_error(RewardConfig(path=write_reward(tmp_path, source)), make_prompt())
+    assert "none of 4 probes could be scored" in message
+    assert "could not score: URLError" in message
+    assert "a service that runs and is reached from here" in message
+    assert "repair" not in message
+
+
+def test_preflight_says_of_each_cause_what_to_do(tmp_path: Path) -> None:
+    source = (
+        "calls = []\n"
+        "def compute_score(**_):\n"
+        "    calls.append(1)\n"
+        "    raise ConnectionError('down') if len(calls) > 3 else KeyError('k')\n"
+    )
+    reward = RewardConfig(
+        path=write_reward(tmp_path, source),
+        num_workers=1,
+        on_failure=OnFailureConfig(infrastructure="exclude"),
+    )
+    message = preflight_error(reward, make_prompt())
+    head, _, advice = message.partition("What to do: ")
+    assert "KeyError: 'k' at my_reward.py:4; compute_score in my_reward.py could not score: " in head
+    assert advice.startswith("repair the function; see to what scoring asks for")
 
 
 def test_preflight_of_an_unknown_data_source_names_the_known_ones() -> None:

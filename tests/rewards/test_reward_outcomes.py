@@ -6,6 +6,7 @@ import math
 import pytest
 
 from strop.rewards import Outcome, RewardError, check_failed_share, summarize
+from strop.rewards.outcome import remedies
 from strop.rewards.wire import outcome_of
 from strop.utils.json_lines import decode, encode
 
@@ -50,6 +51,61 @@ def test_share_of_failures_above_the_limit_stops_the_run() -> None:
         check_failed_share([OK] * 3 + [SLOW, CRASH], max_failed_share=0.2, timeout_s=10.0)
 
 
+JUDGE = "reward.judge.base_url=http://127.0.0.1:9/v1"
+DOWN = Outcome(kind="infrastructure", error="the judge refused with HTTP status 503", service=JUDGE)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "named", "not_named"),
+    [
+        (CRASH, "mend it", "start"),
+        (SLOW, "raise reward.timeout_s", "mend it"),
+        (
+            Outcome(kind="infrastructure", error="x could not score: OSError"),
+            "runs and is reached",
+            "mend it",
+        ),
+        (DOWN, "http://127.0.0.1:9/v1 must run, and take these requests from here; or set", "mend it"),
+        (DOWN, "set reward.judge.base_url", "reward.timeout_s"),
+        (
+            Outcome(kind="timeout", error="the judge did not answer in 60 s", service=JUDGE),
+            "raise reward.judge.timeout_s",
+            "reward.timeout_s",
+        ),
+        (
+            Outcome(kind="error", error="the judge m gave no verdict", service=JUDGE),
+            "http://127.0.0.1:9/v1 answers, and at the settings in reward.judge",
+            "mend it",
+        ),
+    ],
+)
+def test_advice_is_about_what_failed(outcome: Outcome, named: str, not_named: str) -> None:
+    advice = remedies([OK, outcome], repair="mend it")
+    assert named in advice
+    assert not_named not in advice
+
+
+def test_each_cause_gets_its_advice_once_and_the_most_frequent_comes_first() -> None:
+    advice = remedies([CRASH, DOWN, OK, DOWN, SLOW], repair="mend it").split("; ")
+    assert len(advice) == 4, "that of the judge has two halves"
+    assert "http://127.0.0.1:9/v1 must run" in advice[0]
+    assert advice[2:] == ["mend it", "make the function faster, or raise reward.timeout_s"]
+    assert remedies([OK], repair="mend it") == ""
+
+
+def test_a_run_that_stops_for_a_judge_that_is_down_does_not_blame_the_function() -> None:
+    with pytest.raises(RewardError, match="http://127.0.0.1:9/v1 must run") as caught:
+        check_failed_share([DOWN] * 3, max_failed_share=0.2, timeout_s=10.0)
+    assert "repair" not in str(caught.value)
+
+
+def test_a_judge_that_is_too_slow_is_not_said_to_have_the_limit_of_a_function() -> None:
+    slow = Outcome(kind="timeout", error="the judge did not answer in 60 s", service=JUDGE)
+    assert summarize([slow, SLOW], timeout_s=10.0) == (
+        "reward: 0 ok, 1 timeout (>10 s), 1 timeout (the judge did not answer in 60 s)"
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "score", "error"),
     [
@@ -68,12 +124,16 @@ def test_outcome_is_a_score_or_a_reason(kind: str, score: float | None, error: s
 @pytest.mark.parametrize(
     "message",
     [
-        ["done", "score", None, {}, "", 0.1],
-        ["done", "score", "1.0", {}, "", 0.1],
-        ["done", "score", math.nan, {}, "", 0.1],
-        ["done", "score", 1.0, {"a": [1]}, "", 0.1],
-        ["done", "score", 1.0, {}, None, 0.1],
-        ["done", "score", 1.0, {}, ""],
+        ["done", "score", None, {}, [], "", 0.1],
+        ["done", "score", "1.0", {}, [], "", 0.1],
+        ["done", "score", math.nan, {}, [], "", 0.1],
+        ["done", "score", 1.0, {"a": [1]}, [], "", 0.1],
+        ["done", "score", 1.0, {}, [], None, 0.1],
+        ["done", "score", 1.0, {}, [], ""],
+        ["done", "score", 1.0, {}, [[-1, 1.0]], "", 0.1],
+        ["done", "score", 1.0, {}, [[0, math.nan]], "", 0.1],
+        ["done", "score", 1.0, {}, [[0.5, 1.0]], "", 0.1],
+        ["done", "score", 1.0, {}, [0], "", 0.1],
         ["start"],
     ],
 )

@@ -50,6 +50,8 @@ def test_every_estimator_trains_a_policy(project: Project, tmp_path: Path, name:
     )
     check_records(done.folder, num_steps=2)
     assert all(numbers["actor/grad_norm"] > 0 for numbers in done.steps)
+    has_proxies = ["variance_proxy/proxy2_total_power" in numbers for numbers in done.steps]
+    assert has_proxies == [name.endswith("optimal_token_baseline")] * 2
     assert done.chain[0].stages["weights"] != done.chain[1].stages["weights"]
 
 

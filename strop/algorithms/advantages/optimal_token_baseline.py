@@ -6,6 +6,9 @@ of a group by the squared gradient norm that each has gathered up to that place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,8 @@ from strop.algorithms.advantages.group_baselines import lead_of_the_best
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
 from strop.algorithms.advantages.reward_to_go import reward_to_go
+from strop.algorithms.batch_metrics import VARIANCE_PROXY
+from strop.algorithms.masked_ops import masked_sum
 
 
 def token_baseline_advantages(
@@ -89,7 +94,31 @@ def gradient_energy(
     return torch.where(sampled, energy, zero).cumsum(dim=-1)
 
 
-@implements("optimal_token_baseline")
+def variance_proxies(columns: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
+    """VARIANCE_PROXY of a step; samples without sampled tokens are left out.
+
+    Args:
+        columns: advantages [B, R], and what `gradient_energy` takes.
+        settings: of the estimator; none matters.
+    """
+    mask = columns["response_mask"].bool()
+    num_tokens = mask.sum(dim=-1)  # [B]
+    sampled = num_tokens > 0
+    if not sampled.any():
+        return {}
+    energy = gradient_energy(
+        columns["old_log_probs"], columns["sum_pi_squared"], mask, columns.get("rollout_is_weights")
+    ).amax(dim=-1)[sampled]  # [B'], as it only grows along a sample
+    total = masked_sum(columns["advantages"], mask, axis=-1)
+    squares = (total[sampled] / num_tokens[sampled]).square()  # [B']
+    return {
+        VARIANCE_PROXY.of("proxy2_total_power"): float((squares * energy).mean()),
+        VARIANCE_PROXY.of("expected_a_squared"): float(squares.mean()),
+        VARIANCE_PROXY.of("expected_w"): float(energy.mean()),
+    }
+
+
+@implements("optimal_token_baseline", measure=variance_proxies)
 def optimal_token_baseline(
     *,
     token_level_rewards: Tensor,
@@ -127,7 +156,7 @@ def optimal_token_baseline(
     return advantages, returns
 
 
-@implements("tir_optimal_token_baseline")
+@implements("tir_optimal_token_baseline", measure=variance_proxies)
 def tir_optimal_token_baseline(
     *,
     token_level_rewards: Tensor,

@@ -181,6 +181,11 @@ class SftDataset:
     def __getitem__(self, index: int) -> SftExample:
         return self._examples[index].example()
 
+    def identity(self, index: int) -> bytes:
+        """Equal for examples with the same tokens, of which the same are trained."""
+        example = self._examples[index]
+        return bytes(example.mask) + example.ids.tobytes()
+
     @property
     def has_media(self) -> bool:
         """A conversation has images."""

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
+from strop.engines.finite_weights import check_finite
 from strop.engines.gradients import full
 from strop.engines.lora.products import add_in_place
 from strop.engines.parallel.pipeline import whole_weight
@@ -361,6 +362,7 @@ def _load(model: CausalLM, folder: Path) -> None:
             f"model.lora.path {str(folder)!r} holds no adapter of this model: {wrong[0]} is in one of them only, or "
             f"has another shape"
         )
+    check_finite(tensors.items(), f"model.lora.path {str(folder)!r}")
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 

@@ -25,6 +25,7 @@ from strop.engines.checkpoint_reader import Parts, SavedTensors
 from strop.engines.checksum.models import combine_digests
 from strop.engines.checksum.tensors import digest_tensor
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.finite_weights import check_finite
 from strop.engines.lora.adapters import has_adapter
 from strop.engines.megatron import passes
 from strop.engines.megatron.checks import check_device, check_settings
@@ -378,6 +379,8 @@ class MegatronTrainEngine(MegatronEngine):
             whole = filled(
                 entry, lambda piece: saved.box(prefix + piece.name, piece.start, piece.shape), self._dtype
             )
+            if kind == WEIGHT:
+                check_finite([(entry.pieces[0].name, whole)], f"checkpoint {saved.folder}")
             self._optimizer.put(entry, kind, whole)
 
     def _kinds(self) -> Mapping[str, str]:

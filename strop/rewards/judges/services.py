@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from strop.protocol.trajectory import Prompt, Trajectory
-from strop.rewards.combine import Part, combine
+from strop.rewards.combine import Part, combine, combined_token_rewards
 from strop.rewards.config import RewardConfig
 from strop.rewards.judges.client import CallFailed
 from strop.rewards.judges.judge import Judge
@@ -120,32 +120,34 @@ class Services:
     ) -> Outcome:
         """Score one answer with services and functions at the same time; the first of them that fails decides. Services
         that compare follow once all answers to the prompt are there. `fresh`: nothing is taken from a cache."""
-        services = [service for service in self._services.values() if not service.compares]
+        services = {name: service for name, service in self._services.items() if not service.compares}
         functions = self._functions if with_functions else None
         if not services:
             if functions is None:
                 return Outcome(kind="score", score=0.0)
             return await functions.score(prompt, trajectory, text)
         started = time.monotonic()
-        calls: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
+        calls: dict[str, Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = {}
         if functions is not None:
-            calls.append(functions.score(prompt, trajectory, text))
+            calls[""] = functions.score(prompt, trajectory, text)
         item = item_of(prompt, text)
-        calls += [service.score(item, fresh=fresh) for service in services]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        return self._merge(results, time.monotonic() - started)
+        calls |= {name: service.score(item, fresh=fresh) for name, service in services.items()}
+        results = await asyncio.gather(*calls.values(), return_exceptions=True)
+        return self._merge(dict(zip(calls, results, strict=True)), time.monotonic() - started)
 
     def _merge(
-        self, results: Sequence[Outcome | tuple[Part, dict[str, float]] | BaseException], seconds: float
+        self, results: Mapping[str, Outcome | tuple[Part, dict[str, float]] | BaseException], seconds: float
     ) -> Outcome:
-        """One outcome from those of all that score."""
+        """One outcome from those of all that score, by the names of the services; "" is the functions."""
         usage: dict[str, float] = {}
         failure: Outcome | None = None
         parts: list[Part] = []
-        for result in results:
+        for name, result in results.items():
             if isinstance(result, CallFailed):
                 _add(usage, result.usage)
-                failure = failure or Outcome(kind=result.kind, error=str(result), seconds=seconds)
+                failure = failure or Outcome(
+                    kind=result.kind, error=str(result), seconds=seconds, service=self._address(name)
+                )
             elif isinstance(result, BaseException):
                 raise result
             elif isinstance(result, tuple):
@@ -155,7 +157,10 @@ class Services:
                 failure = failure or result
             else:
                 own_part = {} if self._config.functions else {self._config.part: result.score}
-                parts.append(Part(key="", score=result.score, parts={**own_part, **result.parts}))
+                merged_parts = {**own_part, **result.parts}
+                parts.append(
+                    Part(key="", score=result.score, parts=merged_parts, token_rewards=result.token_rewards)
+                )
         if failure is not None:
             return replace(failure, usage=usage)
         score, merged = combine(parts)
@@ -163,19 +168,31 @@ class Services:
         if usable(score) is None:
             sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
             return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
-        return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
+        return Outcome(
+            kind="score",
+            score=score,
+            parts=merged,
+            token_rewards=combined_token_rewards(parts),
+            seconds=seconds,
+            usage=usage,
+        )
+
+    def _address(self, name: str) -> str:
+        """Setting and address of a service, as in `Outcome.service`."""
+        section = self._config.services[name]
+        return f"{section.ADDRESS}={section.address}"
 
     async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
         """The outcomes of all answers to a prompt with what comparisons add; those without a score are compared with
         nobody."""
         outcomes = [outcome for _, outcome in answers]
         scored = [index for index, outcome in enumerate(outcomes) if outcome.kind == "score"]
-        for service in self._services.values():
+        for name, service in self._services.items():
             if service.compares and scored:
                 items = [item_of(prompt, answers[index][0]) for index in scored]
                 results = await self._compare(cast(ComparingService, service), items)
                 for index, (result, usage) in zip(scored, results, strict=True):
-                    outcomes[index] = self._add_comparison(outcomes[index], result, usage)
+                    outcomes[index] = self._add_comparison(name, outcomes[index], result, usage)
                 scored = [index for index in scored if outcomes[index].kind == "score"]
         return outcomes
 
@@ -194,7 +211,7 @@ class Services:
         return [(result, total) for (result, _), total in zip(results, used, strict=True)]
 
     def _add_comparison(
-        self, outcome: Outcome, result: Part | CallFailed, usage: Mapping[str, float]
+        self, name: str, outcome: Outcome, result: Part | CallFailed, usage: Mapping[str, float]
     ) -> Outcome:
         total = dict(outcome.usage)
         _add(total, usage)
@@ -207,6 +224,7 @@ class Services:
                 seconds=outcome.seconds,
                 usage=total,
                 fallback_score=fallback_score,
+                service=self._address(name),
             )
         score, merged = combine([result])
         return replace(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from strop.trainer.config import Config
@@ -42,6 +42,8 @@ num_bytes, sent = most(), sent_bytes_per_s(mesh)
 print(json.dumps({"num_bytes": num_bytes, "call_s": collective_seconds(mesh), "bytes_per_s": sent}))
 """
 TIMEOUT_S = 120.0
+_REAP_S = 5.0
+"""Wait for a process that was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +58,16 @@ class Baseline:
     bytes_per_s: float = 0.7e9
     """Of a large one: sent by a rank, in a second of its processor."""
     is_measured: bool = True
+    reason: str = field(default="", compare=False)
+    """Reason for which it is not measured."""
 
 
 ASSUMED = Baseline(num_bytes=750 << 20, is_measured=False)
 """Assumption for a system that does not tell it, or not in that time."""
+
+
+class _NotMeasured(Exception):
+    """The processes did not say it; the message is the reason."""
 
 
 def baseline_of(config: Config) -> Baseline:
@@ -77,19 +85,31 @@ def baseline(*, uses_ray: bool = False, is_one_of_several: bool = False) -> Base
         is_one_of_several: ranks that hold a model together.
     """
     program = ("import ray\n" if uses_ray else "") + _PROCESS + (_TWO if is_one_of_several else _ONE)
-    output = _output(program, num_ranks=2 if is_one_of_several else 1)
+    try:
+        return _read(_output(program, num_ranks=2 if is_one_of_several else 1))
+    except _NotMeasured as error:
+        return replace(ASSUMED, reason=str(error))
+
+
+def _read(output: str) -> Baseline:
+    """The measurement in the last line of an output."""
     try:
         measured = Baseline(**json.loads(output.splitlines()[-1]))
-    except (IndexError, TypeError, ValueError):  # no line, or none that says it
-        return ASSUMED
-    return measured if min(measured.call_s, measured.bytes_per_s) > 0 else ASSUMED
+    except (IndexError, TypeError, ValueError) as error:  # no line, or none that says it
+        raise _NotMeasured("the process said something else") from error
+    if min(measured.call_s, measured.bytes_per_s) <= 0:
+        raise _NotMeasured("other programs took more time than what was measured")
+    return measured
 
 
 def _output(program: str, *, num_ranks: int) -> str:
-    """Output of the first of as many processes, each with its rank and the path of a file to meet at as arguments;
-    empty where one of them fails, or has not ended in time.
+    """Output of the first of as many processes, each with its rank and the path of a file to meet at as arguments.
 
-    Each is started, and none forked: a fork may wait for ever for threads that it has not.
+    Each is started, and none forked: a fork may wait for ever for threads that it has not. All are killed at the end,
+    whether or not they have ended.
+
+    Raises:
+        _NotMeasured: one of them failed, or had not ended after TIMEOUT_S.
     """
     end = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -99,13 +119,24 @@ def _output(program: str, *, num_ranks: int) -> str:
                 [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
                 stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             )  # fmt: skip
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
+            processes.append(process)
+            stack.callback(_end, process)
         try:
             output, _ = processes[0].communicate(timeout=TIMEOUT_S)
-            if processes[0].returncode:  # the others would wait for it
-                return ""
-            failed = [process for process in processes if process.wait(max(0.0, end - time.monotonic()))]
-        except subprocess.TimeoutExpired:
-            return ""
-    return "" if failed else output
+            statuses = [processes[0].returncode]
+            if not statuses[0]:  # else the others would wait for it
+                statuses = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise _NotMeasured(f"its process had not ended after {TIMEOUT_S:g} s") from error
+    if failed := [status for status in statuses if status]:
+        raise _NotMeasured(f"its process ended with status {failed[0]}")
+    return output
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill it, and leave it where the system does not let it go."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+    if process.stdout is not None:
+        process.stdout.close()

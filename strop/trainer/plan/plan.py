@@ -200,8 +200,9 @@ def _assumptions(
     lines = [of_lengths, device.stated, not_counted]
     if process is not None and not process.is_measured:
         lines.append(
-            f"a process without a model could not be measured here: {process.num_bytes / 2**30:.2f} GiB, and ranks "
-            f"that send {process.bytes_per_s / 1e9:g} GB/s, {process.call_s * 1e6:.0f} us a time"
+            f"a process without a model could not be measured here ({process.reason}): "
+            f"{process.num_bytes / 2**30:.2f} GiB, and ranks that send {process.bytes_per_s / 1e9:g} GB/s, "
+            f"{process.call_s * 1e6:.0f} us a time"
         )
     elif process is not None and any(role.axes.world > 1 for role in roles):
         is_cut = any(role.axes.tensor > 1 for role in roles)

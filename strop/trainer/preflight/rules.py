@@ -11,6 +11,7 @@ from strop.algorithms.best_of_k import pass_at_k
 from strop.algorithms.intervals import wilson_interval
 from strop.engines.config import OptimizerConfig
 from strop.engines.learning_rates import too_large
+from strop.rewards.outcome import remedies
 from strop.trainer.preflight.tokens import TokenFacts, examine_tokens
 from strop.utils.verdict import Check
 from strop.workers.reports import EpisodeReport, is_decided
@@ -148,12 +149,14 @@ def _scores(probe: Probe) -> Check:
     if num_bad <= probe.max_failed_share * num_samples:
         return Check(name="scoring", text=text)
     is_certain = wilson_interval(num_bad, num_samples)[0] > probe.max_failed_share
+    outcomes = [report.outcome for report in unscored if report.outcome is not None]
+    ways = [remedies(outcomes, repair="mend the reward function")] if outcomes else []
+    ways += ["mend the agent"] if failed else []
     return Check(
         name="scoring",
         text=text,
         level="stop" if is_certain or num_bad == num_samples else "warn",
-        advice=f"more than reward.max_failed_share={probe.max_failed_share:g} allows: mend the reward function or the "
-        f"agent, or raise that",
+        advice=f"more than reward.max_failed_share={probe.max_failed_share:g} allows: {'; '.join(ways)}; or raise that",
     )
 
 

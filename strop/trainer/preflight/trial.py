@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -114,7 +114,13 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
         roles = make_worker_groups(config, runtime, rollout_settings(config), num_steps=data.num_steps)
-        return run_trial(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+        trial = run_trial(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+    return _with_data(trial, data)
+
+
+def _with_data(trial: Preflight, data: TrainingData) -> Preflight:
+    """The same with what is to be said of the rows, which a run says by itself."""
+    return trial if data.held_out is None else replace(trial, checks=[data.held_out, *trial.checks])
 
 
 def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
@@ -147,7 +153,7 @@ def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
     )
     stride = max(1, len(episodes) // SHOWN)
     shown = list(zip(episodes, reports, strict=True))[::stride][:SHOWN]
-    return Preflight(
+    trial = Preflight(
         checks=examine(probe),
         samples=[
             _shown_sample(report, episode.prompt.ground_truth, episode.text, report.score)
@@ -158,6 +164,7 @@ def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
         seconds=time.perf_counter() - start,
         answered_by=remote.model if remote else "",
     )
+    return _with_data(trial, data)
 
 
 def run_trial(

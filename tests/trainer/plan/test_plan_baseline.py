@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,23 +30,49 @@ def test_ranks_say_what_it_costs_them_to_talk() -> None:
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "reason"),
     [
-        "raise SystemExit(3)", "print('a warning')", "print('[1]')", "print('{}')", "",
-        """print('{"num_bytes": 5, "call_s": -1e-6}')""", """print('{"num_bytes": 5, "bytes_per_s": 0.0}')""",
+        ("raise SystemExit(3)", "its process ended with status 3"),
+        *((program, "the process said something else") for program in (
+            "print('a warning')", "print('[1]')", "print('{}')", "",
+        )),
+        *((program, "other programs took more time than what was measured") for program in (
+            """print('{"num_bytes": 5, "call_s": -1e-6}')""", """print('{"num_bytes": 5, "bytes_per_s": 0.0}')""",
+        )),
     ],
 )  # fmt: skip
-def test_a_process_that_does_not_say_it_is_assumed(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_a_process_that_does_not_say_it_is_assumed(
+    monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
     monkeypatch.setattr(module, "_PROCESS", program)
     monkeypatch.setattr(module, "_ONE", "")
-    assert baseline.__wrapped__() == ASSUMED
+    assumed = baseline.__wrapped__()
+    assert assumed == ASSUMED
+    assert assumed.reason == reason
     assert not ASSUMED.is_measured
 
 
 def test_a_process_that_does_not_end_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROCESS", "import time\ntime.sleep(60)")
     monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
-    assert baseline.__wrapped__() == ASSUMED
+    assumed = baseline.__wrapped__()
+    assert assumed == ASSUMED
+    assert assumed.reason == "its process had not ended after 0.05 s"
+
+
+def test_a_process_whose_child_keeps_its_output_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended, but its output does not."""
+    pids = tmp_path / "pids"
+    child = f"subprocess.Popen(['sleep', '60']); pathlib.Path({str(pids)!r}).write_text(str(child.pid))"
+    monkeypatch.setattr(module, "_PROCESS", f"import pathlib, subprocess\nchild = {child}\n")
+    monkeypatch.setattr(module, "_ONE", "print('{\"num_bytes\": 5}')")
+    monkeypatch.setattr(module, "TIMEOUT_S", 5.0)
+    try:
+        assert baseline.__wrapped__().reason == "its process had not ended after 5 s"
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
 
 
 def test_ranks_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

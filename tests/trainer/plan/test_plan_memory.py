@@ -411,14 +411,17 @@ def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: py
 
 def test_what_could_not_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
-    for process in (ASSUMED, Baseline(num_bytes=ASSUMED.num_bytes)):
+    late = replace(ASSUMED, reason="its process had not ended after 120 s")
+    for process in (late, Baseline(num_bytes=ASSUMED.num_bytes)):
         monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _, process=process: process)
         plan = make_plan(small(tmp_path), device="cpu", memory_gib=30, advises=False)
         said.append([line for line in plan.assumptions if "could not be measured here" in line])
     assert said[1] == []
-    assert said[0] == [
-        "a process without a model could not be measured here: 0.73 GiB, and ranks that send 0.7 GB/s, 500 us a time"
-    ]
+    (line,) = said[0]
+    assert line == (
+        "a process without a model could not be measured here (its process had not ended after 120 s): 0.73 GiB, and "
+        "ranks that send 0.7 GB/s, 500 us a time"
+    )
 
 
 def test_what_ranks_were_seen_to_pay_for_talking_is_said(
