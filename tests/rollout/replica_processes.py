@@ -18,37 +18,34 @@ from rollout.engine_process.address import EngineAddress
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.server import EngineServer
 
-from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native.engine import NativeEngine
 
 START_S = 120.0
-STEP_S = 0.01
-"""What a step of the small model is made to take, so that there is time for something to happen."""
+STEP_S = 0.003
+"""What a step of the small model takes longer, so that there is time for something to happen."""
 
 
-class _SlowModel:
-    """Each step of the model takes a while."""
+def slow_down(engine: NativeEngine) -> None:
+    """Make each step take a while, whichever way the engine computes it."""
+    step = engine._batch.step
 
-    def __init__(self, model: CausalLM) -> None:
-        hidden = model.hidden
+    def slow(version: int) -> None:
+        time.sleep(STEP_S)
+        step(version)
 
-        def slow(*arguments: object) -> torch.Tensor:
-            time.sleep(STEP_S)
-            return hidden(*arguments)  # type: ignore[arg-type]
-
-        model.hidden = slow  # type: ignore[method-assign]
+    engine._batch.step = slow  # type: ignore[method-assign]
 
 
 def serve(folder: str, version: int, file: str) -> None:
     """The process: an engine, until it is killed."""
     torch.set_num_threads(1)
     model = load_model(ModelConfig(path=folder, dtype="float32"), device="cpu")
-    _SlowModel(model)
 
     async def body() -> None:
         engine = NativeEngine(model, max_running=4, version=version)
+        slow_down(engine)
         async with EngineServer(engine) as server:
             Path(f"{file}.part").write_text(json.dumps(dataclasses.asdict(server.address)))
             Path(f"{file}.part").rename(file)

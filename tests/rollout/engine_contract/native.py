@@ -21,7 +21,7 @@ def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) ->
         started = engine(model, max_running=64)
 
         def damage() -> None:
-            def broken(*arguments: object) -> torch.Tensor:
+            def broken(*arguments: object, **named: object) -> torch.Tensor:
                 raise RuntimeError("the device is lost, for example")
 
             model.hidden = broken  # type: ignore[method-assign]
