@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from machine import machine
 from plan_cases import CASES, FURTHER, Case
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -296,10 +297,13 @@ def make_model(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
-    """The tiny tokenizer with so many tokens: ids without a token would be banned, of which models have few."""
+    """The tiny tokenizer with so many tokens: ids without a token would be banned, of which models have few. Text of
+    some tokens is of as many for a reward model that reads it."""
     tiny = make_tiny_tokenizer()
+    tiny.backend_tokenizer.pre_tokenizer = Split(Regex("<[0-9]+>"), "isolated")
     state = json.loads(tiny.backend_tokenizer.to_str())
     vocabulary = state["model"]["vocab"]
+    state["model"]["ignore_merges"] = True  # a piece that is a token is taken whole
     vocabulary |= {f"<{number}>": number for number in range(len(vocabulary), size)}
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types here
         tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=tiny.eos_token,

@@ -62,6 +62,15 @@ EXPERTS = model(
     384, 4, 512, 8192, model_type="qwen3_moe", moe_intermediate_size=192, num_experts=16, num_experts_per_tok=4,
     decoder_sparse_step=1, mlp_only_layers=[],
 )  # fmt: skip
+LATENT = model(
+    384, 4, 1024, 8192, model_type="deepseek_v3", num_key_value_heads=6, q_lora_rank=128, kv_lora_rank=64,
+    qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=64, head_dim=32, n_routed_experts=8, num_experts_per_tok=2,
+    moe_intermediate_size=256, first_k_dense_replace=1, n_group=1, topk_group=1,
+)  # fmt: skip
+LLAMA, PHI, OLMO = (
+    model(512, 6, 1536, 8192, model_type=name, tie_word_embeddings=False)
+    for name in ("llama", "phi3", "olmo2")
+)
 GEMMA = model(384, 6, 1024, 16_384, model_type="gemma2", sliding_window=64, query_pre_attn_scalar=64)
 HALF, AGAIN = "model.dtype=bfloat16", "model.gradient_checkpointing=true"
 FURTHER = {
@@ -120,5 +129,27 @@ FURTHER = {
     "generation apart": Case(
         model=MIDDLE, ranks=2, settings=("resources.apart={rollout:1}", "rollout.max_staleness=1")
     ),
+    "one key head of 8, head of its own": Case(model={**LLAMA, "num_key_value_heads": 1}),
+    "Phi 3, bfloat16, 2 updates": Case(model=PHI, settings=(HALF, "actor.samples_per_update=4")),
+    "OLMo 2, as many key heads, groups of 2": Case(
+        model={**OLMO, "num_key_value_heads": 8}, prompts=6, samples=2, response=100
+    ),
+    "latent attention, 8 experts": Case(model=LATENT),
+    "PPO, reward model": Case(model=MIDDLE, settings=("algorithm=ppo", "reward_model.path={model}")),
+    "24 prompts, a sample each": Case(
+        model=SMALL, prompts=24, samples=1, response=80, settings=("algorithm.adv_estimator=reinforce_plus_plus",)
+    ),
+    "a prompt of 800, 16 samples of 24": Case(model=MIDDLE, prompt=800, prompts=1, samples=16, response=24),
+    "PPO, muon, bfloat16, checkpointing": Case(
+        model=MIDDLE, settings=("algorithm=ppo", "actor.optim.name=muon", HALF, AGAIN)
+    ),
+    "two ranks, reference, groups of 3": Case(
+        model=MIDDLE, ranks=2, samples=3, settings=("algorithm.use_kl_loss=true",)
+    ),
+    "two ranks, gradients added up each time": Case(
+        model=MIDDLE, prompts=4, ranks=2,
+        settings=("actor.engine.gradient_sync=each", "actor.engine.max_tokens_per_device=350"),
+    ),
+    "two ranks, adapter": Case(model=FEW_LAYERS, ranks=2, settings=("model.lora.rank=8",)),
 }  # fmt: skip
 """Chosen later, by what a reader might ask for."""

@@ -9,6 +9,7 @@ cpu_layers.py         Compiled layers of a CPU as a trace sees them
 devices.py            Memory and speed of devices: published, or of this CPU as measured
 generation_memory.py  Memory of a rank that generates
 generation_time.py    Seconds of generation
+heap.py               Heap of a process on a CPU
 heap_gaps.py          Gaps in the heap of a process on a CPU
 memory.py             Memory of a rank in each phase of a step
 parameters.py         Parameters of a model by their place, and the share of a rank

@@ -12,7 +12,7 @@ from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import has_fused_steps, token_bytes
-from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_ratios
+from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_fit
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
@@ -185,7 +185,8 @@ def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: 
     tokens = prompts * actor.lengths.prompt
     share = tokens / max(1, actor.usual_batch.num_tokens)
     seconds = device.seconds(actor.usual_passes.layers_forward * share) / ranks
-    return seconds * update_ratios(actor, device).layers_forward
+    fit = update_fit(actor, device)
+    return seconds * fit.ratios.layers_forward + fit.fixed.layers_forward * len(actor.sizes.layers)
 
 
 def apart_devices(config: Config) -> int:

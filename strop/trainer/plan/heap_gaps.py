@@ -1,9 +1,5 @@
-"""Gaps in the heap of a process on a CPU: freed memory that nothing fits into.
-
-glibc looks for 96 bytes more than an aligned tensor has, and gives them back when it has found them. So a tensor fits
-into the place of another of its size only where that one's neighbours are free too (sourceware.org/bugzilla, 14581).
-Larger tensors than the heap has (`strop.utils.glibc`) leave none.
-"""
+"""Gaps in the heap of a process on a CPU that one step leaves to the next: a tensor does not fit into the place of
+another of its size between others (heap.py). Those of a pass itself are found by its trace (passes.py)."""
 
 from __future__ import annotations
 

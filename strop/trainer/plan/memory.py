@@ -9,8 +9,8 @@ from strop.trainer.config import Config
 from strop.trainer.plan.generation_memory import apart_phase, freed_copies, rollout_phase
 from strop.trainer.plan.pass_memory import forward_phase, optimizer_phase, update_phase
 from strop.trainer.plan.roles import RolePlan
-from strop.trainer.plan.state_memory import PhaseMemory, idle_bytes
-from strop.trainer.plan.transfer_memory import checkpoint_phases, load_phase, sync_phase
+from strop.trainer.plan.state_memory import PhaseMemory, gloo_parts, idle_bytes
+from strop.trainer.plan.transfer_memory import LOAD, checkpoint_phases, load_phase, sync_phase
 from strop.trainer.role_columns import columns_before_updates
 
 
@@ -58,6 +58,7 @@ def training_phases(
     phases += checkpoint_phases(config, [role for role in main if role.learns], main, is_cpu)
     if not generates_here(config) or config.rollout.own_processes:
         phases.append(sync_phase(config, main, actor, is_cpu))
+    phases = [_with_gloo(phase, main, is_cpu) for phase in phases]
     for role in roles:
         if role not in main:
             held = [other for other in roles if other.held_by == role.held_by]
@@ -65,8 +66,16 @@ def training_phases(
             apart = [forward_phase(role, others, is_cpu)]
             if role.learns:
                 apart += [update_phase(role, others, is_cpu), optimizer_phase(role, others, is_cpu)]
+            apart = [_with_gloo(phase, held, is_cpu) for phase in apart]
             phases += [dataclasses.replace(phase, phase=f"{phase.phase} (apart)") for phase in apart]
     return phases
+
+
+def _with_gloo(phase: PhaseMemory, roles: Sequence[RolePlan], is_cpu: bool) -> PhaseMemory:
+    """A phase of the ranks of these roles: as much as gloo has taken is there in each, but while models are loaded."""
+    if phase.phase == LOAD:
+        return phase
+    return dataclasses.replace(phase, device={**phase.device, **gloo_parts(roles, is_cpu)})
 
 
 def least_bytes(config: Config, roles: Sequence[RolePlan], *, device_bytes: float | None) -> float:

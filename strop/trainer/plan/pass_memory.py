@@ -102,8 +102,9 @@ def _update_of_stage(
     fuller = max((during, behind), key=lambda parts: sum(parts.values()))
     device = {**state, **fuller, **gathered_parts(role, share), **others}
     if is_cpu:
-        gaps = max(gradient_gaps(role, stage), passes.layer_bytes / axes.tensor) + freed_bytes
-        device["gaps of the heap"] = HEAP_GAPS * (saved / axes.tensor + top) + gaps
+        of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * (saved / axes.tensor + top)
+        # Holes of the step before are filled by what a pass leaves between.
+        device["gaps of the heap"] = max(of_gradients, passes.gap_bytes(kinds) / axes.tensor) + freed_bytes
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor

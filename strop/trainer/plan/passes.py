@@ -61,6 +61,8 @@ class LayerPass:
 
     saved_bytes: int
     """Kept from its forward to its backward pass."""
+    gap_bytes: int
+    """Of holes in the heap of a CPU that its forward pass leaves."""
     forward: Work
     backward: Work
 
@@ -76,8 +78,8 @@ class Passes:
     """Kept beside the layers: hidden states that are predicted from, embeddings."""
     top_bytes: int
     """Most bytes beside what is kept, in the head and in the backward pass of a layer."""
-    layer_bytes: int
-    """The same in the backward pass of the last layer alone."""
+    base_gap_bytes: int
+    """Of holes in the heap of a CPU, beside those of layers."""
     tail_bytes: int
     """Most bytes when the layers are through: gradients of the embedding on their way."""
     base_forward: Work
@@ -88,6 +90,10 @@ class Passes:
         """Kept between the passes by these layers (None: all), and beside them."""
         kinds = self.kinds if kinds is None else kinds
         return self.saved_base_bytes + sum(self.layers[kind].saved_bytes for kind in kinds)
+
+    def gap_bytes(self, kinds: Sequence[Hashable]) -> int:
+        """Of the holes in the heap of a CPU that a pass through these layers leaves."""
+        return self.base_gap_bytes + sum(self.layers[kind].gap_bytes for kind in kinds)
 
     @property
     def layers_forward(self) -> Work:
@@ -246,23 +252,20 @@ class _Run:
         ]
         start = recorder.mark()
         recorder.reset_peak()
+        recorder.heap.reset_peak()
         loss, saved = self._losses()
         self._is_watching = False
         behind = recorder.mark()
         loss.backward()  # type: ignore[no-untyped-call]
         last = len(self._layers) - 1
         tail_peak = recorder.peak
-        before_layers = saved.live
-        if (
-            mark := self._grad_of_output.get(last)
-        ) is not None:  # a gradient of the head stays, where it is tied
-            before_layers = max(before_layers, mark.live - self._input_bytes[last])
         layer_peak = self._layer_peak if last in self._grad_of_input else recorder.peak
         for handle in handles:
             handle.remove()
         end = recorder.mark()
         layers = self._layer_passes(end)
         of_kept = [layers[kind] for kind in self._kept]
+        gaps = max(0, recorder.heap.peak - recorder.heap.most_used - start.gaps)
         base_saved = saved.live - self._base - sum(layer.saved_bytes for layer in of_kept)
         more = self._chunks_left  # of the head, alike
         rest = [behind.work - start.work, end.work - behind.work]
@@ -276,7 +279,7 @@ class _Run:
             layers=layers,
             saved_base_bytes=base_saved,
             top_bytes=max(self._head_peak, layer_peak) - saved.live,
-            layer_bytes=max(0, layer_peak - before_layers),
+            base_gap_bytes=max(0, gaps - sum(layer.gap_bytes for layer in of_kept)),
             tail_bytes=tail_peak - self._base,
             base_forward=rest[0],
             base_backward=rest[1],
@@ -295,6 +298,7 @@ class _Run:
                 saved_bytes=self._input_bytes[number]
                 if self._form.checkpointing
                 else behind.live - before.live,
+                gap_bytes=max(0, behind.gaps - before.gaps),
                 forward=behind.work - before.work,
                 backward=grad_in.work - grad_out.work,
             )

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from strop.engines.config import OptimizerConfig
 from strop.trainer.plan.parameters import Count, Share
 from strop.trainer.plan.roles import RolePlan
+from strop.utils.glibc import LARGEST_HEAP_BYTES
 
 EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)
 """Of a number in adamw_8bit: two moments in a byte each, and a scale for 256 of them."""
+
+GLOO_THREADS = 2
+"""Of a group of ranks; roles of the same ranks share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,4 +144,15 @@ def gathered_parts(role: RolePlan, share: Share) -> dict[str, float]:
 def reduced_parts(role: RolePlan, unit: Count) -> dict[str, float]:
     """Gradients of a layer, or of what is beside the layers, on their way between sharded ranks."""
     item = role.form.compute_dtype.itemsize
-    return {"gradients on their way": unit.trained * (item + 4)} if role.form.is_sharded else {}
+    return {"gradients on their way": unit.trained * (item + max(4, item))} if role.form.is_sharded else {}
+
+
+def gloo_parts(roles: Sequence[RolePlan], is_cpu: bool) -> dict[str, float]:
+    """Heaps of the threads in which gloo gathers parameters for ranks on a CPU: each has had the largest tensor that
+    does not come from the system, whole and this rank's part of it."""
+    pieces = [0.0]
+    for role in roles:
+        share, item, shards = role.share(0), role.form.compute_dtype.itemsize, role.axes.shards
+        units = (share.largest_layer.total * item, share.root.total * item) if shards > 1 else ()
+        pieces += [unit * (1 + 1 / shards) for unit in units if unit <= LARGEST_HEAP_BYTES]
+    return {"copies of gloo": GLOO_THREADS * max(pieces)} if is_cpu and max(pieces) else {}

@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from strop.trainer.plan.heap import Heap
+
 _PRODUCTS = {"mm": 0, "bmm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
 """Operators that multiply matrices, and which argument is the left one."""
 _ATTENTION = "attention"
@@ -62,6 +64,8 @@ class Mark:
 
     live: int
     work: Work
+    gaps: int
+    """Of the heap."""
 
 
 @dataclass
@@ -73,6 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     peak: int = 0
     """Most of them since `reset_peak`."""
     work: Work = field(default_factory=Work)
+    heap: Heap = field(default_factory=Heap)
+    """As a CPU would have it."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self) -> Mark:
         """Now."""
-        return Mark(self.live, self.work)
+        return Mark(self.live, self.work, self.heap.gaps)
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
@@ -103,14 +109,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages[storage] = True
                 num_new += 1
                 self.live += storage.nbytes()
-                weakref.finalize(storage, self._drop, storage.nbytes())
+                weakref.finalize(storage, self._drop, storage.nbytes(), self.heap.take(storage.nbytes()))
         self.peak = max(self.peak, self.live)
         if num_new or func._schema.is_mutable:
             self.work += _work_of(func, args, kwargs, out, made)
         return out
 
-    def _drop(self, num_bytes: int) -> None:
+    def _drop(self, num_bytes: int, start: int | None) -> None:
         self.live -= num_bytes
+        if start is not None:
+            self.heap.give_back(start)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

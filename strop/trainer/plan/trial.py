@@ -2,8 +2,8 @@
 
 A pass through layers is Python, many small operators, and memory that the system has to find first: how long that takes
 beside the products of a device is no constant. So the layers that are traced are carried out as well, with random
-weights, on a micro-batch that takes about a second; and the stages of a step are as much longer than the rates of the
-device say as these were.
+weights, on a micro-batch that takes about a second, and on one of fewer tokens: the stages of a step are as much longer
+than the rates of the device say as the first was, but for what the second takes as well.
 """
 
 from __future__ import annotations
@@ -37,21 +37,44 @@ from strop.trainer.plan.tracing import Work
 T = TypeVar("T")
 
 REPEATS = 3
-DECODE_STEPS = 8
-"""Of a measurement; the median counts."""
-NUM_DECODED = DECODE_STEPS + 3
-"""Tokens behind a prompt: its own, one by the model's own forward pass, and one with new weights."""
+LEAST_STEPS, MOST_STEPS, STEPS_S = 8, 64, 0.8
+"""Pairs of decode steps of a measurement, and the seconds after which there are enough; medians count."""
+NUM_DECODED = MOST_STEPS + REPEATS + 2
+"""Tokens behind a prompt: its own, one by the model's own forward pass, and some with new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Seconds of a pass with a gradient, or their ratio to what the rates of a device say."""
+    """Seconds of the parts of a pass with a gradient, or a factor for each."""
 
     layers_forward: float = 1.0
     base_forward: float = 1.0
     """Beside the layers: embedding, final norm and head."""
     base_backward: float = 1.0
     layers_backward: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassFit:
+    """Real seconds of a micro-batch: `ratios` times what the rates of a device say, and some that no token adds to:
+    Python, and memory of gradients."""
+
+    ratios: PassTimes = PassTimes()
+    fixed: PassTimes = PassTimes(layers_forward=0.0, base_forward=0.0, base_backward=0.0, layers_backward=0.0)
+    """In seconds, of a layer and beside the layers."""
+
+    def seconds(self, planned: PassTimes, *, num_layers: float, num_batches: float) -> PassTimes:
+        """Of micro-batches that take these together, by the rates of the device."""
+        return PassTimes(
+            **{
+                name: value * getattr(self.ratios, name)
+                + getattr(self.fixed, name) * num_batches * (num_layers if name in LAYERS else 1)
+                for name, value in vars(planned).items()
+            }
+        )
+
+
+LAYERS = ("layers_forward", "layers_backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +99,42 @@ def pass_times(passes: Passes, seconds: Callable[[Work], float]) -> PassTimes:
     )
 
 
-def pass_ratios(
-    shape: Shape, form: PassForm, batch: PackedShape, seconds: Callable[[Work], float], num_threads: int
-) -> PassTimes:
-    """An update of the first layer and the last one of each kind, beside the rates of a device.
+def pass_fit(
+    shape: Shape,
+    form: PassForm,
+    batches: tuple[PackedShape, PackedShape],
+    seconds: Callable[[Work], float],
+    num_threads: int,
+) -> PassFit:
+    """Updates of the first layer and the last one of each kind, beside the rates of a device.
 
     Args:
         shape: of the model.
         form: of the passes.
-        batch: the micro-batch.
+        batches: a micro-batch, and one of fewer tokens.
         seconds: of this processor, by its rates.
         num_threads: of the process.
     """
-    real, passes = _carried_out(shape, form, batch, num_threads)
-    planned = pass_times(passes, seconds)
-    return PassTimes(
-        **{name: value / max(getattr(planned, name), 1e-9) for name, value in vars(real).items()}
+    (real, passes), (real_few, passes_few) = (
+        _carried_out(shape, form, batch, num_threads) for batch in batches
     )
+    planned, planned_few = pass_times(passes, seconds), pass_times(passes_few, seconds)
+    ratios, fixed = {}, {}
+    for name in vars(real):
+        count = len(passes.kinds) if name in LAYERS else 1
+        ratios[name], constant = _line(
+            *(getattr(times, name) for times in (real, planned, real_few, planned_few))
+        )
+        fixed[name] = constant / count
+    return PassFit(ratios=PassTimes(**ratios), fixed=PassTimes(**fixed))
+
+
+def _line(real: float, planned: float, real_few: float, planned_few: float) -> tuple[float, float]:
+    """Slope and constant, not below 0, of the line through the first point, and the second where one is."""
+    more = planned - planned_few
+    constant = real_few - planned_few * (real - real_few) / more if more > 0 else 0.0
+    constant = min(max(0.0, constant), real)
+    return (real - constant) / max(planned, 1e-9), constant
 
 
 @lru_cache(maxsize=16)
@@ -184,32 +226,51 @@ def decode_times(
         num_threads: of the process.
         sampling: as in the run.
     """
-    model, _ = real_model(shape.config, dataclasses.replace(form, checkpointing=False))
-    model.module.requires_grad_(False)
-    layers = layer_list(model.module)
+    form = dataclasses.replace(form, checkpointing=False)
+    whole, first = (real_model(shape.config, form)[0] for _ in range(2))
+    layers = layer_list(whole.module)
     count = len(layers)
-    numbers = sum(parameter.numel() for parameter in layers.parameters()) + model.head_weight.numel()
-    several, first = with_threads(num_threads, lambda: _steps(model, running, prompt, sampling))
-    del layers[1:]
-    model.config.get_text_config().num_hidden_layers = 1
-    one, _ = with_threads(num_threads, lambda: _steps(model, running, prompt, sampling))
-    layer = max(0.0, several - one) / max(1, count - 1)
+    numbers = sum(parameter.numel() for parameter in layers.parameters()) + whole.head_weight.numel()
+    del layer_list(first.module)[1:]
+    first.config.get_text_config().num_hidden_layers = 1
+
+    def measure() -> tuple[list[float], list[float], list[float]]:
+        batches = [_decoding(model, running, prompt, sampling) for model in (whole, first)]
+        several, one = zip(*_pairs(*batches), strict=True)
+        renewed = []
+        for _ in range(REPEATS):
+            whole.num_changes += 1
+            renewed.append(_seconds(lambda: batches[0].step(0)))
+        return list(several), list(one), renewed
+
+    several, one, renewed = with_threads(num_threads, measure)
+    layer = max(0.0, statistics.median(map(operator.sub, several, one))) / max(1, count - 1)
+    packed = statistics.median(renewed) - statistics.median(several)
     return DecodeTimes(
-        layer=layer, rest=max(0.0, one - layer), packed_number=max(0.0, first - several) / numbers
+        layer=layer,
+        rest=max(0.0, statistics.median(one) - layer),
+        packed_number=max(0.0, packed) / numbers,
     )
 
 
-def _steps(model: CausalLM, running: int, prompt: int, sampling: Sampling) -> tuple[float, float]:
-    """Seconds of a decode step, and of one with new weights."""
+def _decoding(model: CausalLM, running: int, prompt: int, sampling: Sampling) -> DecodeBatch:
+    """Sequences behind their prompts."""
+    model.module.requires_grad_(False)
     batch = DecodeBatch(model, max_running=running)
     ids = tuple(number % model.vocab_size for number in range(prompt))
     sampling = dataclasses.replace(sampling, max_tokens=NUM_DECODED + 1)
     batch.waiting.extend(Request(str(number), ids, sampling) for number in range(running))
     for _ in range(2):  # prompt, and the comparison of compiled steps with the model's own
         batch.step(0)
-    step = statistics.median(_seconds(lambda: batch.step(0)) for _ in range(DECODE_STEPS))
-    model.num_changes += 1
-    return step, _seconds(lambda: batch.step(0))
+    return batch
+
+
+def _pairs(several: DecodeBatch, one: DecodeBatch) -> list[tuple[float, float]]:
+    """Seconds of decode steps of the one and the other, in turn: what a machine has beside them changes both alike."""
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < LEAST_STEPS or (len(pairs) < MOST_STEPS and sum(map(sum, pairs)) < STEPS_S):
+        pairs.append((_seconds(lambda: several.step(0)), _seconds(lambda: one.step(0))))
+    return pairs
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -19,10 +19,11 @@ from strop.trainer.plan.generation_time import (
     sent_seconds,
 )
 from strop.trainer.plan.meta_model import PassForm
+from strop.trainer.plan.pass_time import update_fit
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
-from strop.trainer.plan.trial import DecodeTimes, PassTimes
+from strop.trainer.plan.trial import DecodeTimes, PassFit
 
 MODULE = "strop.trainer.plan.generation_time"
 
@@ -34,7 +35,7 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     tmp_path: Path, product_flops: float, weight_bandwidth: float
 ) -> None:
     # Where products, or weights and keys that are read, are all that counts, two ranks take half of one's time, however
-    # long the decode steps of the trial were; what is packed takes its own.
+    # long the decode steps of the trial were; what is packed takes its own, and so does the Python of prompts.
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(
@@ -43,9 +44,10 @@ def test_ranks_of_an_engine_share_the_time_of_one(
         threads=1,
     )  # fmt: skip
     ratios = decode_ratios(actor, cpu, running=16, sampling=sampling_of(config.rollout))
-    packed = ratios.packed_number * actor.sizes.decoded
+    beside = ratios.packed_number * actor.sizes.decoded
+    beside += update_fit(actor, cpu).fixed.layers_forward * len(actor.sizes.layers)
     one, two, four = (
-        generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) - packed
+        generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) - beside
         for ranks in (1, 2, 4)
     )
     assert one == pytest.approx(2 * two, rel=1e-6)
@@ -155,7 +157,7 @@ def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
 
     monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
-    monkeypatch.setattr(f"{MODULE}.update_ratios", lambda *_: PassTimes())
+    monkeypatch.setattr(f"{MODULE}.update_fit", lambda *_: PassFit())
     cpu = replace(device_named("h100"), threads=1)
     for where in ((), ("resources.apart={rollout:1}", "rollout.max_staleness=1")):
         ranks = ("resources.runtime=ray", "resources.ranks=2", "model.lora.rank=4")

@@ -30,11 +30,11 @@ from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.meta_model import PassForm, causal_lm
 from strop.trainer.plan.parameters import Axes, Count, model_sizes, share_of
 from strop.trainer.plan.pass_memory import HEAP_GAPS, update_phase
-from strop.trainer.plan.pass_time import pass_seconds
+from strop.trainer.plan.pass_time import OVERLAP, pass_seconds
 from strop.trainer.plan.placement import search
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import RolePlan, Shape, planned_roles
-from strop.trainer.plan.state_memory import optimizer_bytes, resident
+from strop.trainer.plan.state_memory import gloo_parts, optimizer_bytes, reduced_parts, resident
 
 GIB = 2**30
 EXPERTS = Qwen3MoeConfig(
@@ -338,7 +338,8 @@ def test_the_gradient_of_a_tied_embedding_is_there_once_more_while_it_is_added_u
         extra.append(update_phase(actor, {}, True).device["embedding's gradient"] / table)
     assert extra == pytest.approx([2, 3], abs=0.1)
     own_head = planned_roles(small(tmp_path, *settings, model=apart), actor.lengths, is_accelerator=False)[0]
-    assert actor.passes.layer_bytes == pytest.approx(own_head.passes.layer_bytes, abs=0.1 * table)
+    gaps = [role.passes.gap_bytes(role.passes.kinds) for role in (actor, own_head)]
+    assert gaps[0] < gaps[1] + 0.1 * table  # and is no gap
 
 
 def test_a_folder_in_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
@@ -571,13 +572,17 @@ def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
 
 
-def test_a_layer_leaves_gaps_where_gradients_leave_fewer(tmp_path: Path) -> None:
-    config = small(tmp_path, "model.lora.rank=4")
+@pytest.mark.parametrize("response", [8, 192])
+def test_a_pass_leaves_gaps_where_gradients_leave_fewer(response: int, tmp_path: Path) -> None:
+    rows = f"data.max_response_tokens={response}", "data.prompts_per_step=1", "rollout.samples_per_prompt=8"
+    config = small(tmp_path, *rows)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     passes = actor.passes
-    assert gradient_gaps(actor, 0) < passes.layer_bytes <= passes.top_bytes
+    of_gradients = gradient_gaps(actor, 0) + HEAP_GAPS * (passes.saved_bytes() + passes.top_bytes)
+    of_pass = passes.gap_bytes(passes.kinds)
+    assert (of_pass > of_gradients) is (response == 192)
     gaps = update_phase(actor, {}, True).device["gaps of the heap"]
-    assert gaps == pytest.approx(HEAP_GAPS * (passes.saved_bytes() + passes.top_bytes) + passes.layer_bytes)
+    assert gaps == pytest.approx(max(of_gradients, of_pass))
 
 
 @pytest.mark.parametrize(
@@ -598,6 +603,48 @@ def test_gradients_beside_the_layers_are_sent_when_activations_are_gone(
     update = update_phase(actor, {}, False).device
     assert update["gradients on their way"] == unit * (2 + 4)
     assert ("activations" in update) is (response == 192)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ranks_may_add_gradients_up_after_each_micro_batch(dtype: str, tmp_path: Path) -> None:
+    # The micro-batches of an update take 256 tokens each; all numbers of the model are reduced over 4 ranks.
+    device = device_named("h100")
+    settings = (
+        "resources.runtime=ray", "resources.ranks=4", "actor.engine.max_tokens_per_device=256", f"model.dtype={dtype}",
+    )  # fmt: skip
+    sent = []
+    for sync in ("last", "each"):
+        config = small(tmp_path, *settings, f"actor.engine.gradient_sync={sync}")
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+        sent.append(pass_seconds(actor, device).sent)
+    num_batches, size = len(actor.usual), 8 if dtype == "float64" else 4
+    assert num_batches > 2
+    once = 3 / 4 * actor.sizes.total * size / device.link
+    assert sent[1] - sent[0] == pytest.approx((num_batches - 1) * once * (1 - OVERLAP))
+    assert reduced_parts(actor, Count(trained=10)) == {"gradients on their way": 10 * 2 * size}
+
+
+@pytest.mark.parametrize(
+    ("settings", "vocab", "unit"),
+    [
+        (("resources.ranks=2",), 512, 4 * (4 * 64 * 128 + 3 * 64 * 128 + 160)),
+        (("resources.ranks=2",), 8192, 4 * (8192 * 64 + 64)),
+        (("resources.ranks=2",), 2**17, 4 * (4 * 64 * 128 + 3 * 64 * 128 + 160)),  # the root's is above 32 MiB
+        (("resources.ranks=2", "algorithm=ppo"), 8192, 4 * (8192 * 64 + 2 * 64)),  # of the critic, with its head
+        (("resources.ranks=1",), 512, 0),
+    ],
+)  # fmt: skip
+def test_threads_of_gloo_keep_what_they_gathered(
+    settings: tuple[str, ...], vocab: int, unit: int, tmp_path: Path
+) -> None:
+    model = Qwen3Config(**{**SMALL.to_dict(), "vocab_size": vocab})
+    config = small(tmp_path, "resources.runtime=ray", "model.dtype=float32", *settings, model=model)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+    assert gloo_parts(roles, True) == ({"copies of gloo": 2 * 1.5 * unit} if unit else {})
+    assert gloo_parts(roles, False) == {}
+    phases = phases_of(config, roles, device_bytes=None)
+    with_copies = [phase.phase for phase in phases if "copies of gloo" in phase.device]
+    assert with_copies == [phase.phase for phase in phases if unit and phase.phase != "load"]
 
 
 LAYER, ROOT = 4 * 64 * 128 + 3 * 64 * 128, 512 * 64

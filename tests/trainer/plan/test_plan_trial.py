@@ -21,12 +21,12 @@ from strop.trainer.plan.batches import packed_shape
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import model_sizes
-from strop.trainer.plan.pass_time import has_trial, pass_seconds, update_ratios
+from strop.trainer.plan.pass_time import has_trial, pass_seconds, update_fit
 from strop.trainer.plan.passes import trace_passes
 from strop.trainer.plan.plan import lengths_of
 from strop.trainer.plan.roles import Shape, planned_roles
 from strop.trainer.plan.tracing import Work
-from strop.trainer.plan.trial import PassTimes, _update, decode_times, pass_ratios, real_model
+from strop.trainer.plan.trial import PassFit, PassTimes, _line, _update, decode_times, pass_fit, real_model
 
 EXPERTS = Qwen3MoeConfig(
     hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -55,11 +55,44 @@ def flops(work: Work) -> float:
 @pytest.mark.parametrize("config", [SMALL, EXPERTS], ids=["dense", "experts"])
 def test_every_form_of_a_pass_is_carried_out(config: PreTrainedConfig, form: PassForm) -> None:
     batch = packed_shape([(16, (8, 12))])
-    ratios = pass_ratios(shape_of(config), form, batch, flops, 1)
-    assert all(value > 0 for value in vars(ratios).values())
+    few = packed_shape([(8, (4, 6))])
+    fit = pass_fit(shape_of(config), form, (batch, few), flops, 1)
+    assert all(value >= 0 for value in vars(fit.ratios).values())
     # Against a device that is twice as slow, the same seconds are half of what its rates say.
-    halves = pass_ratios(shape_of(config), form, batch, lambda work: 2 * flops(work), 1)
-    assert vars(halves) == pytest.approx({name: value / 2 for name, value in vars(ratios).items()})
+    halves = pass_fit(shape_of(config), form, (batch, few), lambda work: 2 * flops(work), 1)
+    assert vars(halves.ratios) == pytest.approx({name: value / 2 for name, value in vars(fit.ratios).items()})
+    assert halves.fixed == fit.fixed
+
+
+@pytest.mark.parametrize(
+    ("real", "real_few", "slope", "constant"),
+    # By the device's rates 6 s and 2 s: as long, with 3 s beside them, shorter with more tokens, and none a token.
+    [
+        (6.0, 2.0, 1.0, 0.0),
+        (9.0, 5.0, 1.0, 3.0),
+        (3.0, 0.5, 0.5, 0.0),
+        (4.0, 4.0, 0.0, 4.0),
+        (4.0, 5.0, 0.0, 4.0),
+    ],
+)
+def test_what_no_token_adds_to_is_told_from_the_rest(
+    real: float, real_few: float, slope: float, constant: float
+) -> None:
+    assert _line(real, 6.0, real_few, 2.0) == pytest.approx((slope, constant))
+
+
+def test_a_single_size_tells_a_ratio() -> None:
+    assert _line(9.0, 6.0, 9.0, 6.0) == (1.5, 0.0)
+
+
+def test_what_no_token_adds_to_is_there_for_each_micro_batch() -> None:
+    parts = {"layers_forward": 1.0, "base_forward": 2.0, "base_backward": 3.0, "layers_backward": 4.0}
+    fit = PassFit(ratios=PassTimes(**dict.fromkeys(parts, 2.0)), fixed=PassTimes(**parts))
+    real = fit.seconds(PassTimes(**dict.fromkeys(parts, 100.0)), num_layers=5, num_batches=3)
+    # 200 s by the ratio; of layers five times as much, and all of it three times.
+    assert vars(real) == {
+        "layers_forward": 215.0, "base_forward": 206.0, "base_backward": 209.0, "layers_backward": 260.0,
+    }  # fmt: skip
 
 
 class Products(TorchFunctionMode):
@@ -103,14 +136,17 @@ def test_a_stage_takes_as_much_longer_as_its_trial(tmp_path: Path) -> None:
         device_named("h100"), product_flops=1.0, attention_flops=1.0, bandwidth=1e30, call_s=0.0,
         weight_bandwidth=1e30, threads=1,
     )  # fmt: skip
-    ratios = pass_ratios(role.shape, role.form, role.small_batch(64), cpu.seconds, 1)
+    fit = pass_fit(role.shape, role.form, (role.small_batch(64), role.small_batch(16)), cpu.seconds, 1)
     passes, share = role.usual_passes, sum(role.usual_tokens) / role.usual_batch.num_tokens
-    expected = share * (
-        ratios.layers_forward * cpu.seconds(passes.layers_forward)
-        + ratios.base_forward * cpu.seconds(passes.base_forward)
-        + ratios.layers_backward * cpu.seconds(passes.layers_backward)
-        + ratios.base_backward * cpu.seconds(passes.base_backward)
-    )
+    expected, batches = 0.0, len(role.usual)
+    for name, (work, count) in {
+        "layers_forward": (passes.layers_forward, 4),
+        "base_forward": (passes.base_forward, 1),
+        "layers_backward": (passes.layers_backward, 4),
+        "base_backward": (passes.base_backward, 1),
+    }.items():
+        expected += share * cpu.seconds(work) * getattr(fit.ratios, name)
+        expected += batches * count * getattr(fit.fixed, name)
     assert pass_seconds(role, cpu).update == pytest.approx(expected)
 
 
@@ -145,4 +181,4 @@ def test_a_model_that_is_too_large_here_is_taken_at_the_rates_of_the_device(tmp_
     assert has_trial(role, cpu)
     assert not has_trial(role, replace(cpu, memory_bytes=role.sizes.total))
     assert not has_trial(role, device_named("h100"))
-    assert update_ratios(role, replace(cpu, memory_bytes=role.sizes.total)) == PassTimes()
+    assert update_fit(role, replace(cpu, memory_bytes=role.sizes.total)) == PassFit()

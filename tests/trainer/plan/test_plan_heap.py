@@ -1,0 +1,166 @@
+"""The heap of a plan beside that of glibc."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from strop.engines.config import LoraConfig
+from strop.trainer.plan.batches import packed_shape
+from strop.trainer.plan.heap import ALIGNMENT, Heap
+from strop.trainer.plan.meta_model import PassForm
+from strop.trainer.plan.passes import trace_passes
+from strop.utils.glibc import LARGEST_HEAP_BYTES
+
+MIB = 2**20
+REAL = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = ctypes.c_void_p
+libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, as it is in a process that has given back such a piece
+libc.mallopt(-1, 1 << 40)  # M_TRIM_THRESHOLD
+events = json.load(sys.stdin)
+start = peak = libc.sbrk(0)
+pieces = {}
+for number, size in events:
+    if size:
+        piece = ctypes.c_void_p()
+        assert libc.posix_memalign(ctypes.byref(piece), 64, ctypes.c_size_t(size)) == 0
+        pieces[number] = piece
+        peak = max(peak, libc.sbrk(0))
+    else:
+        libc.free(pieces.pop(number))
+print(peak - start)
+"""
+"""Most bytes by which the heap of a process grows."""
+Events = Sequence[tuple[int, int]]
+"""Number of a piece, and its size; 0 where it is given back."""
+
+
+def planned_peak(events: Events) -> int:
+    heap, starts = Heap(), {}
+    for number, size in events:
+        if size:
+            starts[number] = heap.take(size)
+        else:
+            start = starts.pop(number)
+            assert start is not None
+            heap.give_back(start)
+    return heap.peak
+
+
+def real_peak(events: Events, small_holes: int) -> int:
+    """Args:
+    events: in order.
+    small_holes: 48 bytes between pieces that something else has, as small objects of a process do.
+    """
+    output = subprocess.run(
+        [sys.executable, "-c", REAL],
+        env=os.environ | {"GLIBC_TUNABLES": f"glibc.malloc.tcache_count={small_holes}"},
+        input=json.dumps(events), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(output.stdout)
+
+
+def in_turns(count: int, *, others: bool) -> Events:
+    """Pieces of 1 MiB, each with another one behind it or not, given back and taken again."""
+    events = []
+    for number in range(count):
+        events.append((number, MIB))
+        if others:
+            events.append((1000 + number, MIB))
+    events += [(number, 0) for number in range(count)]
+    return [*events, *((2000 + number, MIB) for number in range(count))]
+
+
+def of_a_pass(seed: int) -> Events:
+    """Layers that keep some tensors and drop others, and give what they kept back from the last one on."""
+    rng, events, kept, number = random.Random(seed), [], [], 0
+    sizes = [rng.randrange(64, 8192) * 64 * 16 for _ in range(6)]
+    for _ in range(8):
+        dropped = []
+        for size in sizes:
+            for where in (kept, dropped):
+                number += 1
+                events.append((number, size if where is kept else 2 * size))
+                where.append(number)
+            if len(dropped) > 1:
+                events.append((dropped.pop(0), 0))
+        events += [(piece, 0) for piece in dropped]
+    for piece in reversed(kept):
+        number += 1
+        events += [(number, sizes[number % 6]), (piece, 0), (number, 0)]
+    return events
+
+
+CASES = {
+    "with others between": (in_turns(50, others=True), 1000),
+    "without": (in_turns(50, others=False), 0),
+    **{f"pass {seed}": (of_a_pass(seed), 0) for seed in range(6)},
+}
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="a system without glibc")
+@pytest.mark.parametrize(("events", "small_holes"), CASES.values(), ids=CASES)
+def test_a_heap_grows_as_that_of_glibc(events: Events, small_holes: int) -> None:
+    assert planned_peak(events) == pytest.approx(real_peak(events, small_holes), rel=0.01)
+
+
+def test_a_piece_fits_where_a_neighbour_is_free() -> None:
+    heap = Heap()
+    pieces = [heap.take(MIB) for _ in range(5)]
+    size = MIB + ALIGNMENT
+    assert pieces == [number * size for number in range(5)]
+    heap.give_back(1 * size)
+    assert heap.take(MIB) == 5 * size  # a hole of its own size is too small
+    heap.give_back(2 * size)
+    assert heap.take(MIB) == size  # two are not
+    assert (heap.gaps, heap.used, heap.end) == (size, 5 * size, 6 * size)
+
+
+def test_an_empty_heap_has_no_holes() -> None:
+    heap = Heap()
+    starts = [heap.take(size) for size in (MIB, 3 * MIB, 5 * MIB)]
+    for start in starts:
+        assert start is not None
+        heap.give_back(start)
+    assert (heap.end, heap.gaps, heap.used) == (0, 0, 0)
+    assert heap.peak == heap.most_used == 9 * MIB + 3 * ALIGNMENT
+
+
+def test_larger_pieces_than_the_heap_has_are_not_in_it() -> None:
+    heap = Heap()
+    assert heap.take(LARGEST_HEAP_BYTES + 1) is None
+    assert heap.take(0) is None
+    assert heap.end == 0
+
+
+FORMS = {
+    "float32": PassForm(compute_dtype=torch.float32),
+    "adapter in bfloat16": PassForm(compute_dtype=torch.bfloat16, lora=LoraConfig(rank=4), holds_half=True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_holes_of_many_layers_follow_from_those_of_few(
+    form: PassForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Qwen3Config(
+        hidden_size=64, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
+        intermediate_size=128, vocab_size=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    batch = packed_shape([(64, (192,) * 4)] * 2)
+    few = trace_passes(shape, form, batch)
+    monkeypatch.setattr("strop.trainer.plan.meta_model.layer_kind", id)  # none is like another
+    monkeypatch.setattr("strop.trainer.plan.meta_model._TEMPLATES", {})
+    every = trace_passes(shape, form, batch)
+    assert (len(few.layers), len(every.layers)) == (1, 8)
+    assert few.gap_bytes(few.kinds) == pytest.approx(every.gap_bytes(every.kinds), rel=0.02)
