@@ -2,13 +2,13 @@
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and, where
-the processor multiplies in it, in bfloat16, TRL also with other cuts of its batch. `ratio_trl` is strop's samples per
-second over TRL's, either side at the fastest of its settings; `ratio_float32`, in each workload, is the same of the
-fastest in float32. (Figures in which `mean_response_tokens` is one number are older: their ratios have strop in float32
-alone.) Both sides take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
-default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint. Both have
-`threads` threads, as many as torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
+prints one JSON line, and that of each workload, when it is done, on stderr. Both sides are tried in float32 and
+bfloat16, TRL where the processor multiplies in that, and also with other cuts of its batch. `ratio_trl` is strop's
+samples per second over TRL's, either side at the fastest of its settings; `ratio_float32`, in each workload, is the
+same of the fastest in float32. (Figures in which `mean_response_tokens` is one number are older: their ratios have
+strop in float32 alone.) Both sides take the median over the steps after a warm-up, and their runs alternate. Everything
+a step does by default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint.
+Both have `threads` threads, as many as torch takes here (OMP_NUM_THREADS, else the cores), and so has the ceiling.
 
 Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
 lengths are means over the counted steps, of each setting. Where those of the two settings of either ratio differ by
@@ -49,7 +49,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,7 @@ def main() -> None:
         make_tiny_model(folder / "raw", seed=0, **SIZES[arguments.size], max_position_embeddings=positions)
         results = {}
         for name in names:
-            results[name] = _measure(arguments, scale, folder, _workload(name, folder))
+            results[name] = _measure(arguments, scale, folder, _workload(name, folder), where)
             print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
     shares = [workload["ceiling_share_update"] for workload in results.values()]
@@ -284,11 +284,13 @@ def make_endless(source: Path, target: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _measure(arguments: argparse.Namespace, scale: Scale, folder: Path, workload: Workload) -> dict[str, Any]:
+def _measure(
+    arguments: argparse.Namespace, scale: Scale, folder: Path, workload: Workload, where: Mapping[str, Any]
+) -> dict[str, Any]:
     """Alternating runs of both sides on one workload; the first round finds the fastest settings of each."""
     steps = scale.steps + scale.warm_up
     counted = slice(scale.warm_up, None)
-    ours, theirs = Side(tried(PRECISIONS), counted), Side(tried(scale.trl_settings), counted)
+    ours, theirs = Side(PRECISIONS, counted), Side(tried(scale.trl_settings, where), counted)
     before = product_ceiling(torch.float32)
     for number in range(arguments.rounds):
         for setting in ours.worth_running():
@@ -335,9 +337,9 @@ def _measure(arguments: argparse.Namespace, scale: Scale, folder: Path, workload
     }
 
 
-def tried(settings: Sequence[str]) -> list[str]:
-    """Those that this machine has instructions for."""
-    takes_all = multiplies_in_bfloat16(machine())
+def tried(settings: Sequence[str], where: Mapping[str, Any]) -> list[str]:
+    """TRL's settings that the machine of these facts has instructions for."""
+    takes_all = multiplies_in_bfloat16(where)
     return [setting for setting in settings if takes_all or not is_bfloat16(setting)]
 
 

@@ -7,7 +7,6 @@ wait for it.
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from strop.cli.quickstart.task import TaskFiles
 
 gc.disable()
-# Models of a few KiB need no threads of their own to be read.
-os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs behind it so, and a command that a test interrupts would inherit it and never end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,13 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported by now stays: looking for garbage in it was a seventh of the time of collecting tests.
-    Runs are told, since each would count what is frozen."""
-    from strop.utils import gc_freeze
-
+    """What has been imported by now stays: looking for garbage in it was a seventh of the time of collecting tests."""
     gc.freeze()
     gc.enable()
-    gc_freeze._is_frozen = True
 
 
 @pytest.hookimpl(trylast=True)

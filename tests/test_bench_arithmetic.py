@@ -138,13 +138,13 @@ def test_the_share_of_an_update_is_that_of_workloads_whose_rows_all_have_a_gradi
     options = argparse.Namespace(size="small", rounds=1, trl_python=Path("-"))
     scale = replace(versus.SCALES["small"], steps=2)
     whole = versus.Workload("2to1", tmp_path, path, "letters", 64)
-    found = versus._measure(options, scale, tmp_path, whole)
+    found = versus._measure(options, scale, tmp_path, whole, {"features": []})
     operations = versus._operations(whole, "small", run, slice(2, None), scale)
     assert found["ceiling"]["gflops"] == 5.0  # the larger one of before and after
     assert found["ceiling_share_update"] == round(operations / 5e9 / 2.0, 3) > 0
     assert (found["ratio"], found["is_equal_work"], found["phases_s_trl"]) == (1.0, True, phases)
     part = versus.Workload("words", tmp_path, path, "position", 64)
-    assert versus._measure(options, scale, tmp_path, part)["ceiling_share_update"] is None
+    assert versus._measure(options, scale, tmp_path, part, {"features": []})["ceiling_share_update"] is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_each_side_counts_at_its_fastest_setting_and_in_float32(
     options = argparse.Namespace(size="small", rounds=2, trl_python=Path("-"))
     scale = replace(versus.SCALES["small"], steps=2)
     workload = versus.Workload("words", tmp_path, tmp_path / "data.jsonl", "position", 64)
-    found = versus._measure(options, scale, tmp_path, workload)
+    found = versus._measure(options, scale, tmp_path, workload, {"features": ["amx_bf16"]})
     assert (found["ratio"], found["ratio_float32"], found["is_equal_work"]) == (4.0, 2.5, is_equal)
     assert found["mean_response_tokens"] == {one: other.get(one, 6.0) for one in ("float32", "bfloat16")}
     assert (found["setting"], found["trl_setting"]) == ("bfloat16", "64x1-bf16")
@@ -200,15 +200,13 @@ def test_the_rest_of_a_step_is_what_its_phases_leave(versus: ModuleType) -> None
     ("features", "tried"),
     [
         (["avx2", "avx512f"], ["64x1"]),
-        (["avx512_bf16"], ["64x1", "64x1-bf16"]),
-        (["amx_bf16"], ["64x1", "64x1-bf16"]),
+        *(([word], ["64x1", "64x1-bf16"]) for word in ("avx512_bf16", "amx_bf16", "bf16")),
     ],
 )
 def test_bfloat16_is_tried_where_the_processor_has_it(
-    versus: ModuleType, monkeypatch: pytest.MonkeyPatch, features: list[str], tried: list[str]
+    versus: ModuleType, features: list[str], tried: list[str]
 ) -> None:
-    monkeypatch.setattr(versus, "machine", lambda: {"features": features})
-    assert versus.tried(["64x1", "64x1-bf16"]) == tried
+    assert versus.tried(["64x1", "64x1-bf16"], {"features": features}) == tried
 
 
 def test_shapes_of_ones_own_are_named_by_their_tokens(versus: ModuleType) -> None:

@@ -185,10 +185,10 @@ class Layers:
         """Go back to the default of a full key, with all that is below it."""
         below = f"{key}."
         known = tree(self.root).get(key)
-        is_alone = known is not None and not known.is_section and not known.is_free
+        is_leaf = known is not None and not known.is_section and not known.is_free
         table: dict[str, Any]
         for table in (self.values, self._origins, self._files, self._typed):
-            if is_alone:
+            if is_leaf:
                 table.pop(key, None)
                 continue
             for name_of_entry in [name for name in table if name == key or name.startswith(below)]:

@@ -50,7 +50,7 @@ class _Loader(BoundedLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
+class _Dumper(yaml.SafeDumper):
     """Quotes text that either YAML 1.1 or the loader above would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
@@ -61,8 +61,7 @@ class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     """Text with control characters and the rarer line breaks goes in double quotes, escaped."""
     style = None if text.replace("\n", "").isprintable() else '"'
-    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-    return node
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -2,10 +2,10 @@
 
 In float32 torch multiplies by MKL. oneDNN, which torch brings for its compiler, and the functions of cpu/products.c are
 up to twice as fast on AMD processors with AVX-512; the latter most of all at gradients by weights, which read both
-sides by their columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine: rollout and training,
-all ranks and a resumed run must multiply alike, since results differ in their last bits. Small weights stay with torch,
-where a call costs more than the product. What is taken depends on the weight alone: a token's numbers come from the
-same library, however many tokens are beside it.
+sides by their columns (benchmarks/RESULTS.md). A measurement chooses each, once for a machine and a version: rollout
+and training, all ranks and a resumed run must multiply alike, since results differ in their last bits. Small weights
+stay with torch, where a call costs more than the product. What is taken depends on the weight alone: a token's numbers
+come from the same library, however many tokens are beside it.
 
 In bfloat16 torch takes oneDNN itself where the processor multiplies such numbers, and elsewhere a loop that is many
 times slower than a product in float32: there rounded numbers are multiplied in float32. What several products read is

@@ -395,8 +395,8 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
-        if trust:
-            shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+        if trust or config.external_lib:  # what their code registers counts
+            shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
         else:
             shape = copy.deepcopy(_parsed(str(folder), json.dumps(settings)))
     if not config.override_config:

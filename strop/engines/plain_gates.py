@@ -42,7 +42,7 @@ def is_plain_gate(part: nn.Module) -> bool:
 
 @functools.cache
 def _small_layers() -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """The layers of a trial."""
+    """The layers of a trial, in host memory: not to be asked for first within a mode that makes other tensors."""
     sizes = ((3, 4), (3, 4), (4, 3))
     small = [nn.Linear(*size, device="meta", dtype=torch.float32).to_empty(device="cpu") for size in sizes]
     for number, linear in enumerate(small):

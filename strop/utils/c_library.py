@@ -21,7 +21,8 @@ WIDE_VECTORS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64"
 """Words for gcc: AVX-512 is used in full where there is one. On other processors gcc does not know them."""
 FUSED_SUMS = ("--param=avoid-fma-max-bits=0",)
 """A word for gcc: a product and the sum that it goes into are one instruction everywhere. For some processors (AMD's
-Zen 2 and 3) it would take two in a loop with one sum, and a row alone got other last digits than one beside others."""
+Zen 2 and 3 among them) it would take two in a loop with one sum, and a row alone got other last digits than one beside
+others."""
 VECTORS = Path(__file__).with_name("vectors.h")
 """Header of the functions of several folders."""
 

@@ -7,16 +7,14 @@ its content), each with a sentence, as for files that are missing or damaged.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import stat
 from collections.abc import Iterator
-from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -28,8 +26,6 @@ MAX_YAML_BYTES = 2**20
 """A reader of YAML takes seconds for that."""
 MAX_YAML_VALUES = 200_000
 """Values of a YAML document with every alias written out."""
-_READ_OTHERWISE = "\t\ufeff!"
-"""Characters of YAML that libyaml does not always take for what PyYAML's own parser does."""
 MAX_JSON_BYTES = 2**28
 """Of a document that is read whole."""
 MAX_LINE_BYTES = 2**28
@@ -182,34 +178,10 @@ class BoundedLoader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         """The document, checked before any value is made of it."""
-        return _checked(super().get_single_node())
-
-
-@cache
-def _over_libyaml(loader: Any) -> Any:
-    """The same with the parser in C."""
-
-    class OverLibyaml(yaml.CSafeLoader, loader):  # type: ignore[misc]
-        def get_single_node(self) -> yaml.Node | None:
-            return _checked(yaml.CSafeLoader.get_single_node(self))
-
-    return OverLibyaml
-
-
-def _is_shallow(text: str) -> bool:
-    """True for a document that libyaml may make nodes of, which it does with a call in C for each level."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            return False
-    return True
-
-
-def _checked(node: yaml.Node | None) -> yaml.Node | None:
-    if node is not None:
-        _check_expanded(node)
-    return node
+        node = super().get_single_node()
+        if node is not None:
+            _check_expanded(node)
+        return node
 
 
 def _check_expanded(root: yaml.Node) -> None:
@@ -250,17 +222,12 @@ def _inner(node: yaml.Node) -> list[yaml.Node]:
 
 
 def parse_yaml(text: str, *, loader: type[BoundedLoader] = BoundedLoader) -> Any:
-    """The plain value of a YAML text, by libyaml where that takes it; what is wrong with a text PyYAML's own parser
-    says.
+    """The plain value of a YAML text.
 
     Raises:
         yaml.YAMLError: it is no YAML, nested too deeply, or stands for too much.
         ValueError: a value is none of the type that it claims.
     """
-    if yaml.__with_libyaml__:
-        with contextlib.suppress(yaml.YAMLError, UnicodeError):
-            if not any(character in text for character in _READ_OTHERWISE) and _is_shallow(text):
-                return yaml.load(text, Loader=_over_libyaml(cast("Any", loader)))
     try:
         return yaml.load(text, Loader=loader)
     except RecursionError:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention
@@ -54,6 +55,24 @@ def test_a_changed_configuration_is_read_again_and_is_the_callers_own(copied: Ca
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
     assert load_model_config(ModelConfig(path=str(folder))).rms_norm_eps == 0.5 != again.rms_norm_eps
+
+
+def test_a_class_that_an_external_library_registers_counts_in_a_folder_that_was_read_before(
+    copied: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(copied("llama"))
+    load_model_config(ModelConfig(path=folder))
+    (tmp_path / "own_llama.py").write_text(
+        "from transformers import AutoConfig, LlamaConfig\n"
+        "class OwnLlama(LlamaConfig): pass\n"
+        "AutoConfig.register('llama', OwnLlama, exist_ok=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        shape = load_model_config(ModelConfig(path=folder, external_lib="own_llama"))
+    finally:
+        CONFIG_MAPPING._extra_content.pop("llama", None)
+    assert type(shape).__name__ == "OwnLlama"
 
 
 def test_path_is_no_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@
 #define BLOCK (10 * ROWS)  /* rows that go through all of a panel together: their inputs stay in the cache too */
 #define TOGETHER 256       /* tokens whose products are added in registers for a gradient by a weight */
 #define STRIP (32 * ROWS)  /* rows of such a gradient that a thread takes at a time, at most */
-#define FEWEST (8 * ROWS)  /* rows beside a panel that a thread takes at a time, at least */
+#define FEWEST (8 * ROWS)  /* rows beside a panel that a thread takes at a time, where there are as many */
 #define AHEAD 16           /* rows that are fetched before they are copied: they lie too far apart for the processor to guess */
 #define CHUNK 504          /* tokens whose inner states are held, at most: a multiple of ROWS */
 #define BY_COLUMNS 1
@@ -94,21 +94,27 @@ static void panel(int64_t rows, int64_t width, int64_t depth, const float *x, in
   }
 }
 
-/* Rows that a thread takes at a time beside a panel: as many as keep all threads busy. */
-static int64_t rows_at_a_time(int64_t rows, int64_t width, int threads) {
-  const int64_t panels = (width + WIDTH - 1) / WIDTH, parts = (3 * threads + panels - 1) / panels;
+/* What a thread takes at a time of a product. */
+struct piece {
+  int64_t rows, columns;
+};
+
+/* As large as keeps all threads busy: where panels are few, those of one tile's columns. */
+static struct piece piece_of(int64_t rows, int64_t width, int threads) {
+  const int64_t most = (rows + FEWEST - 1) / FEWEST * ((width + WIDTH - 1) / WIDTH), columns = most < threads ? ACROSS : WIDTH;
+  const int64_t panels = (width + columns - 1) / columns, parts = (3 * threads + panels - 1) / panels;
   const int64_t some = (rows + parts - 1) / parts;
-  return some < FEWEST ? FEWEST : whole_tiles(some);
+  return (struct piece){some < FEWEST ? FEWEST : whole_tiles(some), columns};
 }
 
 /* out [m, n] = inputs [m, k] times weight [n, k] transposed, plus bias [n], which may be NULL. */
 void linear(const float *inputs, const float *weight, const float *bias, float *out, int64_t m, int64_t n, int64_t k,
             int threads) {
-  const int64_t part = rows_at_a_time(m, n, threads);
+  const struct piece part = piece_of(m, n, threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2)
-  for (int64_t i = 0; i < m; i += part)
-    for (int64_t j = 0; j < n; j += WIDTH) {
-      const int64_t rows = least(part, m - i), width = least(WIDTH, n - j);
+  for (int64_t i = 0; i < m; i += part.rows)
+    for (int64_t j = 0; j < n; j += part.columns) {
+      const int64_t rows = least(part.rows, m - i), width = least(part.columns, n - j);
       if (bias)
         for (int64_t r = i; r < i + rows; r++) memcpy(out + r * n + j, bias + j, sizeof(float) * width);
       panel(rows, width, k, inputs + i * k, k, weight + j * k, k, BY_COLUMNS, out + i * n + j, n, bias != NULL);
@@ -117,14 +123,14 @@ void linear(const float *inputs, const float *weight, const float *bias, float *
 
 /* out [m, k] = grad [m, n] times weight [n, k]. */
 void linear_back(const float *grad, const float *weight, float *out, int64_t m, int64_t n, int64_t k, int threads) {
-  const int64_t part = rows_at_a_time(m, k, threads);
+  const struct piece part = piece_of(m, k, threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2)
-  for (int64_t i = 0; i < m; i += part)
-    for (int64_t j = 0; j < k; j += WIDTH)
-      panel(least(part, m - i), least(WIDTH, k - j), n, grad + i * n, n, weight + j, k, BY_ROWS, out + i * k + j, k, 0);
+  for (int64_t i = 0; i < m; i += part.rows)
+    for (int64_t j = 0; j < k; j += part.columns)
+      panel(least(part.rows, m - i), least(part.columns, k - j), n, grad + i * n, n, weight + j, k, BY_ROWS, out + i * k + j, k, 0);
 }
 
-/* `rows` in as few parts of at most `most` rows as give each of so many threads as many. */
+/* Rows of a part, at least one, where `rows` are cut into equal parts of at most `most`, as many for each thread. */
 static int64_t even_part(int64_t rows, int64_t most, int threads) {
   const int64_t share = (rows + threads - 1) / threads, parts = (share + most - 1) / most;
   return parts ? (share + parts - 1) / parts : 1;
@@ -194,14 +200,14 @@ int feed_forward(const struct part *p, int threads) {
   float *acts = states + 2 * chunk * row;
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < p->tokens; first += chunk) {
-    const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
-    const int64_t part = rows_at_a_time(tokens, inner, threads), kept = p->gates ? inner : row;
+    const int64_t tokens = least(chunk, p->tokens - first), kept = p->gates ? inner : row;
+    const struct piece part = piece_of(tokens, inner, threads), outer = piece_of(tokens, dim, threads);
     float *gates = p->gates ? p->gates + first * inner : states, *ups = p->ups ? p->ups + first * inner : states + chunk * row;
     const float *hidden = p->hidden + first * dim;
 #pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t i = 0; i < tokens; i += part)
-      for (int64_t j = 0; j < inner; j += WIDTH) {
-        const int64_t rows = least(part, tokens - i), width = least(WIDTH, inner - j);
+    for (int64_t i = 0; i < tokens; i += part.rows)
+      for (int64_t j = 0; j < inner; j += part.columns) {
+        const int64_t rows = least(part.rows, tokens - i), width = least(part.columns, inner - j);
         panel(rows, width, dim, hidden + i * dim, dim, p->gate + j * dim, dim, BY_COLUMNS, gates + i * kept + j, kept, 0);
         panel(rows, width, dim, hidden + i * dim, dim, p->up + j * dim, dim, BY_COLUMNS, ups + i * kept + j, kept, 0);
         for (int64_t r = i; r < i + rows; r++)
@@ -211,10 +217,10 @@ int feed_forward(const struct part *p, int threads) {
           }
       }
 #pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t i = 0; i < tokens; i += outer_part)
-      for (int64_t j = 0; j < dim; j += WIDTH)
-        panel(least(outer_part, tokens - i), least(WIDTH, dim - j), inner, acts + i * row, row, p->down + j * inner, inner,
-              BY_COLUMNS, p->out + (first + i) * dim + j, dim, 0);
+    for (int64_t i = 0; i < tokens; i += outer.rows)
+      for (int64_t j = 0; j < dim; j += outer.columns)
+        panel(least(outer.rows, tokens - i), least(outer.columns, dim - j), inner, acts + i * row, row, p->down + j * inner,
+              inner, BY_COLUMNS, p->out + (first + i) * dim + j, dim, 0);
   }
   free(states);
   return 0;
@@ -228,15 +234,15 @@ int feed_forward_back(const struct part *p, int threads) {
   float *of_ups = of_gates + chunk * row, *acts = of_ups + chunk * row;
 #pragma omp parallel num_threads(threads)
   for (int64_t first = 0; first < p->tokens; first += chunk) {
-    const int64_t tokens = least(chunk, p->tokens - first), outer_part = rows_at_a_time(tokens, dim, threads);
-    const int64_t part = rows_at_a_time(tokens, inner, threads);
+    const int64_t tokens = least(chunk, p->tokens - first);
+    const struct piece part = piece_of(tokens, inner, threads), outer = piece_of(tokens, dim, threads);
     const int64_t inner_strip = strip_of(inner, threads), outer_strip = strip_of(dim, threads);
     const float *grad = p->grad + first * dim, *hidden = p->hidden + first * dim;
     const float *gates = p->gates + first * inner, *ups = p->ups + first * inner;
 #pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t i = 0; i < tokens; i += part)
-      for (int64_t j = 0; j < inner; j += WIDTH) {
-        const int64_t rows = least(part, tokens - i), width = least(WIDTH, inner - j);
+    for (int64_t i = 0; i < tokens; i += part.rows)
+      for (int64_t j = 0; j < inner; j += part.columns) {
+        const int64_t rows = least(part.rows, tokens - i), width = least(part.columns, inner - j);
         panel(rows, width, dim, grad + i * dim, dim, p->down + j, inner, BY_ROWS, acts + i * row + j, row, 0);
         for (int64_t r = i; r < i + rows; r++)
           for (int64_t x = j; x < j + width; x += LANES) {
@@ -249,9 +255,9 @@ int feed_forward_back(const struct part *p, int threads) {
       }
     if (p->grad_hidden)
 #pragma omp for schedule(dynamic, 1) collapse(2) nowait
-      for (int64_t i = 0; i < tokens; i += outer_part)
-        for (int64_t j = 0; j < dim; j += WIDTH) {
-          const int64_t rows = least(outer_part, tokens - i), width = least(WIDTH, dim - j);
+      for (int64_t i = 0; i < tokens; i += outer.rows)
+        for (int64_t j = 0; j < dim; j += outer.columns) {
+          const int64_t rows = least(outer.rows, tokens - i), width = least(outer.columns, dim - j);
           float *out = p->grad_hidden + (first + i) * dim + j;
           panel(rows, width, inner, of_gates + i * row, row, p->gate + j, dim, BY_ROWS, out, dim, 0);
           panel(rows, width, inner, of_ups + i * row, row, p->up + j, dim, BY_ROWS, out, dim, 1);
