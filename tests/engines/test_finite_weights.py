@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from references.language_models import save_tiny
 from safetensors.torch import load_file, save_file
 
+from references.language_models import save_tiny
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.finite_weights import check_finite
