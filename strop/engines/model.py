@@ -396,7 +396,7 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
         if trust:
-            shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+            shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
         else:
             shape = copy.deepcopy(_parsed(str(folder), json.dumps(settings)))
     if not config.override_config:
