@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strop.api.overrides import Settings, override_of, overrides_of
-from strop.compat.key_aliases import key_aliases
+from strop.compat.key_aliases import aliases_beside
 from strop.run import RunError, RunFolder, is_run
 from strop.trainer.config import Config
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -25,6 +25,8 @@ from strop.trainer.loading import load
 from strop.trainer.start import Start, resume_run, start_run
 
 T = TypeVar("T")
+
+_ALIASES = aliases_beside(("out", "resume"), "the argument {}=")
 
 
 def folder_of(out: str | Path | None, kind: str) -> Path:
@@ -62,7 +64,7 @@ def begun_run(
             say=say,
             accept_changes=accept_changes,
             in_shell=False,
-            aliases=key_aliases,
+            aliases=_ALIASES,
         )
         return
     if is_run(folder):  # before its inputs are written over
@@ -72,7 +74,7 @@ def begun_run(
     try:
         brought = given(inputs)
         overrides = [*map(override_of, brought.items()), *overrides_of(settings)]
-        loaded: Config = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
+        loaded: Config = load(config, overrides=overrides, in_shell=False, aliases=_ALIASES)
         say(f"run folder: {folder}")
         yield start_run(folder, loaded, command=["strop", kind], say=say)
     finally:

@@ -15,9 +15,9 @@ from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
     admission,
+    aliases_of,
     user_path,
 )
-from strop.compat.key_aliases import key_aliases
 from strop.run import MODEL_FOLDER
 from strop.run.folder import CONFIG_FILE, LOGS
 from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
@@ -79,7 +79,7 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
             say=say,
             admit=admit,
             accept_changes=args.accept_changes,
-            aliases=key_aliases,
+            aliases=aliases_of(args),
         )
     from strop.cli.init_from import settings
 

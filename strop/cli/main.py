@@ -133,23 +133,34 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
-            hint = f"; {_OPTIONS_OF_HYDRA.get(option) or self._instead_of(option)}"
+            advice = _OPTIONS_OF_HYDRA.get(option) or self._instead_of(option)
+            hint = f"; {advice}" if advice else ""
         elif not message.endswith("?") and (example := _first_example(self.epilog or "")):
             hint = f", as in `{example}`"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
 
     def _instead_of(self, option: str) -> str:
-        """Advice in place of an option that there is not: the nearest one, or a key."""
+        """Advice in place of an option that there is not: the nearest one, or a key; "" for none."""
         if near := difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.8):
             return f"did you mean {near[0]}?"
         from strop.compat.key_aliases import key_aliases
+        from strop.config.schema import tree
+        from strop.trainer.config import Config
         from strop.trainer.sections import SECTION_OF_COMMAND
 
         section = SECTION_OF_COMMAND.get(self.prog.rpartition(" ")[2], "")
-        ours, sentence = key_aliases(option.lstrip("-").replace("-", "_"), section)
-        written = "settings are given as key=value, without dashes"
+        options = {
+            name: f"the option --{name}"
+            for name in ("out", "resume")
+            if f"--{name}" in self._option_string_actions
+        }
+        word = option.lstrip("-").replace("-", "_")
+        ours, sentence = key_aliases(word, section, tree(Config), options=options)
         if sentence and not ours:
             return sentence
+        if all(action.dest != "overrides" for action in self._actions):  # it takes no settings
+            return ""
+        written = "settings are given as key=value, without dashes"
         return f"{written}: {sentence}" if ours else written
 
 

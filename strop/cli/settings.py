@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.compat.key_aliases import key_aliases
+from strop.compat.key_aliases import aliases_beside, key_aliases
 from strop.trainer.untrusted_runs import settings as untrusted_settings
 
 if TYPE_CHECKING:
+    from strop.config.schema import KeyAliases
     from strop.trainer.config import Config
 
 
@@ -97,6 +98,11 @@ def is_setting(word: str) -> bool:
     return _SETTING.match(word) is not None
 
 
+def aliases_of(args: argparse.Namespace) -> KeyAliases:
+    """The lookup for a key that is unknown to a command with these arguments."""
+    return aliases_beside(name for name in ("out", "resume") if hasattr(args, name))
+
+
 def load_settings(
     args: argparse.Namespace,
     *,
@@ -125,12 +131,12 @@ def load_settings(
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
         config: Config = load(
-            args.config or source, overrides=args.overrides, section=section, aliases=key_aliases
+            args.config or source, overrides=args.overrides, section=section, aliases=aliases_of(args)
         )
     else:
         needs = (*needs, "resources.env")
         config = untrusted_settings.load(
-            path, read_settings(path), args.overrides, needs, aliases=key_aliases
+            path, read_settings(path), args.overrides, needs, aliases=aliases_of(args)
         )
     os.environ.update(variables_of(config.resources))
     give_way(os.environ)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strop.compat.migrate.tables import Table
+    from strop.config.schema import KeyAliases
 
 _VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True, "sigmoid", "grpo")
 """Values of the kinds that rules read, tried in turn to see the keys that a rule gives."""
@@ -21,65 +24,130 @@ _FILES, _SAMPLES, _EPOCHS, _LENGTHS = (
     ("trainer.num_epochs", "actor.epochs"),
     ("data.max_prompt_tokens", "data.max_response_tokens"),
 )
-WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "": {
-        "data.path": _FILES, "data.file": _FILES, "data.files": _FILES, "data.dataset": _FILES, "data.name": _FILES,
-        "dataset": _FILES, "dataset_name": _FILES, "train_data": _FILES,
-        "batch_size": ("data.prompts_per_step", "actor.samples_per_update"),
-        "per_device_train_batch_size": ("data.prompts_per_step", "actor.samples_per_update"),
-        "gradient_accumulation_steps": ("actor.samples_per_update",),
-        "mini_batch_size": ("actor.samples_per_update",), "micro_batch_size": ("actor.engine.max_tokens_per_device",),
-        "n": _SAMPLES, "num_samples": _SAMPLES, "n_samples": _SAMPLES, "group_size": _SAMPLES,
-        "eval.n": ("eval.samples_per_prompt",), "eval.num_samples": ("eval.samples_per_prompt",),
-        "eval.n_samples": ("eval.samples_per_prompt",), "eval.steps": ("eval.every",), "eval.freq": ("eval.every",),
-        "eval.interval": ("eval.every",), "eval.batch_size": ("rollout.max_running",),
-        "max_tokens": ("data.max_response_tokens",), "response_length": ("data.max_response_tokens",),
-        "max_length": _LENGTHS, "max_len": _LENGTHS, "max_seq_length": _LENGTHS, "max_model_len": _LENGTHS,
-        "epochs": _EPOCHS, "algorithm.num_epochs": _EPOCHS, "algorithm.name": ("algorithm.adv_estimator",),
-        "clip_range": ("algorithm.clip_ratio",), "clip_eps": ("algorithm.clip_ratio",),
-        "gae_lambda": ("algorithm.lam",), "kl_beta": ("algorithm.kl_loss_coef",),
-        "gpus": ("resources.ranks",), "n_gpus": ("resources.ranks",), "num_gpus": ("resources.ranks",),
-        "num_processes": ("resources.ranks",), "world_size": ("resources.ranks",),
-        "tp": ("rollout.vllm.tensor_parallel", "actor.engine.tensor_parallel"),
-        "rollout.backend": ("rollout.engine",), "use_vllm": ("rollout.engine",), "vllm_mode": ("rollout.engine",),
-        "model.name": ("model.path",), "name_or_path": ("model.path",), "pretrained": ("model.path",),
-        "data.template": ("model.chat_template",), "lora.r": ("model.lora.rank",),
-        "reward.fn": ("reward.path",), "reward.function": ("reward.path",), "reward.file": ("reward.path",),
-        "run.name": ("trainer.experiment_name",), "wandb": ("trainer.trackers",), "report_to": ("trainer.trackers",),
-    },
-    "sft": {
-        "batch_size": ("sft.examples_per_update",), "per_device_train_batch_size": ("sft.examples_per_update",),
-        "gradient_accumulation_steps": ("sft.examples_per_update",),
-        "max_tokens": ("sft.data.max_tokens",), "max_seq_length": ("sft.data.max_tokens",),
-        "micro_batch_size": ("sft.engine.max_tokens_per_device",),
-    },
-    "prefer": {
-        "batch_size": ("prefer.examples_per_update",), "per_device_train_batch_size": ("prefer.examples_per_update",),
-        "gradient_accumulation_steps": ("prefer.examples_per_update",),
-        "max_tokens": ("prefer.data.max_tokens",), "max_seq_length": ("prefer.data.max_tokens",),
-        "micro_batch_size": ("prefer.engine.max_tokens_per_device",),
-    },
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "dataset": _FILES, "dataset_name": _FILES, "train_data": _FILES,
+    "batch_size": ("data.prompts_per_step", "actor.samples_per_update"),
+    "per_device_train_batch_size": ("data.prompts_per_step", "actor.samples_per_update"),
+    "gradient_accumulation_steps": ("actor.samples_per_update",),
+    "mini_batch_size": ("actor.samples_per_update",), "micro_batch_size": ("actor.engine.max_tokens_per_device",),
+    "n": _SAMPLES, "num_samples": _SAMPLES, "n_samples": _SAMPLES, "group_size": _SAMPLES,
+    "eval.steps": ("eval.every",), "eval.freq": ("eval.every",), "eval.interval": ("eval.every",),
+    "eval.batch_size": ("rollout.max_running",),
+    "max_tokens": ("data.max_response_tokens",), "response_length": ("data.max_response_tokens",),
+    "max_length": _LENGTHS, "max_len": _LENGTHS, "max_seq_length": _LENGTHS, "max_model_len": _LENGTHS,
+    "epochs": _EPOCHS, "algorithm.num_epochs": _EPOCHS, "algorithm.name": ("algorithm.adv_estimator",),
+    "clip_range": ("algorithm.clip_ratio",), "clip_eps": ("algorithm.clip_ratio",),
+    "gae_lambda": ("algorithm.lam",), "kl_beta": ("algorithm.kl_loss_coef",),
+    "gpus": ("resources.ranks",), "n_gpus": ("resources.ranks",), "num_gpus": ("resources.ranks",),
+    "num_processes": ("resources.ranks",), "world_size": ("resources.ranks",),
+    "tp": ("rollout.vllm.tensor_parallel", "actor.engine.tensor_parallel"),
+    "rollout.backend": ("rollout.engine",), "use_vllm": ("rollout.engine",), "vllm_mode": ("rollout.engine",),
+    "name_or_path": ("model.path",), "pretrained": ("model.path",),
+    "data.template": ("model.chat_template",), "lora.r": ("model.lora.rank",),
+    "reward.fn": ("reward.path",), "reward.function": ("reward.path",), "reward.file": ("reward.path",),
+    "run.name": ("trainer.experiment_name",), "wandb": ("trainer.trackers",), "report_to": ("trainer.trackers",),
 }  # fmt: skip
-"""Words that people try, by the section of the command, each with what may stand before it."""
+"""Words that people try, with the section that must stand before one, if any. Those without one are meant alone, or in
+a section of _LOOP."""
+_LOOP = ("data", "rollout", "actor", "trainer", "algorithm", "model", "resources", "run")
+"""Root sections that a word of the training loop is looked for in, whichever of them has it."""
+_EVERY_COMMAND = ("model", "trainer", "resources")
+"""Root sections that commands with a section of their own read too."""
+
+_TRAIN_FILES, _MODEL_PATH, _MAX_TOKENS = (
+    ("train_files", "data.train_files"),
+    ("path",),
+    ("max_tokens", "data.max_tokens"),
+)
+_PER_UPDATE, _PER_DEVICE = (
+    ("samples_per_update", "examples_per_update"),
+    ("engine.max_tokens_per_device", "max_tokens_per_device"),
+)
+OWN: Mapping[str, tuple[str, ...]] = {
+    "path": ("train_files",), "file": ("train_files",), "files": ("train_files",),
+    "name": ("train_files", "path", "model"),
+    "dataset": _TRAIN_FILES, "dataset_name": _TRAIN_FILES, "train_data": _TRAIN_FILES,
+    "name_or_path": _MODEL_PATH, "pretrained": _MODEL_PATH,
+    "batch_size": _PER_UPDATE, "mini_batch_size": _PER_UPDATE, "per_device_train_batch_size": _PER_UPDATE,
+    "gradient_accumulation_steps": _PER_UPDATE, "micro_batch_size": _PER_DEVICE,
+    "max_tokens": _MAX_TOKENS, "max_length": _MAX_TOKENS, "max_len": _MAX_TOKENS, "max_seq_length": _MAX_TOKENS,
+    "max_model_len": _MAX_TOKENS,
+    "epochs": ("num_epochs",), "num_epochs": ("epochs",), "num_train_epochs": ("num_epochs", "epochs"),
+    "n": ("samples_per_prompt",), "num_samples": ("samples_per_prompt",), "n_samples": ("samples_per_prompt",),
+    "tp": ("engine.tensor_parallel", "tensor_parallel"), "tensor_parallel": ("engine.tensor_parallel",),
+    "learning_rate": ("optim.lr", "lr"),
+}  # fmt: skip
+"""Words that people try, each with the keys that it may stand for in the section that it was written in."""
 OPTIONS = {
-    "output_dir": "--out", "default_local_dir": "--out", "save_path": "--out", "run.dir": "--out", "run.path": "--out",
-    "resume": "--resume", "resume_mode": "--resume", "resume_from_checkpoint": "--resume",
-    "load_checkpoint": "--resume",
+    "output_dir": "out", "default_local_dir": "out", "save_path": "out", "run.dir": "out", "run.path": "out",
+    "resume": "resume", "resume_mode": "resume", "resume_from_checkpoint": "resume", "load_checkpoint": "resume",
 }  # fmt: skip
-"""Words for what is an option of the commands."""
+"""Words for what is an option of a command, or an argument of a function, where it has that."""
 
 
-def key_aliases(key: str, section: str = "") -> tuple[Sequence[str], str]:
+def aliases_beside(options: Iterable[str], form: str = "the option --{}") -> KeyAliases:
+    """The aliases where these are given beside the settings, each in such a form."""
+    return partial(key_aliases, options={name: form.format(name) for name in options})
+
+
+def key_aliases(
+    key: str,
+    section: str = "",
+    keys: Collection[str] = (),
+    *,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Sequence[str], str]:
     """Our keys for one of verl's, TRL's or OpenRLHF's, or for a word that people try, and the sentence that says so;
-    neither for any other. What is an option of commands has a sentence and no keys.
+    neither for any other. What is an option of the command has a sentence and no keys.
 
     A key is verl's as a whole (data.train_batch_size), also without actor_rollout_ref (rollout.n), TRL's and OpenRLHF's
-    by its last name (actor.optim.learning_rate).
+    by its last name (actor.optim.learning_rate). The section that is written in a key counts first: critic.tp is
+    critic.engine.tensor_parallel.
 
     Args:
         key: that was typed.
         section: of the command that it was typed for, where it has one of its own.
+        keys: all that there are, sections included.
+        options: those of the values of OPTIONS that the command has, each as it is called there.
     """
+    own = _in_its_section(key, section, keys)
+    root = key.partition(".")[0]
+    is_of_part = "." in key and root in keys and root not in (*_LOOP, section)
+    ours, sentence = _of_other_libraries(key, section)
+    if is_of_part and not sentence.startswith(
+        "it is verl's"
+    ):  # a name of the loop says nothing about another part
+        ours = ours if any(full.startswith(f"{root}.") for full in ours) else ()
+    if ours and (not own or own in ours):
+        return ours, sentence
+    if own:
+        return (own,), f"here it is {own}"
+    parts = key.split(".")
+    for end in (".".join(parts[first:]) for first in range(len(parts))):
+        if is_of_part and "." not in end:
+            break
+        words = WORDS.get(end, ())
+        if words and (not section or all(full.partition(".")[0] in _EVERY_COMMAND for full in words)):
+            return words, f"here it is {' or '.join(words)}"
+        if OPTIONS.get(end) in options:
+            return (), f"here it is {options[OPTIONS[end]]}"
+    return (), ""
+
+
+def _in_its_section(key: str, section: str, keys: Collection[str]) -> str:
+    """The key that the last name stands for in the section that it was written in, first below that of the command; ""
+    for none."""
+    above, _, name = key.rpartition(".")
+    places = [f"{section}.{above}".rstrip(".")] if section else []
+    while above and above not in keys:
+        above = above.rpartition(".")[0]
+    places += [above] if above else []
+    candidates = (f"{place}.{name_here}" for place in places for name_here in OWN.get(name, ()))
+    return next((full for full in candidates if full in keys), "")
+
+
+def _of_other_libraries(key: str, section: str) -> tuple[tuple[str, ...], str]:
+    """Our keys for one of verl's, TRL's or OpenRLHF's, and the sentence that says so."""
     # The tables take a while to read, and only an unknown key needs them.
     from strop.compat.migrate.openrlhf import openrlhf_table
     from strop.compat.migrate.trl import trl_table
@@ -107,12 +175,6 @@ def key_aliases(key: str, section: str = "") -> tuple[Sequence[str], str]:
             ours,
             f"{name} is OpenRLHF's, here {', '.join(ours)} (`strop migrate openrlhf` translates a whole script)",
         )
-    words, parts = WORDS.get(section, WORDS[""]), key.split(".")
-    for end in (".".join(parts[first:]) for first in range(len(parts))):
-        if end in words:
-            return words[end], f"here it is {' or '.join(words[end])}"
-        if end in OPTIONS:
-            return (), f"here it is the option {OPTIONS[end]}"
     return (), ""
 
 

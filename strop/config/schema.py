@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strop.utils.field_types import field_hints, is_mapping, is_section, nearest, type_name
+from strop.config.nearest_key import nearest_key
+from strop.utils.field_types import field_hints, is_mapping, is_section, type_name
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,10 @@ REMOVED = {
 """Full keys that are gone, each with its default, which means nothing: the settings of earlier runs hold them. Another
 value is refused as an unknown key. An entry leaves with 0.3."""
 
-KeyAliases = Callable[[str, str], tuple[Sequence[str], str]]
-"""Lookup of keys of other libraries: from a key, and the section of the command that it was given to, to the keys here
-that it stands for, and a sentence that says so (none for an unknown one), also where that is an option of commands."""
+KeyAliases = Callable[[str, str, Collection[str]], tuple[Sequence[str], str]]
+"""Lookup of keys of other libraries: from a key, the section of the command that it was given to, and all keys there
+are, to the keys here that it stands for, and a sentence that says so (none for an unknown
+one), also where that is an option of the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +136,19 @@ def unknown_key(
     """
     keys = tree(root)
     of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
-    if section:
+    above = key.rpartition(".")[0]
+    ours, sentence = ((), "") if aliases is None else aliases(key, section, keys)
+    is_of_above = bool(above) and any(full.startswith(f"{above}.") for full in ours)
+    if section and not is_of_above:
         candidates = [full for full in of_this_name if full.startswith(f"{section}.")]
         if f"{section}.{key}" in candidates or len(candidates) == 1:
             suggestion = candidates[0] if len(candidates) == 1 else f"{section}.{key}"
             return f"unknown key {key}{origin}; the nearest valid key is {suggestion}"
-    above = key.rpartition(".")[0]
     in_section = [full for full in of_this_name if above and full.startswith(f"{above}.")]
-    ours, sentence = ((), "") if aliases is None else aliases(key, section)
     is_plain = len(of_this_name) == 1 and (in_section or of_this_name[0] in ours)
     if sentence and set(ours) <= set(keys) and not is_plain:
         return f"unknown key {key}{origin}; {sentence}"
-    near = nearest(key, keys)
+    near = nearest_key(key, keys)
     same = [full for full in of_this_name if full.endswith(f".{key}")] or of_this_name
     if len(same) > 1 and not (above and near is not None and near.startswith(f"{key.partition('.')[0]}.")):
         return f"unknown key {key}{origin}; the keys of this name are {', '.join(same)}"

@@ -23,7 +23,7 @@ from strop.engines import model_overrides, model_support
 from strop.engines.causal_lm import HALF, CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.cpu.layers import use_cpu_layers
-from strop.engines.finite_weights import check_finite
+from strop.engines.finite_weights import check_finite, saved_tensors
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.gate_kernels import use_gate_kernel
 from strop.engines.half_weights import (
@@ -315,7 +315,7 @@ def read_module(
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of {type(module).__name__}, which would "
             f"start at random; give a folder with all weights of a causal language model"
         )
-    check_finite(module.named_parameters(), f"model folder {source!r}")
+    check_finite(saved_tensors(module), f"model folder {source!r}")
     settle_config(module, source)
     if half is not None:
         widen_others(module, half)

@@ -191,7 +191,8 @@ class Trajectory:
     """Counts of the agent; each becomes a metric of the step."""
     turn_rewards: tuple[tuple[int, float], ...] = ()
     """Rewards of single answers: the place in the response of the answer's last token, and the reward. Over all
-    sequences of an episode they add up to its reward_score. Of a reward manager, those of single tokens."""
+    sequences of an episode they add up to its reward_score. Where the agent gave none, those that a reward manager gave
+    to single tokens."""
     stands_alone: bool = False
     """This sequence is a sample of its own, worth the rewards from it on. Otherwise every sequence of an episode is
     worth what the episode is."""

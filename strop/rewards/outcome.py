@@ -76,7 +76,8 @@ class Outcome:
                 raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
         elif self.score is not None or not self.error or self.token_rewards:
             raise ValueError(
-                f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
+                f"an outcome of kind {self.kind!r} needs an error sentence, no score and no token_rewards, got "
+                f"{self!r}"
             )
 
 

@@ -134,8 +134,7 @@ def _bounded_name(hint: Any) -> str:
 
 
 _SAME_SECTION = 0.2
-"""Bonus of a key in the same section, or of this very name below it: run.keep is run.keep_last sooner than
-algorithm.keep, and critic.lr is critic.optim.lr."""
+"""Bonus of a key in the same section: run.keep is run.keep_last sooner than algorithm.keep."""
 
 
 def nearest(key: str, keys: Iterable[str]) -> str | None:
@@ -154,25 +153,9 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     if section and begun:
         return max(in_section or begun, key=lambda full: difflib.SequenceMatcher(None, key, full).ratio())
     for candidate in keys:
-        if (score := _closeness(key, candidate)) > best_score:
-            best, best_score = candidate, score
+        whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
+        last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()
+        is_near = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
+        if (whole >= 0.7 or last >= 0.8) and whole + last + is_near > best_score:
+            best, best_score = candidate, whole + last + is_near
     return best or next(iter(begun), None)
-
-
-def _closeness(key: str, candidate: str) -> float:
-    """Resemblance of two keys, from 0: they are not alike at all."""
-    section, _, name = key.lower().rpartition(".")
-    other_section, _, other_name = candidate.lower().rpartition(".")
-    whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
-    last = difflib.SequenceMatcher(None, name, other_name).ratio()
-    if key.startswith(f"{candidate}."):  # the section of the key itself
-        return 0.0
-    is_below = bool(section) and f"{other_section}.".startswith(f"{section}.")
-    if is_below:  # then the section says nothing of the name
-        is_part = set(other_name.split("_")) < set(name.split("_"))
-        shorter, longer = sorted((name, other_name), key=len)
-        is_near = last >= 0.65 or is_part or (len(shorter) > 2 and longer.startswith(shorter))
-    else:
-        is_near = whole >= 0.7 or last >= 0.8
-    bonus = _SAME_SECTION if is_below and (last == 1.0 or other_section == section) else 0.0
-    return whole + last + bonus if is_near else 0.0

@@ -103,12 +103,7 @@ class EpisodeScores:
             is_whole = not (in_group and self._scorers.compares)
             score = outcome.score if is_whole else None
             add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=score)
-        if outcome is not None and outcome.token_rewards:  # they stay where the tokens are
-            places = len(trajectory.response_ids)
-            rewards = tuple(pair for pair in outcome.token_rewards if pair[0] < places)
-            trajectory = replace(trajectory, turn_rewards=rewards)
-            outcome = replace(outcome, token_rewards=())
-        return Episode(
+        episode = Episode(
             prompt=prompt,
             sample_index=trajectory.sample_index,
             trajectory=trajectory,
@@ -116,6 +111,7 @@ class EpisodeScores:
             text=text,
             outcome=outcome,
         )
+        return episode if in_group and self.compares else _with_token_rewards(episode)
 
     def _media_error(self) -> Outcome:
         """Outcome of a sample with images of a tool, where a scorer is not shown them."""
@@ -162,9 +158,24 @@ class EpisodeScores:
         found = await self._scorers.compare(prompt, outcomes, trajectories)
         with_parts = iter([self.with_parts(prompt, outcome) for outcome in found])
         return tuple(
-            episode if episode.outcome is None else replace(episode, outcome=next(with_parts))
+            episode
+            if episode.outcome is None
+            else _with_token_rewards(replace(episode, outcome=next(with_parts)))
             for episode in episodes
         )
+
+
+def _with_token_rewards(episode: Episode) -> Episode:
+    """The episode with the token rewards of its final outcome in its trajectory, unless its agent has given answers
+    rewards of their own, which stay. An episode without a score has no token rewards."""
+    trajectory, outcome = episode.trajectory, episode.outcome
+    if trajectory is None or outcome is None or not outcome.token_rewards:
+        return episode
+    if not any(sequence.turn_rewards for sequence in episode.sequences):
+        places = len(trajectory.response_ids)
+        rewards = tuple(pair for pair in outcome.token_rewards if pair[0] < places)
+        trajectory = replace(trajectory, turn_rewards=rewards)
+    return replace(episode, trajectory=trajectory, outcome=replace(outcome, token_rewards=()))
 
 
 def _agent_outcome(trajectory: Trajectory) -> Outcome:

@@ -335,6 +335,7 @@ def test_several_rewards_have_weights_and_names(
         ({"model": 5}, "model is a int: give a folder"),
         ({"algorithm": "grppo"}, "grpo"),
         ({"settings": {"actor.optim.rl": 1}}, "actor.optim.lr"),
+        ({"settings": {"trainer.output_dir": "x"}}, "here it is the argument out=$"),
     ],
 )
 def test_what_cannot_be_used_is_said(

@@ -93,6 +93,12 @@ def test_help_loads_nothing_heavy() -> None:
             "unrecognized arguments: --lr; settings are given as key=value, without dashes",
         ),
         (["train", "--confg", "a.yaml"], "unrecognized arguments: --confg; did you mean --config?"),
+        (
+            ["train", "--output-dir", "x"],
+            "unrecognized arguments: --output-dir; here it is the option --out; see",
+        ),
+        (["samples", "x", "--resume"], "unrecognized arguments: --resume; see `strop samples --help`"),
+        (["samples", "x", "--n", "3"], "unrecognized arguments: --n 3; see `strop samples --help`"),
         (["train", "--learning-rate", "3"], "without dashes: learning_rate is TRL's, here actor.optim.lr"),
         (["sft", "--learning_rate", "3"], "without dashes: learning_rate is TRL's, here sft.optim.lr"),
         (["train", "--actor_learning_rate=3"], "actor_learning_rate is OpenRLHF's, here actor.optim.lr"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from annotated_types import Ge, Gt
 
-from strop.compat.key_aliases import OPTIONS, WORDS, key_aliases
+from strop.compat.key_aliases import OPTIONS, OWN, WORDS, aliases_beside, key_aliases
 from strop.config import ConfigError, build_config, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
@@ -320,9 +320,7 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ("rollout.backend=vllm", "here it is rollout.engine"),
         ("rollout.temp=1", "the nearest valid key is rollout.temperature"),
         ("trainer.n_gpus=2", "here it is resources.ranks"),
-        ("trainer.epochs=2", "here it is trainer.num_epochs or actor.epochs"),
-        ("trainer.output_dir=x", "here it is the option --out"),
-        ("trainer.resume_mode=auto", "here it is the option --resume"),
+        ("trainer.epochs=2", "here it is trainer.num_epochs"),
         ("trainer.logging_steps=1", "trainer has the keys seed, num_epochs"),
         ("actor.x=1", "actor has the keys optim, engine"),
         ("trainer.lr=1", "the keys of this name are actor.optim.lr, "),
@@ -372,14 +370,74 @@ def test_an_unknown_key_is_looked_for_among_those_of_the_command(
     assert advice in problem
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("reward_model.max_length=9", "reward_model.max_tokens"),
+        ("reward.judge.max_length=9", "reward.judge.max_tokens"),
+        ("sft.epochs=1", "sft.num_epochs"),
+        ("sft.data.max_length=9", "sft.data.max_tokens"),
+        ("sft.data.path=x", "sft.data.train_files"),
+        ("prefer.data.file=x", "prefer.data.train_files"),
+        ("critic.micro_batch_size=1", "critic.engine.max_tokens_per_device"),
+        ("critic.engine.micro_batch_size=1", "critic.engine.max_tokens_per_device"),
+        ("critic.mini_batch_size=1", "critic.samples_per_update"),
+        ("critic.learning_rate=1", "critic.optim.lr"),
+        ("critic.model.name=x", "critic.path"),
+        ("reference.tp=1", "reference.engine.tensor_parallel"),
+        ("rollout.sglang.tp=1", "rollout.sglang.tensor_parallel"),
+        ("reward.judge.name=x", "reward.judge.model"),
+    ],
+)
+def test_the_section_that_is_written_in_a_key_counts_first(override: str, key: str) -> None:
+    assert refused(override) == f"unknown key {override.partition('=')[0]}; here it is {key}"
+
+
+@pytest.mark.parametrize("override", ["critic.gae_lambda=1", "reward_model.epochs=1", "eval.max_length=9"])
+def test_a_word_of_the_loop_means_nothing_in_another_part(override: str) -> None:
+    assert "here it is" not in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("section", "override", "key"),
+    [
+        ("sft", "tp=1", "sft.engine.tensor_parallel"),
+        ("sft", "epochs=1", "sft.num_epochs"),
+        ("sft", "data.path=x", "sft.data.train_files"),
+        ("sft", "model.name=x", "model.path"),
+        ("sft", "gpus=2", "resources.ranks"),
+        ("prefer", "micro_batch_size=1", "prefer.engine.max_tokens_per_device"),
+    ],
+)
+def test_words_are_those_of_the_command(section: str, override: str, key: str) -> None:
+    layers = load_layers(Config, overrides=[override], section=section, aliases=key_aliases)
+    assert layers.problems == [f"unknown key {override.partition('=')[0]}; here it is {key}"]
+    (other,) = load_layers(Config, overrides=["group_size=2"], section=section, aliases=key_aliases).problems
+    assert "here it is" not in other
+
+
+@pytest.mark.parametrize(
+    ("override", "option"), [("trainer.output_dir=x", "out"), ("trainer.resume_mode=auto", "resume")]
+)
+def test_options_are_named_where_there_are_any(override: str, option: str) -> None:
+    def advice(*options: str) -> str:
+        (problem,) = load_layers(Config, overrides=[override], aliases=aliases_beside(options)).problems
+        return problem
+
+    assert advice("out", "resume").endswith(f"; here it is the option --{option}")
+    assert "option" not in advice()
+    assert "option" not in advice({"out": "resume", "resume": "out"}[option])
+
+
 def test_every_word_that_people_try_leads_to_a_key_and_is_none_itself() -> None:
     keys = tree(Config)
-    for section, words in WORDS.items():
-        for word, ours in words.items():
-            assert set(ours) <= set(keys), word
-            assert word not in keys, word
-            assert all(key.startswith(section) for key in ours)
-    assert not set(OPTIONS) & {*keys, *WORDS[""]}
+    for word, ours in WORDS.items():
+        assert set(ours) <= set(keys), word
+        assert word not in keys, word
+    for word, ends in OWN.items():
+        for end in ends:
+            assert any(key.endswith(f".{end}") for key in keys), word
+    assert not set(OPTIONS) & {*keys, *WORDS, *OWN}
 
 
 def test_what_is_advised_for_json_is_taken() -> None:

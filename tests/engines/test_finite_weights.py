@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from references.language_models import save_tiny
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.finite_weights import check_finite
@@ -75,6 +76,15 @@ def test_what_no_pass_would_read_is_looked_at(second: Folder) -> None:
         load(folder)
 
 
+def test_buffers_that_a_file_has_are_looked_at(tmp_path: Path) -> None:
+    """The bias by which a router chooses experts is no parameter."""
+    save_tiny("deepseek_v3_experts", tmp_path / "model")
+    load(tmp_path / "model")
+    name = poison(tmp_path / "model" / "model.safetensors", math.nan, end="e_score_correction_bias")
+    with pytest.raises(ValueError, match=f"has a NaN or an infinity in {name}: "):
+        load(tmp_path / "model")
+
+
 def test_critics_and_reward_models_are_looked_at(second: Folder, tiny_folder: Folder, tmp_path: Path) -> None:
     policy, config = second("qwen3"), {"dtype": "float32"}
     poison(policy / "model.safetensors", math.nan, end="norm.weight")
@@ -128,6 +138,22 @@ def test_checkpoints_are_looked_at(tiny: Tiny, tmp_path: Path) -> None:
         load_weights(tmp_path / "bad", tiny("qwen3", dtype="float32"))
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    ],
+)
+def test_numbers_of_one_byte_are_looked_at(dtype: torch.dtype) -> None:
+    check_finite([("largest", torch.full((3,), torch.finfo(dtype).max).to(dtype))], "x")
+    with pytest.raises(ValueError, match="^x has a NaN or an infinity in bad: "):
+        check_finite([("bad", torch.tensor([1.0, math.nan]).to(dtype))], "x")
+
+
 def test_numbers_that_are_large_are_numbers() -> None:
     largest = torch.finfo(torch.float32).max
     check_finite(
@@ -135,6 +161,7 @@ def test_numbers_that_are_large_are_numbers() -> None:
             ("large", torch.full((1000,), largest)),
             ("half", torch.full((1000,), torch.finfo(torch.float16).max, dtype=torch.float16)),
             ("whole", torch.ones(3, dtype=torch.int64)),
+            ("packed", torch.zeros(3, dtype=torch.float4_e2m1fn_x2)),
             ("none", torch.empty(0)),
             ("elsewhere", torch.empty(3, device="meta")),
         ],

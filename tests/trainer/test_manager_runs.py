@@ -41,3 +41,32 @@ def test_rewards_of_tokens_are_trained_where_they_are(project: Project, tmp_path
         samples = run.samples.read(1)
     for sample in samples:
         assert sample["score"] == pytest.approx(sum(token % 8 for token in sample["response_ids"]) / 8)
+
+
+PARTLY = """
+class PerToken:
+    def __init__(self, tokenizer, **_):
+        pass
+
+    def __call__(self, data):
+        rewards = (data.batch["responses"] % 8) / 8.0
+        has_part = int(data.batch["responses"].sum()) % 3 > 0
+        return {"reward_tensor": rewards, "reward_extra_info": {"fmt": [1.0]} if has_part else {}}
+"""
+
+
+def test_a_sample_without_a_part_is_left_out_also_with_rewards_of_tokens(
+    project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(PARTLY)
+    config = project.config(
+        f"reward.path='{tmp_path / 'mine.py'}'", "reward.manager=PerToken", "reward.max_failed_share=0.9",
+        "trainer.max_steps=1", "data.val_files=[]", "algorithm.adv_estimator=gdpo", "algorithm.reward_keys=[score,fmt]",
+    )  # fmt: skip
+    (record,) = train_in(tmp_path / "run", config).records
+    kinds = [report.outcome.kind for report in record.reports if report.outcome is not None]
+    assert set(kinds) == {"score", "error"}
+    assert all(
+        (report.reward() is None) == (kind == "error")
+        for report, kind in zip(record.reports, kinds, strict=True)
+    )

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import carrying_out
-from strop.cli.settings import add_trust_argument, admission, user_path
-from strop.compat.key_aliases import key_aliases
+from strop.cli.settings import add_trust_argument, admission, aliases_of, user_path
 from strop.run import RunFolder
 from strop.run.fingerprints import FingerprintChain
 from strop.run.first_difference import Difference, common_steps, compare
@@ -92,7 +91,7 @@ def _begin(args: argparse.Namespace) -> tuple[Start, RecordedRun]:
         command=args.command_line,
         say=say,
         admit=admit,
-        aliases=key_aliases,
+        aliases=aliases_of(args),
     )
 
 
