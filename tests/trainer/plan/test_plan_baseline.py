@@ -68,6 +68,7 @@ def test_a_process_whose_child_keeps_its_output_is_not_waited_for(
     child = f"subprocess.Popen(['sleep', '60']); pathlib.Path({str(pids)!r}).write_text(str(child.pid))"
     monkeypatch.setattr(module, "_PROCESS", f"import pathlib, subprocess\nchild = {child}\n")
     monkeypatch.setattr(module, "_ONE", "print('{\"num_bytes\": 5}')")
+    monkeypatch.setattr(module, "TIMEOUT_S", 30.0)
     try:
         assert baseline.__wrapped__() == Baseline(num_bytes=5)
         os.kill(int(pids.read_text()), 0)
