@@ -6,6 +6,7 @@ to the same prompt, by which the distance to the starting model is estimated.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from array import array
@@ -117,9 +118,14 @@ class PreferenceDataset:
         return self._examples[index]
 
     def identity(self, index: int) -> bytes:
-        """Equal for examples with the same first conversation and label."""
+        """Equal for examples with the same conversations; with loss=kto, with the same one and its label, whatever
+        other answer is beside it."""
         example = self._examples[index]
-        return bytes([example.is_good]) + array("i", example.pair[0].token_ids).tobytes()
+        compared = example.pair[:1] if self._loss == "kto" else example.pair
+        digest = hashlib.blake2b(bytes([example.is_good]), digest_size=16)
+        for side in compared:
+            digest.update(len(side.token_ids).to_bytes(8) + array("i", side.token_ids).tobytes())
+        return digest.digest()
 
     @property
     def longest(self) -> int:

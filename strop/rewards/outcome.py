@@ -58,6 +58,8 @@ class Outcome:
     service: str = ""
     """Full key of the setting with the address of the service that gave no score, and the address:
     `reward.judge.base_url=http://127.0.0.1:8000/v1`. Empty where functions gave this outcome."""
+    remedy: str | None = None
+    """What to do about the error. None: as kind and service tell; empty: the error says it itself."""
 
     def __post_init__(self) -> None:
         parts = {
@@ -106,46 +108,63 @@ def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
     reward.py:41)`. An exception of one line is one kind, whatever value its text repeats.
     """
     line = f"reward: {sum(outcome.kind == 'score' for outcome in outcomes)} ok"
-    too_slow = sum(outcome.kind == "timeout" and not outcome.service for outcome in outcomes)
-    if too_slow:
-        line += f", {too_slow} timeout (>{timeout_s:g} s)"
-    services_too_slow = [outcome for outcome in outcomes if outcome.kind == "timeout" and outcome.service]
-    line += _counted_errors(services_too_slow, "timeout")
-    for kind in ("error", "infrastructure"):
-        line += _counted_errors([outcome for outcome in outcomes if outcome.kind == kind], kind)
+    is_ours = [
+        outcome.kind == "timeout" and not outcome.service and not outcome.remedy for outcome in outcomes
+    ]
+    if any(is_ours):
+        line += f", {sum(is_ours)} timeout (>{timeout_s:g} s)"
+    others = [outcome for outcome, is_known in zip(outcomes, is_ours, strict=True) if not is_known]
+    for kind in ("timeout", "error", "infrastructure"):
+        line += _counted_errors([outcome.error for outcome in others if outcome.kind == kind], kind)
     return line
 
 
-def _counted_errors(outcomes: Sequence[Outcome], kind: str) -> str:
-    """The count of these outcomes, and the most frequent error among them; empty where there are none."""
-    if not outcomes:
+def _counted_errors(errors: Sequence[str], kind: str) -> str:
+    """The count of these errors, and the most frequent among them; empty where there are none."""
+    if not errors:
         return ""
-    errors: dict[object, list[str]] = {}
-    for outcome in outcomes:
-        errors.setdefault(_error_group(outcome.error), []).append(outcome.error)
-    same = max(errors.values(), key=len)
+    groups = _groups(errors)
+    same = groups[0]
     most, times = Counter(same).most_common(1)[0]
     text = most if times == len(same) else f"{most}, and alike with other values"
-    if len(errors) > 1:
-        text = f"{len(same)} times {text}; {len(errors) - 1} other error{'s' if len(errors) > 2 else ''}"
-    return f", {len(outcomes)} {kind} ({text})"
+    if len(groups) > 1:
+        text = f"{len(same)} times {text}; {len(groups) - 1} other error{'s' if len(groups) > 2 else ''}"
+    return f", {len(errors)} {kind} ({text})"
 
 
-def first_of_each_cause(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The first outcome of each kind of failure and service, the most frequent of them first."""
-    counts = Counter((outcome.kind, outcome.service) for outcome in outcomes if outcome.kind != "score")
-    first = {(outcome.kind, outcome.service): outcome for outcome in reversed(outcomes)}
-    return [first[cause] for cause, _ in counts.most_common()]
+def _groups(errors: Sequence[str]) -> list[list[str]]:
+    """Errors of one cause together, the largest group first."""
+    groups: dict[object, list[str]] = {}
+    for error in errors:
+        groups.setdefault(_error_group(error), []).append(error)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def causes(outcomes: Sequence[Outcome], *, repair: str) -> list[tuple[str, str]]:
+    """The most frequent error of each remedy, and the remedy, which is empty where the error says it itself; that of
+    most outcomes first.
+
+    Args:
+        outcomes: of any kind.
+        repair: the remedy for a function that fails.
+    """
+    errors: dict[tuple[str, ...], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.kind != "score":
+            remedy = _remedy(outcome, repair) if outcome.remedy is None else outcome.remedy
+            cause = (remedy,) if remedy else (remedy, outcome.kind, outcome.service)
+            errors.setdefault(cause, []).append(outcome.error)
+    ordered = sorted(errors.items(), key=lambda entry: len(entry[1]), reverse=True)
+    return [(Counter(_groups(of_cause)[0]).most_common(1)[0][0], cause[0]) for cause, of_cause in ordered]
 
 
 def remedies(outcomes: Sequence[Outcome], *, repair: str) -> str:
-    """Advice about the outcomes without a score: a clause for each cause, the most frequent of them first.
-
-    Args:
-        outcomes: of any kind; some have no score.
-        repair: the clause about a function that fails.
-    """
-    return "; ".join(_remedy(outcome, repair) for outcome in first_of_each_cause(outcomes))
+    """What to do about the outcomes without a score, after a text that says their errors: a clause for each cause as of
+    `causes`, which begins with its error where there are several."""
+    found = causes(outcomes, repair=repair)
+    if len(found) == 1:
+        return found[0][1] or "do what the error says"
+    return "; ".join(f"{error}: {remedy}" if remedy else error for error, remedy in found)
 
 
 def _remedy(outcome: Outcome, repair: str) -> str:

@@ -34,5 +34,6 @@ def with_parts(outcome: Outcome, keys: Sequence[str], config: RewardConfig) -> O
         token_rewards=(),
         error=f"algorithm.reward_keys names {lacking!r}, but the reward has no such number for this sample: it has "
         f"{description}; return one for every sample",
+        remedy="",
         fallback_score=config.failed_score if config.on_failure.error == "fixed" else None,
     )

@@ -12,7 +12,7 @@ reward function made of it. A message is one line (strop.utils.json_lines). `cal
                        ["away", seconds]                        the deadline stands still, for at most so long
                        ["back"]                                 it counts again
                        ["done", kind, score, parts, token_rewards, error, s]  its result
-                       ["all", [[kind, score, parts, token_rewards, error], ...], s]  that of all answers to a prompt
+                       ["all", [[kind, score, parts, error], ...], s]  that of all answers to a prompt
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def outcomes_of(message: list[Any]) -> list[Outcome]:
     """
     match message:
         case ["all", [_, *_] as results, int() | float() as seconds] if all(
-            isinstance(result, list) for result in results
+            isinstance(result, list) and len(result) == 4 for result in results
         ):
-            return [outcome_of(["done", *result, seconds / len(results)]) for result in results]
+            return [
+                outcome_of(["done", *result[:3], [], result[3], seconds / len(results)]) for result in results
+            ]
     raise ValueError(f"not the results of a reward worker: {str(message)[:200]}")

@@ -280,10 +280,7 @@ def _serve(
             os._exit(0)
         seconds = time.perf_counter() - started
         if isinstance(result, list):
-            outcomes = [
-                [outcome.kind, outcome.score, outcome.parts, outcome.token_rewards, outcome.error]
-                for outcome in result
-            ]
+            outcomes = [[outcome.kind, outcome.score, outcome.parts, outcome.error] for outcome in result]
             tell("all", outcomes, seconds)
         else:
             tell("done", result.kind, result.score, result.parts, result.token_rewards, result.error, seconds)

@@ -55,6 +55,7 @@ _MAX_LEFT_OUT = 3
 """Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
 """Deaths in a row without one finished call, after which the calls that wait are given up."""
+_DEATH_REMEDY = "see to what the reward file does as it is loaded: what it imports, and the memory that takes"
 _BUDGET_SIGNALS = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
 MAX_SOURCE_BYTES = 2**24
@@ -192,7 +193,7 @@ class Workers:
         try:
             encode([call])
         except (TypeError, ValueError) as error:
-            return Outcome(kind="error", error=refusal(call, prompt.row, error))
+            return Outcome(kind="error", error=refusal(call, prompt.row, error), remedy="")
         return call
 
     async def _score_together(self, sent: Mapping[int, Mapping[str, Any]]) -> CallResult:
@@ -372,13 +373,14 @@ class Workers:
         if not self._ready.done() and (is_hopeless or not may_recover):
             raise RewardError(self._last_death)
         if is_hopeless:
-            self._resolve_waiting(f"reward workers die before they score anything: {self._last_death}")
+            sentence = f"reward workers die before they score anything: {self._last_death}"
+            self._resolve_waiting(sentence, remedy=_DEATH_REMEDY)
             self._has_given_up, self._idle_deaths, self._last_death = True, 0, ""
 
-    def _resolve_waiting(self, reason: str) -> None:
+    def _resolve_waiting(self, reason: str, *, remedy: str = "") -> None:
         """Resolve the waiting calls without a score."""
         while not self._calls.empty():
-            self._resolve(self._calls.get_nowait(), _unscored(reason))
+            self._resolve(self._calls.get_nowait(), _unscored(reason, remedy=remedy))
 
     def _resolve(self, call: Call, outcome: CallResult) -> None:
         """Hand an outcome to the caller, together with all that come before this thread waits again."""
@@ -394,8 +396,8 @@ class Workers:
                 loop.call_soon_threadsafe(_set_results, of_loop)
 
 
-def _unscored(reason: str) -> Outcome:
-    return Outcome(kind="infrastructure", error=f"not scored: {reason}")
+def _unscored(reason: str, *, remedy: str = "") -> Outcome:
+    return Outcome(kind="infrastructure", error=f"not scored: {reason}", remedy=remedy)
 
 
 def _set_results(done: Sequence[tuple[asyncio.Future[CallResult], CallResult]]) -> None:

@@ -11,7 +11,7 @@ from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
 from strop.rewards.config import RewardConfig
-from strop.rewards.outcome import first_of_each_cause, remedies
+from strop.rewards.outcome import causes
 from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
 from strop.trainer.api_costs import CostTracker
@@ -182,9 +182,10 @@ def _verdict(outcomes: Sequence[Outcome], reward: RewardConfig) -> str:
     else:
         count = "the one probe" if len(outcomes) == 1 else f"none of {len(outcomes)} probes"
         head = f"{count} could {'not ' if len(outcomes) == 1 else ''}be scored{location}"
-    errors = "; ".join(outcome.error for outcome in first_of_each_cause(outcomes))
     has_file = bool(reward.path) or any(function.path for function in reward.functions)
     repair = (
         "repair the function" if has_file else "repair the data, or set reward.path to a scorer of your own"
     )
-    return f"{head}: {errors}. What to do: {remedies(outcomes, repair=repair)}"
+    found = causes(outcomes, repair=repair)
+    clauses = [f"{error}. What to do: {remedy}" if remedy else error for error, remedy in found]
+    return f"{head}: {'; '.join(clauses)}"

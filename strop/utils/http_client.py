@@ -25,6 +25,8 @@ T = TypeVar("T")
 Failure = Literal["error", "timeout", "infrastructure"]
 """Of a request that got no answer. error: the service refuses this one. timeout: no answer in time. infrastructure:
 anything else, which says nothing about the request."""
+CLOSED = "ask before it is closed"
+"""Remedy of what was asked later."""
 _MAX_WAIT_S = 60.0
 _REPEATABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
@@ -61,9 +63,12 @@ class CallRefused(Exception):
         *,
         repeats: bool = False,
         wait_s: float | None = None,
+        remedy: str | None = None,
     ) -> None:
         super().__init__(sentence)
         self.kind, self.usage, self.repeats, self.wait_s = kind, usage, repeats, wait_s
+        self.remedy = remedy
+        """What to do; None: as the kind tells; empty: the sentence says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +152,12 @@ class Caller:
         """
         if self._runner is None:
             work.close()
-            raise CallRefused("infrastructure", f"the {self._name} was closed", {})
+            raise self._closed()
         try:
             return await asyncio.wrap_future(self._runner.submit(work))
         except asyncio.CancelledError:
             if self._runner is None:  # it was not whoever called who was cancelled
-                raise CallRefused("infrastructure", f"the {self._name} was closed", {}) from None
+                raise self._closed() from None
             raise
 
     async def ask(
@@ -166,7 +171,8 @@ class Caller:
 
         Args:
             body: of the request.
-            refusal: asked before each attempt; a sentence with which nothing is asked any more, or nothing.
+            refusal: asked before each attempt; a sentence with which nothing is asked any more, and which says what to
+                do, or nothing.
             read: makes something of the JSON of the answer; a ValueError says that this is none, so it is asked again.
 
         Raises:
@@ -179,7 +185,7 @@ class Caller:
                     await self._bucket.take()
                     if reason := refusal():
                         usage = _counted(attempt - 1, time.monotonic() - started)
-                        raise CallRefused("infrastructure", f"the {self._name} {reason}", usage)
+                        raise CallRefused("infrastructure", f"the {self._name} {reason}", usage, remedy="")
                     data = await self._attempt(body, read)
             except CallRefused as refused:
                 if refused.usage:  # it was not asked
@@ -192,6 +198,9 @@ class Caller:
             else:
                 return Called(data=data, usage=_counted(attempt, time.monotonic() - started))
         raise AssertionError("the last attempt returns or raises")
+
+    def _closed(self) -> CallRefused:
+        return CallRefused("infrastructure", f"the {self._name} was closed", {}, remedy=CLOSED)
 
     def _wait_s(self, attempt: int, asked_s: float | None) -> float:
         backoff = min(_MAX_WAIT_S, self._limits.backoff_s * 2.0**attempt)

@@ -121,6 +121,7 @@ class EpisodeScores:
             kind="error",
             error="a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
             "give text",
+            remedy="",
             fallback_score=reward.failed_score if reward is not None and is_fixed else None,
         )
 
@@ -188,5 +189,5 @@ def _agent_outcome(trajectory: Trajectory) -> Outcome:
         sentence = (
             f"the agent gave {reported}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
         )
-        return Outcome(kind="error", error=sentence)
+        return Outcome(kind="error", error=sentence, remedy="repair the agent's score")
     return Outcome(kind="score", score=score, parts=with_binary_acc(score, parts))

@@ -105,6 +105,7 @@ class Recording:
             kind=kind,
             parts=row.get("reward_parts") or {},
             error=str(row.get("error") or "not scored"),
+            remedy=f"it is so in the recording {self.folder}: use another (trainer.skip_rollout)",
             fallback_score=self._reward.failed_score if is_fixed else None,
         )
 

@@ -236,7 +236,7 @@ def test_the_token_baseline_squares_importance_weights() -> None:
 
 def test_the_variance_of_gradients_is_estimated_from_samples() -> None:
     # w is 1/2 per token of row 0 and 1 per token of row 1, so W = 1 and 2; A = (2 + 4) / 2 = 3 and (-1 - 3) / 2 = -2.
-    # Row 2 has no sampled token. A weight of 2 on the first token of row 0 makes its W = 2 + 1/2.
+    # Row 2 has no sampled token. A weight of 2 on the first token of row 0 makes its mean 3/2, the weighted W 2 + 1/2.
     batch = {
         "advantages": double([[2.0, 4.0, 99.0], [-1.0, 99.0, -3.0], [99.0, 99.0, 99.0]]),
         "response_mask": torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]]),
@@ -251,7 +251,11 @@ def test_the_variance_of_gradients_is_estimated_from_samples() -> None:
     })  # fmt: skip
     weights = double([[2.0, 1.0, 9.0], [1.0, 9.0, 1.0], [9.0, 9.0, 9.0]])
     weighted = variance_proxies({**batch, "rollout_is_weights": weights}, {})
-    assert weighted["variance_proxy/proxy2_total_power"] == pytest.approx((9 * 2.5 + 4 * 2) / 2)
+    assert weighted == pytest.approx({
+        "variance_proxy/proxy2_total_power": (1.5**2 * 9 * 1 + 4 * 2) / 2,
+        "variance_proxy/expected_a_squared": (9 + 4) / 2,
+        "variance_proxy/expected_w": (2.5 + 2) / 2,
+    })  # fmt: skip
     assert variance_proxies({**batch, "response_mask": torch.zeros(3, 3)}, {}) == {}
 
 

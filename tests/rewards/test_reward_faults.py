@@ -25,6 +25,7 @@ from reward_cases import (
 )
 
 from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
+from strop.rewards.outcome import remedies
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -318,3 +319,4 @@ def compute_score(solution_str, **_):
             "not scored: reward workers die before they score anything: the worker process exited with status 4"
             in one.error
         )
+        assert "what the reward file does as it is loaded" in remedies([one], repair="mend it")

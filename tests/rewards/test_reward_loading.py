@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def test_preflight_says_what_a_broken_function_does(tmp_path: Path, body: str, s
     assert "What to do: " in message
 
 
-NOBODY = "http://127.0.0.1:9"
+with socket.socket() as _bound:
+    _bound.bind(("127.0.0.1", 0))
+    NOBODY = f"http://127.0.0.1:{_bound.getsockname()[1]}"
 """An address where nobody listens."""
 
 
@@ -162,9 +165,14 @@ def test_preflight_says_of_each_cause_what_to_do(tmp_path: Path) -> None:
         on_failure=OnFailureConfig(infrastructure="exclude"),
     )
     message = preflight_error(reward, make_prompt())
-    head, _, advice = message.partition("What to do: ")
-    assert "KeyError: 'k' at my_reward.py:4; compute_score in my_reward.py could not score: " in head
-    assert advice.startswith("repair the function; see to what scoring asks for")
+    assert (
+        "KeyError: 'k' at my_reward.py:4. What to do: repair the function; compute_score in my_reward.py"
+        in message
+    )
+    assert (
+        "could not score: ConnectionError: down at my_reward.py:4. What to do: see to what scoring asks for"
+        in message
+    )
 
 
 def test_preflight_of_an_unknown_data_source_names_the_known_ones() -> None:

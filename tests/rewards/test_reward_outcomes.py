@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from strop.rewards import Outcome, RewardError, check_failed_share, summarize
-from strop.rewards.outcome import remedies
+from strop.rewards.outcome import causes, remedies
 from strop.rewards.wire import outcome_of
 from strop.utils.json_lines import decode, encode
 
@@ -86,11 +87,33 @@ def test_advice_is_about_what_failed(outcome: Outcome, named: str, not_named: st
 
 
 def test_each_cause_gets_its_advice_once_and_the_most_frequent_comes_first() -> None:
-    advice = remedies([CRASH, DOWN, OK, DOWN, SLOW], repair="mend it").split("; ")
-    assert len(advice) == 4, "that of the judge has two halves"
-    assert "http://127.0.0.1:9/v1 must run" in advice[0]
-    assert advice[2:] == ["mend it", "make the function faster, or raise reward.timeout_s"]
+    (down, advice), *others = causes([CRASH, DOWN, OK, DOWN, SLOW], repair="mend it")
+    assert down == DOWN.error
+    assert "http://127.0.0.1:9/v1 must run" in advice
+    faster = "make the function faster, or raise reward.timeout_s"
+    assert others == [(CRASH.error, "mend it"), (SLOW.error, faster)]
+    assert remedies([CRASH, SLOW], repair="mend it") == f"{CRASH.error}: mend it; {SLOW.error}: {faster}"
+    assert causes([OK], repair="mend it") == []
     assert remedies([OK], repair="mend it") == ""
+
+
+def test_the_most_frequent_error_of_a_cause_is_shown() -> None:
+    rare = Outcome(kind="error", error="f in r.py raised KeyError: 'a' at r.py:4")
+    often = [Outcome(kind="error", error=f"f in r.py raised ValueError: {n} at r.py:9") for n in (1, 2, 2)]
+    assert causes([rare, *often], repair="mend it") == [(often[1].error, "mend it")]
+
+
+def test_an_outcome_with_a_remedy_of_its_own_gets_no_other() -> None:
+    spent = replace(DOWN, error="the judge was not asked: raise reward.judge.max_cost", remedy="")
+    agent = replace(CRASH, error="the agent gave no score", remedy="mend the agent")
+    assert remedies([spent], repair="mend it") == "do what the error says"
+    assert remedies([agent], repair="mend it") == "mend the agent"
+    assert remedies([spent, agent, spent], repair="mend it") == (
+        "the judge was not asked: raise reward.judge.max_cost; the agent gave no score: mend the agent"
+    )
+    assert summarize([replace(SLOW, remedy="use another recording")], timeout_s=3.0) == (
+        "reward: 0 ok, 1 timeout (compute_score did not finish in 10 s)"
+    )
 
 
 def test_a_run_that_stops_for_a_judge_that_is_down_does_not_blame_the_function() -> None:

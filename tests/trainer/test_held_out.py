@@ -8,11 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+from trainer.image_task import ImageTask, image_rows
 from trainer.preference.preference_task import Task
 from trainer.tiny_runs import Project, train_in
 
+from strop.data.preference_config import PreferDataConfig
+from strop.data.preference_rows import PreferenceDataset
 from strop.data.readers import read_rows
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_tokenizer
 from strop.trainer.config import Config
 from strop.trainer.preference.trainer import train_on_preferences
 from strop.trainer.preflight.trial import run_preflight
@@ -110,6 +116,61 @@ def test_rows_that_differ_in_what_an_environment_is_given_are_different(
     ]
     train, val = write(tmp_path / "train.jsonl", rows[:1]), write(tmp_path / "val.jsonl", rows[1:])
     assert warning(with_val(project, val, f"data.train_files=['{train}']")) is None
+
+
+@pytest.mark.parametrize(
+    ("in_train", "in_val"),
+    [
+        ({"id": 1}, {"id": 2}),
+        ({"split": "train", "index": 0}, {"split": "test", "index": 7}),
+        ({"extra_info": {"a": 1, "b": {"c": 2, "d": 3}}}, {"extra_info": {"b": {"d": 3, "c": 2}, "a": 1}}),
+        ({}, {"note": None, "extra_info": {"note": None}}),
+        ({"extra_info": {"truth": [7]}}, {"extra_info": {"truth": [7.0]}}),
+    ],
+)
+def test_a_row_of_another_form_is_the_same(
+    project: Project, tmp_path: Path, in_train: dict[str, Any], in_val: dict[str, Any]
+) -> None:
+    row = {**jsonl(project)[0], "extra_info": {}}
+    train = write(tmp_path / "train.jsonl", [{**row, **in_train}])
+    val = write(tmp_path / "val.jsonl", [{**row, **in_val}])
+    config = with_val(project, val, f"data.train_files=['{train}']")
+    assert text(config) == "1 of the 1 rows of data.val_files are also in data.train_files"
+
+
+@pytest.mark.parametrize("is_inner_trained", [False, True])
+def test_a_file_of_a_folder_is_found_where_rows_are_streamed(
+    project: Project, tmp_path: Path, is_inner_trained: bool
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    inner = write(folder / "some.jsonl", jsonl(project))
+    train, val = (inner, folder) if is_inner_trained else (folder, inner)
+    config = with_val(project, val, f"data.train_files=['{train}']", "data.streaming=true")
+    assert text(config) == f"data.val_files and data.train_files have rows in common: {val} is in both"
+
+
+def test_rows_without_images_are_compared_beside_others(tmp_path: Path) -> None:
+    task = ImageTask(tmp_path)
+    words = [{**row, "images": [], "prompt": [{"role": "user", "content": "?"}]} for row in image_rows(1)]
+    for name in ("train", "val"):
+        table = pyarrow.Table.from_pylist(words + image_rows(4, seed=len(name)))
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    assert text(task.config()) == (
+        "1 of the 1 rows without images of data.val_files are also in data.train_files"
+    )
+    one_file = task.config(f"data.val_files=['{tmp_path / 'train.parquet'}']")
+    assert "1 of the 1 rows without images" in text(one_file)
+    assert "train.parquet is in both" in text(one_file)
+
+
+def test_comparisons_differ_in_either_answer(tiny_model: Path) -> None:
+    pairs = [("a", "b"), ("a", "c"), ("b", "a"), ("a", "b")]
+    rows = [{"prompt": "x", "chosen": better, "rejected": worse} for better, worse in pairs]
+    config = PreferDataConfig(max_tokens=48)
+    found = PreferenceDataset(rows, load_tokenizer(ModelConfig(path=str(tiny_model))), config, loss="sigmoid")
+    first, *others = map(found.identity, range(4))
+    assert [other == first for other in others] == [False, False, True]
 
 
 def test_training_rows_that_are_left_out_do_not_count(project: Project, tmp_path: Path) -> None:

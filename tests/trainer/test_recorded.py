@@ -13,7 +13,7 @@ from tiny_runs import Done, Project, train_in
 from strop.config import ConfigError
 from strop.protocol.trajectory import Prompt
 from strop.rewards.config import OnFailureConfig, RewardConfig
-from strop.rewards.outcome import Outcome
+from strop.rewards.outcome import Outcome, remedies, summarize
 from strop.rollout.types import Sampling
 from strop.run import RunError, RunFolder
 from strop.workers.player import EpisodeRunner
@@ -208,3 +208,11 @@ def test_a_recorded_sample_without_a_needed_part_could_not_be_scored(tmp_path: P
     assert lacking is not None
     assert (lacking.kind, lacking.score) == ("error", None)
     assert "algorithm.reward_keys names 'style'" in lacking.error
+
+
+def test_a_judge_that_was_too_slow_is_no_function_now(tmp_path: Path) -> None:
+    slow = {**SEQUENCE, "score": None, "outcome": "timeout", "error": "the judge did not answer in 60 s"}
+    outcome = recorded(tmp_path / "run", slow).episode(prompt_of(1, 2), 0).outcome
+    assert outcome is not None
+    assert summarize([outcome], timeout_s=1.0) == "reward: 0 ok, 1 timeout (the judge did not answer in 60 s)"
+    assert "another (trainer.skip_rollout)" in remedies([outcome], repair="mend it")

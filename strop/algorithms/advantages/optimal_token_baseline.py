@@ -97,6 +97,9 @@ def gradient_energy(
 def variance_proxies(columns: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
     """VARIANCE_PROXY of a step; samples without sampled tokens are left out.
 
+    As in verl, importance weights scale the total power by the square of a sample's mean weight, and the energies in
+    `expected_w` token by token.
+
     Args:
         columns: advantages [B, R], and what `gradient_energy` takes.
         settings: of the estimator; none matters.
@@ -106,15 +109,23 @@ def variance_proxies(columns: Mapping[str, Tensor], settings: Mapping[str, Any])
     sampled = num_tokens > 0
     if not sampled.any():
         return {}
-    energy = gradient_energy(
-        columns["old_log_probs"], columns["sum_pi_squared"], mask, columns.get("rollout_is_weights")
-    ).amax(dim=-1)[sampled]  # [B'], as it only grows along a sample
-    total = masked_sum(columns["advantages"], mask, axis=-1)
-    squares = (total[sampled] / num_tokens[sampled]).square()  # [B']
+    of_policy = columns["old_log_probs"], columns["sum_pi_squared"], mask
+    weights = columns.get("rollout_is_weights")
+    energy = gradient_energy(*of_policy).amax(dim=-1)[sampled]  # [B'], as it only grows along a sample
+    weighted = (
+        energy if weights is None else gradient_energy(*of_policy, weights).amax(dim=-1)[sampled]
+    )  # [B']
+
+    def mean_square(values: Tensor) -> Tensor:
+        """The square of each sample's mean over its tokens: [B']."""
+        return (masked_sum(values, mask, axis=-1)[sampled] / num_tokens[sampled]).square()
+
+    squares = mean_square(columns["advantages"])
+    power = squares * energy if weights is None else mean_square(weights) * squares * energy
     return {
-        VARIANCE_PROXY.of("proxy2_total_power"): float((squares * energy).mean()),
+        VARIANCE_PROXY.of("proxy2_total_power"): float(power.mean()),
         VARIANCE_PROXY.of("expected_a_squared"): float(squares.mean()),
-        VARIANCE_PROXY.of("expected_w"): float(energy.mean()),
+        VARIANCE_PROXY.of("expected_w"): float(weighted.mean()),
     }
 
 

@@ -22,12 +22,13 @@ T = TypeVar("T")
 
 
 class CallFailed(Exception):
-    """A service gave no score for a sample; the message is one sentence."""
+    """A service gave no score for a sample; the message is one sentence, and `remedy` as of `Outcome`."""
 
-    def __init__(self, kind: OutcomeKind, sentence: str, usage: Mapping[str, float]) -> None:
+    def __init__(
+        self, kind: OutcomeKind, sentence: str, usage: Mapping[str, float], *, remedy: str | None = None
+    ) -> None:
         super().__init__(sentence)
-        self.kind = kind
-        self.usage = usage
+        self.kind, self.usage, self.remedy = kind, usage, remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class RemoteClient:
         try:
             return await self._caller.run(work)
         except CallRefused as refused:
-            raise CallFailed(refused.kind, str(refused), refused.usage) from refused
+            raise CallFailed(refused.kind, str(refused), refused.usage, remedy=refused.remedy) from refused
 
     async def ask(self, request: Mapping[str, Any], *, fresh: bool = False) -> Reply:
         """The reply to a request; to be awaited in the client's own loop.
@@ -103,7 +104,7 @@ class RemoteClient:
         try:
             called = await self._caller.ask(body, refusal=self._budget.refusal)
         except CallRefused as refused:
-            raise CallFailed(refused.kind, str(refused), refused.usage) from refused
+            raise CallFailed(refused.kind, str(refused), refused.usage, remedy=refused.remedy) from refused
         return Reply(data=called.data, key=key, usage=called.usage)
 
     def remember(self, reply: Reply) -> None:

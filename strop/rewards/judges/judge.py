@@ -126,7 +126,7 @@ class Judge:
             reply = await self._client.ask(request, fresh=fresh)
         except CallFailed as failed:
             _add(usage, _with_prefix(failed.usage))
-            raise CallFailed(failed.kind, str(failed), usage) from failed
+            raise CallFailed(failed.kind, str(failed), usage, remedy=failed.remedy) from failed
         _add(usage, _with_prefix(reply.usage) | self._paid(reply))
         text = _content(reply.data)
         if text is None:
@@ -158,7 +158,7 @@ class Judge:
             sentence = (
                 f"the prompt has {len(items)} answers, and a list has letters for {MAX_LISTED}: use pairs"
             )
-            return [(CallFailed("error", sentence, {}), {}) for _ in items]
+            return [(CallFailed("error", sentence, {}, remedy=""), {}) for _ in items]
         requests = orders(self.config, len(items))
         usages: list[dict[str, float]] = [{} for _ in requests]
         results = await asyncio.gather(
@@ -167,7 +167,8 @@ class Judge:
                 for order, usage in zip(requests, usages, strict=True)
             )
         )
-        kinds = [result.kind for result in results if isinstance(result, CallFailed)]
+        failures = [result for result in results if isinstance(result, CallFailed)]
+        failures.sort(key=lambda failure: failure.kind != "error")
         points_or_reasons = [
             (order, str(result) if isinstance(result, CallFailed) else result)
             for order, result in zip(requests, results, strict=True)
@@ -179,8 +180,8 @@ class Judge:
                 if number in order:
                     _add(used, {name: value / len(order) for name, value in usage.items()})
             if tally.failed:
-                kind = "error" if "error" in kinds else kinds[0]
-                scores.append((CallFailed(kind, tally.failed, {}), used))
+                first = failures[0]
+                scores.append((CallFailed(first.kind, tally.failed, {}, remedy=first.remedy), used))
                 continue
             parts: dict[str, Value] = {
                 "comparisons": float(len(tally.points)), "position_bias": tally.position_bias

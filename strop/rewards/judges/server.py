@@ -29,6 +29,7 @@ from strop.rewards.judges.client import CallFailed, RemoteClient
 from strop.rewards.judges.config import ServerConfig
 from strop.rewards.outcome import RewardError
 from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
+from strop.utils.http_client import CLOSED
 from strop.utils.sanitize import storable_text, usable
 from strop.utils.sanitize.control_tokens import ControlText, without_common_control_text
 from strop.utils.sanitize.values import MAX_NUMBER
@@ -127,10 +128,10 @@ class RewardServer:
         except CallFailed as failed:
             usage = {name: value / count for name, value in failed.usage.items()}
             for pending in batch:
-                _fail(pending, CallFailed(failed.kind, str(failed), usage))
+                _fail(pending, CallFailed(failed.kind, str(failed), usage, remedy=failed.remedy))
         finally:
             for pending in batch:  # cancelled with the client
-                _fail(pending, CallFailed("infrastructure", "the server was closed", {}))
+                _fail(pending, CallFailed("infrastructure", "the server was closed", {}, remedy=CLOSED))
 
     def _request(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.config.format == "items":
@@ -161,6 +162,7 @@ class RewardServer:
                 f"the chat template of {self.config.tokenizer} refuses this conversation ({error}), so the reward "
                 f"model cannot read it",
                 {},
+                remedy="set reward.server.tokenizer to one whose template takes such conversations",
             ) from error
         first = self._tokenizer.bos_token
         is_set_anyway = bool(first) and self._tokenizer("")["input_ids"][:1] == [self._tokenizer.bos_token_id]

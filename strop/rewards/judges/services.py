@@ -146,7 +146,11 @@ class Services:
             if isinstance(result, CallFailed):
                 _add(usage, result.usage)
                 failure = failure or Outcome(
-                    kind=result.kind, error=str(result), seconds=seconds, service=self._address(name)
+                    kind=result.kind,
+                    error=str(result),
+                    seconds=seconds,
+                    service=self._address(name),
+                    remedy=result.remedy,
                 )
             elif isinstance(result, BaseException):
                 raise result
@@ -167,7 +171,8 @@ class Services:
         assert score is not None, "services always give a number, and functions that give none have failed"
         if usable(score) is None:
             sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
-            return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
+            remedy = "make the scores or their weights smaller"
+            return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage, remedy=remedy)
         return Outcome(
             kind="score",
             score=score,
@@ -225,6 +230,7 @@ class Services:
                 usage=total,
                 fallback_score=fallback_score,
                 service=self._address(name),
+                remedy=result.remedy,
             )
         score, merged = combine([result])
         return replace(

@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 
 from strop.trainer.config import Config
 
@@ -42,6 +43,7 @@ num_bytes, sent = most(), sent_bytes_per_s(mesh)
 print(json.dumps({"num_bytes": num_bytes, "call_s": collective_seconds(mesh), "bytes_per_s": sent}))
 """
 TIMEOUT_S = 120.0
+_POLL_S = 0.02
 _REAP_S = 5.0
 """Wait for a process that was killed."""
 
@@ -114,29 +116,28 @@ def _output(program: str, *, num_ranks: int) -> str:
     end = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
+        output = stack.enter_context((Path(folder) / "output").open("w+", encoding="utf-8"))
         for rank in range(num_ranks):
             process = subprocess.Popen(
                 [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
-                stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                stdout=subprocess.DEVNULL if rank else output, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             processes.append(process)
             stack.callback(_end, process)
-        try:
-            output, _ = processes[0].communicate(timeout=TIMEOUT_S)
-            statuses = [processes[0].returncode]
-            if not statuses[0]:  # else the others would wait for it
-                statuses = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired as error:
-            raise _NotMeasured(f"its process had not ended after {TIMEOUT_S:g} s") from error
-    if failed := [status for status in statuses if status]:
-        raise _NotMeasured(f"its process ended with status {failed[0]}")
-    return output
+        statuses = [process.poll() for process in processes]
+        while None in statuses and not any(statuses):  # the others would wait for one that has failed
+            if time.monotonic() > end:
+                raise _NotMeasured(f"its process had not ended after {TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
+            statuses = [process.poll() for process in processes]
+        if failed := [status for status in statuses if status]:
+            raise _NotMeasured(f"its process ended with status {failed[0]}")
+        output.seek(0)
+        return output.read()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill it, and leave it where the system does not let it go."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_S)
-    if process.stdout is not None:
-        process.stdout.close()

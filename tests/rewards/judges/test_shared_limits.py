@@ -18,6 +18,7 @@ from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import OnFailureConfig
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.rewards.judges.cost_budget import CostBudget
+from strop.rewards.outcome import remedies
 from strop.trainer.config import Config, ResourcesConfig
 
 pytestmark = pytest.mark.timeout(60)
@@ -129,6 +130,7 @@ def test_nothing_more_is_asked_once_the_money_is_spent() -> None:
         "with --resume)"
     )
     assert outcomes[-1].usage["judge/requests"] == 0.0
+    assert remedies(outcomes, repair="mend it") == "do what the error says"
 
 
 def test_a_repeat_is_not_sent_once_the_money_is_spent() -> None:
