@@ -59,7 +59,7 @@ class Outcome:
     """Full key of the setting with the address of the service that gave no score, and the address:
     `reward.judge.base_url=http://127.0.0.1:8000/v1`. Empty where functions gave this outcome."""
     remedy: str | None = None
-    """What to do about the error. None: as kind and service tell; empty: the error says it itself."""
+    """Advice about the error. None: as kind and service tell; empty: the error says it itself."""
 
     def __post_init__(self) -> None:
         parts = {
@@ -159,7 +159,7 @@ def causes(outcomes: Sequence[Outcome], *, repair: str) -> list[tuple[str, str]]
 
 
 def remedies(outcomes: Sequence[Outcome], *, repair: str) -> str:
-    """What to do about the outcomes without a score, after a text that says their errors: a clause for each cause as of
+    """Advice about the outcomes without a score, after a text that says their errors: a clause for each cause as of
     `causes`, which begins with its error where there are several."""
     found = causes(outcomes, repair=repair)
     if len(found) == 1:

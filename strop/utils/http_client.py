@@ -68,7 +68,7 @@ class CallRefused(Exception):
         super().__init__(sentence)
         self.kind, self.usage, self.repeats, self.wait_s = kind, usage, repeats, wait_s
         self.remedy = remedy
-        """What to do; None: as the kind tells; empty: the sentence says it."""
+        """Advice; None: as the kind tells; empty: the sentence says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
