@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,11 +114,12 @@ def _output(program: str, *, num_ranks: int) -> str:
     """
     end = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile("a+", dir=folder, errors="replace"))
         processes = []
         for rank in range(num_ranks):
             process = subprocess.Popen(
                 [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
-                stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
             processes.append(process)
             stack.callback(_end, process)
@@ -128,9 +130,21 @@ def _output(program: str, *, num_ranks: int) -> str:
                 statuses = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
         except subprocess.TimeoutExpired as error:
             raise _NotMeasured(f"its process had not ended after {TIMEOUT_S:g} s") from error
-    if failed := [status for status in statuses if status]:
-        raise _NotMeasured(f"its process ended with status {failed[0]}")
+        if failed := [status for status in statuses if status]:
+            errors.seek(0)
+            raise _NotMeasured(_ending(failed[0], errors.read()))
     return output
+
+
+def _ending(status: int, errors: str) -> str:
+    """Sentence on a process that failed, with the last line of what it said."""
+    if status < 0:
+        cause = ", perhaps for memory" if -status == signal.SIGKILL else ""
+        ended = f"its process was ended by {signal.Signals(-status).name}{cause}"
+    else:
+        ended = f"its process ended with status {status}"
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return f"{ended}: {lines[-1]}" if lines else ended
 
 
 def _end(process: subprocess.Popen[str]) -> None:
