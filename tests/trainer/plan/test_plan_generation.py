@@ -14,6 +14,7 @@ from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_time import (
     decode_ratios,
+    decode_seconds,
     generation_seconds,
     generation_time,
     sent_seconds,
@@ -22,7 +23,7 @@ from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
-from strop.trainer.plan.trial import DecodeTimes, PassTimes
+from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, PassTimes
 
 MODULE = "strop.trainer.plan.generation_time"
 
@@ -143,6 +144,29 @@ def test_a_distribution_that_is_cut_takes_its_time_and_memory(tmp_path: Path) ->
         logits * (sampling_cost(sampling, torch.bfloat16, is_accelerator=True).held - 8)
     )
     assert plans[1].seconds_by_stage["gen"] > plans[0].seconds_by_stage["gen"]
+
+
+@pytest.mark.parametrize("response", [8, 100])
+def test_a_trial_is_priced_at_the_tokens_that_it_had(
+    response: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sequences that are shorter than the steps of a trial still have a prompt of half of their tokens.
+    prompts: list[int] = []
+
+    def decode_times(_: object, __: object, running: int, prompt: int, *___: object) -> DecodeTimes:
+        prompts.append(prompt)
+        return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0, context=123.0)
+
+    monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
+    cpu = replace(device_named("h100"), threads=1)
+    config = config_of(tmp_path, f"data.max_response_tokens={response}")
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    sampling = sampling_of(config.rollout)
+    ratios = decode_ratios(actor, cpu, running=4, sampling=sampling)
+    layers, rest = decode_seconds(actor, cpu, running=4, context=123.0, ranks=1, sampling=sampling)
+    assert (ratios.layer, ratios.rest) == pytest.approx((len(actor.sizes.layers) / layers, 1 / rest))
+    longest = actor.lengths.longest
+    assert prompts == [longest // 2 if longest < 2 * NUM_DECODED else longest - NUM_DECODED]
 
 
 def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
