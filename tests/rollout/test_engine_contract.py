@@ -122,6 +122,14 @@ class NeverSleeps(NativeEngine):
     async def sleep(self, level: int = 1) -> None: ...  # type: ignore[override]
 
 
+class HidesTheReason(NativeEngine):
+    async def health(self) -> Mapping[str, float]:
+        try:
+            return await super().health()
+        except RuntimeError:
+            raise RuntimeError("something went wrong") from None
+
+
 class IsAlwaysWell(NativeEngine):
     async def health(self) -> Mapping[str, float]:
         return {"decoded_tokens": 7.0}
@@ -145,6 +153,7 @@ class IsAlwaysWell(NativeEngine):
         (NeverSleeps, sleep, "sleep while a request runs is not refused"),
         (IsAlwaysWell, liveness, "tokens were sampled"),
         (IsAlwaysWell, damage, "health of a damaged engine succeeds"),
+        (HidesTheReason, damage, "health of a damaged engine does not say 'the device is lost'"),
     ],
 )  # fmt: skip
 def test_a_breach_is_seen(

@@ -28,6 +28,12 @@ def all_reduce(size: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * size
 
 
+def summed(part: float, *, shards: int, copies: int) -> float:
+    """Bytes sent by each of the ranks for the sum of gradients, of which each keeps a part of so many bytes: over its
+    shards, and over groups of them that hold the same."""
+    return reduce_scatter(part, shards) + all_reduce(part, copies)
+
+
 def all_to_all(size: float, ranks: int) -> float:
     """Bytes sent by each of the ranks, which deal so many bytes out evenly."""
     return (ranks - 1) / ranks * size
@@ -179,8 +185,8 @@ def _parameters(model: TrafficModel, plan: TrafficPlan, part: _Part, num_passes:
     gathered = all_gather(times_layer * layer + times_root * root, plan.shards)
     num_sums = _num_sums(plan, num_passes)
     sums = num_sums * (layer + root) * plan.gradient_bytes
-    bytes_of_rest = gathered * plan.activation_bytes + reduce_scatter(sums, plan.shards)
-    bytes_of_rest += all_reduce(sums, plan.copies)
+    bytes_of_rest = gathered * plan.activation_bytes
+    bytes_of_rest += summed(sums, shards=plan.shards, copies=plan.copies)
 
     ranks = plan.shards * plan.copies * plan.tensor // plan.experts  # that hold the same experts
     experts = part.layers * sum(_expert_entries(shape, plan, ranks) for shape in model.experts)

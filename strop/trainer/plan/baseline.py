@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -116,11 +117,12 @@ def _output(program: str, *, num_ranks: int) -> str:
     end = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
+        errors = stack.enter_context(tempfile.TemporaryFile("a+", dir=folder, errors="replace"))
         output = stack.enter_context((Path(folder) / "output").open("w+", encoding="utf-8"))
         for rank in range(num_ranks):
             process = subprocess.Popen(
                 [sys.executable, "-c", program, str(rank), f"{folder}/meeting"],
-                stdout=subprocess.DEVNULL if rank else output, stderr=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if rank else output, stderr=errors,
             )  # fmt: skip
             processes.append(process)
             stack.callback(_end, process)
@@ -131,9 +133,21 @@ def _output(program: str, *, num_ranks: int) -> str:
             time.sleep(_POLL_S)
             statuses = [process.poll() for process in processes]
         if failed := [status for status in statuses if status]:
-            raise _NotMeasured(f"its process ended with status {failed[0]}")
+            errors.seek(0)
+            raise _NotMeasured(_ending(failed[0], errors.read()))
         output.seek(0)
         return output.read()
+
+
+def _ending(status: int, errors: str) -> str:
+    """Sentence on a process that failed, with the last line of what it said."""
+    if status < 0:
+        cause = ", perhaps for memory" if -status == signal.SIGKILL else ""
+        ended = f"its process was ended by {signal.Signals(-status).name}{cause}"
+    else:
+        ended = f"its process ended with status {status}"
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return f"{ended}: {lines[-1]}" if lines else ended
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

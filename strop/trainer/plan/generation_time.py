@@ -12,7 +12,7 @@ from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import FEW_ROWS, Device
 from strop.trainer.plan.generation_memory import has_fused_steps, token_bytes
-from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_fit
+from strop.trainer.plan.pass_time import COLLECTIVES, has_trial, update_ratios
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, decode_times
@@ -115,9 +115,12 @@ def decode_ratios(actor: RolePlan, device: Device, *, running: int, sampling: Sa
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
     in_time = int(TRIAL_STEP_S * device.product_flops / (2 * actor.sizes.in_trial))
     few = max(1, min(running, TRIAL_SEQUENCES, in_time))
-    context = max(1, min(actor.lengths.longest - NUM_DECODED, TRIAL_CONTEXT))
-    real = decode_times(actor.shape, actor.form, few, context, device.threads, sampling)
-    layers, rest = decode_seconds(actor, device, running=few, context=context, ranks=1, sampling=sampling)
+    longest = actor.lengths.longest
+    prompt = max(1, min(max(longest - NUM_DECODED, longest // 2), TRIAL_CONTEXT))
+    real = decode_times(actor.shape, actor.form, few, prompt, device.threads, sampling)
+    layers, rest = decode_seconds(
+        actor, device, running=few, context=real.context, ranks=1, sampling=sampling
+    )
     return DecodeTimes(
         layer=real.layer * len(actor.sizes.layers) / layers,
         rest=real.rest / rest,
@@ -185,8 +188,7 @@ def _prefill_seconds(actor: RolePlan, device: Device, *, prompts: float, ranks: 
     tokens = prompts * actor.lengths.prompt
     share = tokens / max(1, actor.usual_batch.num_tokens)
     seconds = device.seconds(actor.usual_passes.layers_forward * share) / ranks
-    fit = update_fit(actor, device)
-    return seconds * fit.ratios.layers_forward + fit.fixed.layers_forward * len(actor.sizes.layers)
+    return seconds * update_ratios(actor, device).layers_forward
 
 
 def apart_devices(config: Config) -> int:

@@ -4,6 +4,8 @@ An aligned tensor is looked for with 96 bytes more than it has, which are given 
 smaller objects of the process. So it fits into the place of another of its size only where one of that one's neighbours
 is free too, and the holes that a pass leaves depend on the order in which its tensors come and go. Larger pieces than
 the heap has leave none.
+
+Compared with glibc 2.36. With 2.41 pieces between small objects took 146 MiB where 150 are planned.
 """
 
 from __future__ import annotations

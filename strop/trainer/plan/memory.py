@@ -10,7 +10,7 @@ from strop.trainer.plan.generation_memory import apart_phase, freed_copies, roll
 from strop.trainer.plan.pass_memory import forward_phase, optimizer_phase, update_phase
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, gloo_parts, idle_bytes
-from strop.trainer.plan.transfer_memory import LOAD, checkpoint_phases, load_phase, sync_phase
+from strop.trainer.plan.transfer_memory import checkpoint_phases, load_phase, sync_phase
 from strop.trainer.role_columns import columns_before_updates
 
 
@@ -40,7 +40,7 @@ def training_phases(
     main = [role for role in roles if role.held_by not in config.resources.apart]
     actor = roles[0]
     is_cpu = device_bytes is None
-    phases = [load_phase(main)] if is_cpu else []
+    phases: list[PhaseMemory] = []
     freed = (
         freed_copies(actor)
         if is_cpu and generates_here(config) and config.rollout.own_processes is None
@@ -59,6 +59,8 @@ def training_phases(
     if not generates_here(config) or config.rollout.own_processes:
         phases.append(sync_phase(config, main, actor, is_cpu))
     phases = [_with_gloo(phase, main, is_cpu) for phase in phases]
+    if is_cpu:  # before ranks have gathered anything
+        phases.insert(0, load_phase(main))
     for role in roles:
         if role not in main:
             held = [other for other in roles if other.held_by == role.held_by]
@@ -72,9 +74,7 @@ def training_phases(
 
 
 def _with_gloo(phase: PhaseMemory, roles: Sequence[RolePlan], is_cpu: bool) -> PhaseMemory:
-    """A phase of the ranks of these roles: as much as gloo has taken is there in each, but while models are loaded."""
-    if phase.phase == LOAD:
-        return phase
+    """A phase of the ranks of these roles, with what gloo has taken by then."""
     return dataclasses.replace(phase, device={**phase.device, **gloo_parts(roles, is_cpu)})
 
 

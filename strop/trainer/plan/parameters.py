@@ -182,6 +182,11 @@ class Axes:
         return max(1, self.world // (self.tensor * self.sequence * self.context * self.pipeline))
 
     @property
+    def copies(self) -> int:
+        """Groups of shards that hold the same (engine.shard_size)."""
+        return max(1, self.in_stage // (self.tensor * self.shards))
+
+    @property
     def in_stage(self) -> int:
         """Ranks of a stage."""
         return max(1, self.world // self.pipeline)

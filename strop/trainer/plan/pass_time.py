@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from strop.engines.config import OptimizerConfig
-from strop.engines.parallel.traffic import all_gather, all_to_all, reduce_scatter
+from strop.engines.parallel.traffic import all_gather, all_to_all, summed
 from strop.trainer.plan.devices import Device
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.tracing import Work
-from strop.trainer.plan.trial import PassFit, pass_fit, pass_times
+from strop.trainer.plan.trial import PassTimes, pass_ratios, pass_times
 
 COLLECTIVES = 4
 """Of a layer over tensor-parallel ranks, forward."""
@@ -21,8 +21,7 @@ HOST_BANDWIDTH = 20e9
 """Bytes per second between an accelerator and its host."""
 TRIAL_S = 0.4
 """Of the products of an update that is carried out."""
-LEAST_TOKENS, FEWEST_TOKENS = 64, 16
-"""Of it, and of one that shows what does not depend on them."""
+LEAST_TOKENS = 64
 TRIAL_BYTES = 64
 """Of each number of a model that is carried out: with gradients and activations, and most of a machine left."""
 
@@ -46,10 +45,11 @@ def pass_seconds(role: RolePlan, device: Device) -> PassSeconds:
     num_batches = len(role.usual)
     times = tokens / max(1, middle)
     share, called = times / (axes.tensor * axes.pipeline), num_batches / axes.pipeline
+    ratios = update_ratios(role, device)
     planned = pass_times(passes, lambda work: device.seconds(_of_batches(work, share, called)))
-    real = update_fit(role, device).seconds(planned, num_layers=len(passes.kinds), num_batches=called)
-    forward = real.layers_forward + real.base_forward
-    both = forward + real.layers_backward + real.base_backward
+    forward = planned.layers_forward * ratios.layers_forward + planned.base_forward * ratios.base_forward
+    backward = planned.layers_backward * ratios.layers_backward + planned.base_backward * ratios.base_backward
+    both = forward + backward
     bubble = (axes.pipeline - 1) / max(1, num_batches)
     forward *= 1 + bubble
     both *= 1 + bubble
@@ -69,14 +69,13 @@ def _optimizer_seconds(role: RolePlan, optim: OptimizerConfig, device: Device) -
     return seconds
 
 
-def update_fit(role: RolePlan, device: Device) -> PassFit:
+def update_ratios(role: RolePlan, device: Device) -> PassTimes:
     """Real passes beside those of a device's rates; an accelerator is not here."""
     if not has_trial(role, device):
-        return PassFit()
-    tokens = max(LEAST_TOKENS, int(TRIAL_S * device.product_flops / (6 * role.sizes.in_trial)))
-    batch = role.small_batch(tokens)
-    few = role.small_batch(max(FEWEST_TOKENS, batch.num_tokens // 4))
-    return pass_fit(role.shape, role.form, (batch, few), device.seconds, device.threads)
+        return PassTimes()
+    tokens = TRIAL_S * device.product_flops / (6 * role.sizes.in_trial)
+    batch = role.small_batch(max(LEAST_TOKENS, int(tokens)))
+    return pass_ratios(role.shape, role.form, batch, device.seconds, device.threads)
 
 
 def _of_batches(work: Work, share: float, num_batches: float) -> Work:
@@ -95,7 +94,8 @@ def _sent_seconds(role: RolePlan, device: Device, num_batches: int) -> tuple[flo
     link = device.link if axes.world <= device.per_node else device.network
     inner = device.link if axes.tensor * axes.sequence <= device.per_node else device.network
     gathered = all_gather(share.gathered.total * item / axes.shards, axes.shards)
-    reduced = reduce_scatter(share.gathered.trained * max(4, item) / axes.shards, axes.shards) * syncs
+    gradients = share.gathered.trained * max(4, item) / axes.shards
+    reduced = summed(gradients * syncs, shards=axes.shards, copies=axes.copies)
     passes = num_batches if engine.reshard_after_forward else 1
     of_forward = gathered * num_batches / link
     of_update = (gathered * (2 * passes if engine.reshard_after_forward else 1) + reduced) / link

@@ -34,6 +34,7 @@ from strop.trainer.plan.accelerator import (
     use_traced_norms,
 )
 from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
+from strop.trainer.plan.heap import Heap
 from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
 
@@ -159,7 +160,7 @@ def _prepared(
     if form.checkpointing:
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
-    recorder = Recorder()
+    recorder = Recorder(heap=None if form.is_accelerator else Heap())
     if form.is_accelerator:
         use_traced_norms(module, fused_norm, before_products=fused_norm_before_products)
         use_traced_gates(module, fused_gate)
@@ -252,7 +253,8 @@ class _Run:
         ]
         start = recorder.mark()
         recorder.reset_peak()
-        recorder.heap.reset_peak()
+        if (heap := recorder.heap) is not None:
+            heap.reset_peak()
         loss, saved = self._losses()
         self._is_watching = False
         behind = recorder.mark()
@@ -265,7 +267,7 @@ class _Run:
         end = recorder.mark()
         layers = self._layer_passes(end)
         of_kept = [layers[kind] for kind in self._kept]
-        gaps = max(0, recorder.heap.peak - recorder.heap.most_used - start.gaps)
+        gaps = 0 if heap is None else max(0, heap.peak - heap.most_used - start.gaps)
         base_saved = saved.live - self._base - sum(layer.saved_bytes for layer in of_kept)
         more = self._chunks_left  # of the head, alike
         rest = [behind.work - start.work, end.work - behind.work]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strop.engines.config import OptimizerConfig
-from strop.trainer.plan.parameters import Count, Share
+from strop.trainer.plan.parameters import Axes, Count, Share
 from strop.trainer.plan.roles import RolePlan
 from strop.utils.glibc import LARGEST_HEAP_BYTES
 
@@ -14,7 +14,7 @@ EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)
 """Of a number in adamw_8bit: two moments in a byte each, and a scale for 256 of them."""
 
 GLOO_THREADS = 2
-"""Of a group of ranks; roles of the same ranks share one."""
+"""Of a group of ranks; roles with the same axes share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +149,13 @@ def reduced_parts(role: RolePlan, unit: Count) -> dict[str, float]:
 
 def gloo_parts(roles: Sequence[RolePlan], is_cpu: bool) -> dict[str, float]:
     """Heaps of the threads in which gloo gathers parameters for ranks on a CPU: each has had the largest tensor that
-    does not come from the system, whole and this rank's part of it."""
-    pieces = [0.0]
+    does not come from the system, whole and this rank's part of it. Roles with the same axes share their threads."""
+    largest: dict[Axes, float] = {}
     for role in roles:
-        share, item, shards = role.share(0), role.form.compute_dtype.itemsize, role.axes.shards
-        units = (share.largest_layer.total * item, share.root.total * item) if shards > 1 else ()
-        pieces += [unit * (1 + 1 / shards) for unit in units if unit <= LARGEST_HEAP_BYTES]
-    return {"copies of gloo": GLOO_THREADS * max(pieces)} if is_cpu and max(pieces) else {}
+        item, shards = role.form.compute_dtype.itemsize, role.axes.shards
+        for share in map(role.share, fullest_stages(role) if shards > 1 else ()):
+            units = (share.largest_layer.total * item, share.root.total * item)
+            pieces = [unit * (1 + 1 / shards) for unit in units if unit <= LARGEST_HEAP_BYTES]
+            largest[role.axes] = max(largest.get(role.axes, 0.0), *pieces, 0.0)
+    total = GLOO_THREADS * sum(largest.values())
+    return {"copies of gloo": total} if is_cpu and total else {}

@@ -65,7 +65,7 @@ class Mark:
     live: int
     work: Work
     gaps: int
-    """Of the heap."""
+    """Of the heap; 0 without one."""
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     peak: int = 0
     """Most of them since `reset_peak`."""
     work: Work = field(default_factory=Work)
-    heap: Heap = field(default_factory=Heap)
-    """As a CPU would have it."""
+    heap: Heap | None = None
+    """Of a CPU, where it is asked for."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self) -> Mark:
         """Now."""
-        return Mark(self.live, self.work, self.heap.gaps)
+        return Mark(self.live, self.work, self.heap.gaps if self.heap else 0)
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
@@ -109,7 +109,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages[storage] = True
                 num_new += 1
                 self.live += storage.nbytes()
-                weakref.finalize(storage, self._drop, storage.nbytes(), self.heap.take(storage.nbytes()))
+                start = self.heap.take(storage.nbytes()) if self.heap else None
+                weakref.finalize(storage, self._drop, storage.nbytes(), start)
         self.peak = max(self.peak, self.live)
         if num_new or func._schema.is_mutable:
             self.work += _work_of(func, args, kwargs, out, made)
@@ -117,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _drop(self, num_bytes: int, start: int | None) -> None:
         self.live -= num_bytes
-        if start is not None:
+        if self.heap and start is not None:
             self.heap.give_back(start)
 
 

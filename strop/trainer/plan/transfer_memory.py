@@ -9,14 +9,12 @@ from strop.trainer.config import Config
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import PhaseMemory, fullest, idle_bytes
 
-LOAD = "load"
-
 
 def load_phase(main: Sequence[RolePlan]) -> PhaseMemory:
     """On a CPU, where device and host are one: the last of the models is whole, the others are sharded by then."""
     last = max(main, key=lambda role: load_host_bytes([role]))
     others = {f"{role.name}: weights": fullest(role).weights for role in main if role is not last}
-    return PhaseMemory(phase=LOAD, device={f"{last.name}: whole model": load_host_bytes([last]), **others})
+    return PhaseMemory(phase="load", device={f"{last.name}: whole model": load_host_bytes([last]), **others})
 
 
 def sync_phase(config: Config, main: Sequence[RolePlan], actor: RolePlan, is_cpu: bool) -> PhaseMemory:

@@ -2,23 +2,24 @@
 
 A pass through layers is Python, many small operators, and memory that the system has to find first: how long that takes
 beside the products of a device is no constant. So the layers that are traced are carried out as well, with random
-weights, on a micro-batch that takes about a second, and on one of fewer tokens: the stages of a step are as much longer
-than the rates of the device say as the first was, but for what the second takes as well.
+weights, on a micro-batch that takes about a second; and the stages of a step are as much longer than the rates of the
+device say as these were.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import statistics
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from strop.engines.attention import PackedAttention
@@ -39,42 +40,21 @@ T = TypeVar("T")
 REPEATS = 3
 LEAST_STEPS, MOST_STEPS, STEPS_S = 8, 64, 0.8
 """Pairs of decode steps of a measurement, and the seconds after which there are enough; medians count."""
-NUM_DECODED = MOST_STEPS + REPEATS + 2
-"""Tokens behind a prompt: its own, one by the model's own forward pass, and some with new weights."""
+BEFORE_STEPS = 2
+"""Tokens behind a prompt before these: its own, and one by the model's own forward pass."""
+NUM_DECODED = BEFORE_STEPS + MOST_STEPS + REPEATS
+"""Tokens behind a prompt, with some by new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Seconds of the parts of a pass with a gradient, or a factor for each."""
+    """Seconds of the parts of a pass with a gradient, or their ratio to what the rates of a device say."""
 
     layers_forward: float = 1.0
     base_forward: float = 1.0
     """Beside the layers: embedding, final norm and head."""
     base_backward: float = 1.0
     layers_backward: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassFit:
-    """Real seconds of a micro-batch: `ratios` times what the rates of a device say, and some that no token adds to:
-    Python, and memory of gradients."""
-
-    ratios: PassTimes = PassTimes()
-    fixed: PassTimes = PassTimes(layers_forward=0.0, base_forward=0.0, base_backward=0.0, layers_backward=0.0)
-    """In seconds, of a layer and beside the layers."""
-
-    def seconds(self, planned: PassTimes, *, num_layers: float, num_batches: float) -> PassTimes:
-        """Of micro-batches that take these together, by the rates of the device."""
-        return PassTimes(
-            **{
-                name: value * getattr(self.ratios, name)
-                + getattr(self.fixed, name) * num_batches * (num_layers if name in LAYERS else 1)
-                for name, value in vars(planned).items()
-            }
-        )
-
-
-LAYERS = ("layers_forward", "layers_backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +67,8 @@ class DecodeTimes:
     """Beside the layers: head, sampling and records."""
     packed_number: float
     """Of each number of layers and head, once, with new weights: they are packed for the kernel."""
+    context: float = 0.0
+    """Tokens of a sequence, on average of the steps that were carried out."""
 
 
 def pass_times(passes: Passes, seconds: Callable[[Work], float]) -> PassTimes:
@@ -99,42 +81,23 @@ def pass_times(passes: Passes, seconds: Callable[[Work], float]) -> PassTimes:
     )
 
 
-def pass_fit(
-    shape: Shape,
-    form: PassForm,
-    batches: tuple[PackedShape, PackedShape],
-    seconds: Callable[[Work], float],
-    num_threads: int,
-) -> PassFit:
-    """Updates of the first layer and the last one of each kind, beside the rates of a device.
+def pass_ratios(
+    shape: Shape, form: PassForm, batch: PackedShape, seconds: Callable[[Work], float], num_threads: int
+) -> PassTimes:
+    """An update of the first layer and the last one of each kind, beside the rates of a device.
 
     Args:
         shape: of the model.
         form: of the passes.
-        batches: a micro-batch, and one of fewer tokens.
+        batch: the micro-batch.
         seconds: of this processor, by its rates.
         num_threads: of the process.
     """
-    (real, passes), (real_few, passes_few) = (
-        _carried_out(shape, form, batch, num_threads) for batch in batches
+    real, passes = _carried_out(shape, form, batch, num_threads)
+    planned = pass_times(passes, seconds)
+    return PassTimes(
+        **{name: value / max(getattr(planned, name), 1e-9) for name, value in vars(real).items()}
     )
-    planned, planned_few = pass_times(passes, seconds), pass_times(passes_few, seconds)
-    ratios, fixed = {}, {}
-    for name in vars(real):
-        count = len(passes.kinds) if name in LAYERS else 1
-        ratios[name], constant = _line(
-            *(getattr(times, name) for times in (real, planned, real_few, planned_few))
-        )
-        fixed[name] = constant / count
-    return PassFit(ratios=PassTimes(**ratios), fixed=PassTimes(**fixed))
-
-
-def _line(real: float, planned: float, real_few: float, planned_few: float) -> tuple[float, float]:
-    """Slope and constant, not below 0, of the line through the first point, and the second where one is."""
-    more = planned - planned_few
-    constant = real_few - planned_few * (real - real_few) / more if more > 0 else 0.0
-    constant = min(max(0.0, constant), real)
-    return (real - constant) / max(planned, 1e-9), constant
 
 
 @lru_cache(maxsize=16)
@@ -151,6 +114,12 @@ def _carried_out(
 
 def real_model(shape: PreTrainedConfig, form: PassForm) -> tuple[CausalLM, list[Hashable]]:
     """The layers that are traced, with random numbers; their kinds."""
+    module, kept = _drawn(shape, form)
+    return _as_it_runs(module, form), kept
+
+
+def _drawn(shape: PreTrainedConfig, form: PassForm) -> tuple[Any, list[Hashable]]:
+    """The module of these layers, and their kinds."""
     module, _, kept = truncated_module(shape, form)
     module.to_empty(device="cpu")
     module.tie_weights()
@@ -160,6 +129,20 @@ def real_model(shape: PreTrainedConfig, form: PassForm) -> tuple[CausalLM, list[
         for buffer in module.buffers():
             if buffer.is_floating_point():
                 buffer.fill_(0.01)  # frequencies
+    return module, kept
+
+
+def _first_layer(module: Any) -> Any:
+    """A module of the same tensors, without the layers behind the first."""
+    tensors = (*module.parameters(), *module.buffers())
+    first = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    del layer_list(first)[1:]
+    first.config.get_text_config().num_hidden_layers = 1
+    return first
+
+
+def _as_it_runs(module: Any, form: PassForm) -> CausalLM:
+    """A module as an engine runs it."""
     if form.checkpointing:
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
@@ -169,7 +152,7 @@ def real_model(shape: PreTrainedConfig, form: PassForm) -> tuple[CausalLM, list[
     if form.is_sharded:
         module.to(form.compute_dtype)
         model.root = _Gathered()
-    return model, kept
+    return model
 
 
 class _Gathered(nn.Module):
@@ -191,32 +174,72 @@ def with_threads(num_threads: int, function: Callable[[], T]) -> T:
 
 
 def _update(model: CausalLM, form: PassForm, batch: PackedShape) -> PassTimes:
-    """Seconds of its parts."""
+    """Seconds of its parts, which are those of a trace."""
     attention = PackedAttention(batch.segments, device=torch.device("cpu"))
     attention.prepare()
     ids = torch.arange(batch.num_tokens)[None] % model.vocab_size
     index = torch.arange(batch.num_predicted) % batch.num_tokens
-    marks = [time.thread_time()]
-    hidden = model.backbone(ids, torch.zeros_like(ids), attention)
+    start = time.thread_time()
+    with _LayerMarks(model) as layers:
+        hidden = model.backbone(ids, torch.zeros_like(ids), attention)
     predicting = nn.functional.embedding(index, hidden)
-    marks.append(time.thread_time())
-    predicting.register_hook(lambda grad: marks.append(time.thread_time()))  # type: ignore[no-untyped-call]
     if form.has_value_head:
         loss = model.head.values(predicting).sum()
     else:
         log_probs, entropies = model.head.log_probs(predicting, torch.zeros_like(index), temperature=1.0)
         loss = log_probs.sum() + entropies.sum() if form.takes_entropy else log_probs.sum()
-    marks.append(time.thread_time())
+    middle = time.thread_time()
     loss.backward()  # type: ignore[no-untyped-call]
-    marks.append(time.thread_time())
-    return PassTimes(**dict(zip(vars(PassTimes()), map(operator.sub, marks[1:], marks), strict=True)))
+    end = time.thread_time()
+    forward = layers.end - layers.start
+    backward = (layers.input_gradient or end) - layers.output_gradient
+    return PassTimes(
+        layers_forward=forward,
+        base_forward=middle - start - forward,
+        base_backward=end - middle - backward,
+        layers_backward=backward,
+    )
+
+
+class _LayerMarks:
+    """Times at which a pass comes to a model's layers and leaves them, forward inside and backward from then on."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self.start = self.end = self.output_gradient = self.input_gradient = 0.0
+        """The last stays 0 where the input needs no gradient."""
+        layers = layer_list(model.module)
+        self._handles = (
+            layers[0].register_forward_pre_hook(self._enter, with_kwargs=True),
+            layers[-1].register_forward_hook(self._leave),
+        )
+
+    def __enter__(self) -> _LayerMarks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:  # checkpointed layers run again
+            handle.remove()
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if hidden.requires_grad:
+            hidden.register_hook(partial(self._note, "input_gradient"))
+        self.start = time.thread_time()
+
+    def _leave(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.end = time.thread_time()
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden.register_hook(partial(self._note, "output_gradient"))
+
+    def _note(self, name: str, grad: Tensor) -> None:
+        setattr(self, name, time.thread_time())
 
 
 @lru_cache(maxsize=16)
 def decode_times(
     shape: Shape, form: PassForm, running: int, prompt: int, num_threads: int, sampling: Sampling
 ) -> DecodeTimes:
-    """Decode steps, through the layers of `pass_ratios`, and through one of them.
+    """Decode steps, through the layers of `real_model`, and through one of them.
 
     Args:
         shape: of the model.
@@ -227,12 +250,12 @@ def decode_times(
         sampling: as in the run.
     """
     form = dataclasses.replace(form, checkpointing=False)
-    whole, first = (real_model(shape.config, form)[0] for _ in range(2))
+    module, _ = _drawn(shape.config, form)
+    one_layer = _first_layer(module)
+    whole, first = (_as_it_runs(each, form) for each in (module, one_layer))
     layers = layer_list(whole.module)
     count = len(layers)
     numbers = sum(parameter.numel() for parameter in layers.parameters()) + whole.head_weight.numel()
-    del layer_list(first.module)[1:]
-    first.config.get_text_config().num_hidden_layers = 1
 
     def measure() -> tuple[list[float], list[float], list[float]]:
         batches = [_decoding(model, running, prompt, sampling) for model in (whole, first)]
@@ -250,6 +273,7 @@ def decode_times(
         layer=layer,
         rest=max(0.0, statistics.median(one) - layer),
         packed_number=max(0.0, packed) / numbers,
+        context=prompt + BEFORE_STEPS + len(several) / 2,
     )
 
 
@@ -260,7 +284,7 @@ def _decoding(model: CausalLM, running: int, prompt: int, sampling: Sampling) ->
     ids = tuple(number % model.vocab_size for number in range(prompt))
     sampling = dataclasses.replace(sampling, max_tokens=NUM_DECODED + 1)
     batch.waiting.extend(Request(str(number), ids, sampling) for number in range(running))
-    for _ in range(2):  # prompt, and the comparison of compiled steps with the model's own
+    for _ in range(BEFORE_STEPS):  # prompt, and the comparison of compiled steps with the model's own
         batch.step(0)
     return batch
 

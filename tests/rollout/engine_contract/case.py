@@ -44,6 +44,8 @@ class StartedEngine:
     """What it computes in."""
     damage: Callable[[], None] | None = None
     """Makes the engine unable to work from now on, for example by killing its process; None where nothing can."""
+    damage_text: str = ""
+    """Part of what it says from then on."""
 
 
 Start = Callable[[Path], Coroutine[Any, Any, StartedEngine]]
@@ -68,7 +70,7 @@ class EngineCase(AbstractContextManager["EngineCase"]):
             self._runner.close()
             raise
         self.engine, self.target = started.engine, started.target
-        self.dtype, self.damage = started.dtype, started.damage
+        self.dtype, self.damage, self.damage_text = started.dtype, started.damage, started.damage_text
         self.tolerance = TOLERANCES[started.dtype]
         self._num_requests = 0
 

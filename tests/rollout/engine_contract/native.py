@@ -32,6 +32,7 @@ def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) ->
             target=ModuleTarget(model.module),
             dtype=model.compute_dtype,
             damage=damage,
+            damage_text="the device is lost",
         )
 
     return start

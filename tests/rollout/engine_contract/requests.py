@@ -186,6 +186,9 @@ async def damage(case: EngineCase) -> None:
         assert failure is not None, f"{what} of a damaged engine succeeds"
         kind = type(failure).__name__
         assert str(failure), f"{what} of a damaged engine fails without a sentence ({kind})"
+        assert case.damage_text in str(failure), (
+            f"{what} of a damaged engine does not say {case.damage_text!r}, but {kind}: {failure}"
+        )
 
 
 async def close(case: EngineCase) -> None:

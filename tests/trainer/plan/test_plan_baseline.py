@@ -33,6 +33,9 @@ def test_ranks_say_what_it_costs_them_to_talk() -> None:
     ("program", "reason"),
     [
         ("raise SystemExit(3)", "its process ended with status 3"),
+        ("raise OSError('no room')", "its process ended with status 1: OSError: no room"),
+        ("import os\nos.kill(os.getpid(), 9)", "its process was ended by SIGKILL, perhaps for memory"),
+        ("import os\nos.kill(os.getpid(), 15)", "its process was ended by SIGTERM"),
         *((program, "the process said something else") for program in (
             "print('a warning')", "print('[1]')", "print('{}')", "",
         )),

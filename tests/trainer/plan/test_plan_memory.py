@@ -605,12 +605,19 @@ def test_gradients_beside_the_layers_are_sent_when_activations_are_gone(
     assert ("activations" in update) is (response == 192)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_ranks_may_add_gradients_up_after_each_micro_batch(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "shards", "sent_of_size"),
+    # Of 4 ranks: 3 parts of a quarter; all of it as far as 3 ranks, and back; 1 half, and half of that and back.
+    [("float32", 0, 3 / 4), ("float64", 0, 3 / 4), ("float32", 1, 2 * 3 / 4), ("float32", 2, 1 / 2 + 1 / 2)],
+)
+def test_ranks_may_add_gradients_up_after_each_micro_batch(
+    dtype: str, shards: int, sent_of_size: float, tmp_path: Path
+) -> None:
     # The micro-batches of an update take 256 tokens each; all numbers of the model are reduced over 4 ranks.
     device = device_named("h100")
     settings = (
         "resources.runtime=ray", "resources.ranks=4", "actor.engine.max_tokens_per_device=256", f"model.dtype={dtype}",
+        f"actor.engine.shard_size={shards}",
     )  # fmt: skip
     sent = []
     for sync in ("last", "each"):
@@ -619,7 +626,7 @@ def test_ranks_may_add_gradients_up_after_each_micro_batch(dtype: str, tmp_path:
         sent.append(pass_seconds(actor, device).sent)
     num_batches, size = len(actor.usual), 8 if dtype == "float64" else 4
     assert num_batches > 2
-    once = 3 / 4 * actor.sizes.total * size / device.link
+    once = sent_of_size * actor.sizes.total * size / device.link
     assert sent[1] - sent[0] == pytest.approx((num_batches - 1) * once * (1 - OVERLAP))
     assert reduced_parts(actor, Count(trained=10)) == {"gradients on their way": 10 * 2 * size}
 
@@ -645,6 +652,30 @@ def test_threads_of_gloo_keep_what_they_gathered(
     phases = phases_of(config, roles, device_bytes=None)
     with_copies = [phase.phase for phase in phases if "copies of gloo" in phase.device]
     assert with_copies == [phase.phase for phase in phases if unit and phase.phase != "load"]
+
+
+def test_roles_of_other_axes_have_threads_of_gloo_of_their_own(tmp_path: Path) -> None:
+    settings = ("resources.runtime=ray", "resources.ranks=4", "model.dtype=float32", "algorithm=ppo")
+    for cut in ((), ("actor.engine.tensor_parallel=2", "critic.engine.tensor_parallel=1")):
+        config = small(tmp_path, *settings, *cut)
+        roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+        (both,) = gloo_parts(roles, True).values()
+        each = {role.name: gloo_parts([role], True)["copies of gloo"] for role in roles}
+        if cut:  # the reference has the axes of the actor
+            assert both == each["actor"] + each["critic"]
+        else:
+            assert both == max(each.values())
+
+
+def test_the_stage_with_the_largest_unit_tells_the_copies_of_gloo(tmp_path: Path) -> None:
+    model = Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 8192, "tie_word_embeddings": False})
+    config = small(
+        tmp_path, "resources.runtime=ray", "resources.ranks=4", "model.dtype=float32",
+        "actor.engine.pipeline_parallel=2", model=model,
+    )  # fmt: skip
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+    # Of two stages the first has the embedding, the last one the head and the norm.
+    assert gloo_parts(roles, True) == {"copies of gloo": 2 * 1.5 * 4 * (8192 * 64 + 64)}
 
 
 LAYER, ROOT = 4 * 64 * 128 + 3 * 64 * 128, 512 * 64
