@@ -44,7 +44,8 @@ VARIANCE_PROXY = Metric(
     "variance_proxy/{proxy2_total_power,expected_a_squared,expected_w}",
     "",
     "with algorithm=otb, mean over samples: of A² W, of A² and of W, A being a sample's mean advantage over its tokens "
-    "and W the squared norm of its gradient with respect to the logits, with importance weights where there are any",
+    "and W the squared norm of its gradient with respect to the logits. Where there are importance weights, the first "
+    "has a factor, the square of their mean over the sample, and the third has them in its gradient",
 )
 GROUPS = Metric(
     "rollout/groups_{all_max,all_min,mixed,all_equal,single}",
