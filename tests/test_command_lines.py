@@ -11,9 +11,12 @@ from command_lines import command_line
 
 
 def test_a_process_that_has_ended_has_none() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # before it runs Python it may have none
     found = psutil.Process(process.pid)
-    assert command_line(found).endswith("-c input()")
+    assert command_line(found).endswith("-c print(flush=True); input()")
     process.kill()
     deadline = time.monotonic() + 10
     while found.status() != psutil.STATUS_ZOMBIE:
