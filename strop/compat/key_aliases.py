@@ -113,11 +113,11 @@ def key_aliases(
     own = _in_its_section(key, section, keys)
     root = key.partition(".")[0]
     is_of_part = "." in key and root in keys and root not in (*_LOOP, section)
-    ours, sentence = _of_other_libraries(key, section)
-    if is_of_part and not sentence.startswith(
-        "it is verl's"
-    ):  # a name of the loop says nothing about another part
-        ours = ours if any(full.startswith(f"{root}.") for full in ours) else ()
+    ours, sentence = _of_verl(key, section)
+    if not ours:
+        ours, sentence = _of_trl_or_openrlhf(key, section)
+        if is_of_part and not any(full.startswith(f"{root}.") for full in ours):
+            ours = ()  # a name of the loop says nothing about another part
     if ours and (not own or own in ours):
         return ours, sentence
     if own:
@@ -146,35 +146,33 @@ def _in_its_section(key: str, section: str, keys: Collection[str]) -> str:
     return next((full for full in candidates if full in keys), "")
 
 
-def _of_other_libraries(key: str, section: str) -> tuple[tuple[str, ...], str]:
-    """Our keys for one of verl's, TRL's or OpenRLHF's, and the sentence that says so."""
+def _of_verl(key: str, section: str) -> tuple[tuple[str, ...], str]:
+    """Our keys for one of verl's, and the sentence that says so."""
     # The tables take a while to read, and only an unknown key needs them.
-    from strop.compat.migrate.openrlhf import openrlhf_table
-    from strop.compat.migrate.trl import trl_table
     from strop.compat.migrate.verl import verl_sft_table, verl_table
 
-    tables = {
-        "": (verl_table, "GRPO", "train_ppo_ray"),
-        "sft": (verl_sft_table, "SFT", "train_sft"),
-        "prefer": (None, "DPO", "train_dpo"),
-    }  # by the section of a command: verl's table, and TRL's and OpenRLHF's names for such a training
-    of_verl, of_trl, of_openrlhf = tables.get(section, tables[""])
     ours: tuple[str, ...] = () if section else _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."), ())
-    if of_verl is not None:
-        ours = ours or _ours(of_verl(), key) or _ours(of_verl(), f"actor_rollout_ref.{key}")
-    if ours:
-        return ours, f"it is verl's, here {', '.join(ours)} (`strop migrate verl` translates a whole script)"
+    if section != "prefer":  # verl has no such training
+        table = verl_sft_table() if section == "sft" else verl_table()
+        ours = ours or _ours(table, key) or _ours(table, f"actor_rollout_ref.{key}")
+    return ours, f"it is verl's, here {', '.join(ours)} (`strop migrate verl` translates a whole script)"
+
+
+def _of_trl_or_openrlhf(key: str, section: str) -> tuple[tuple[str, ...], str]:
+    """The same for the last name of a key, as one of TRL's, or else of OpenRLHF's."""
+    from strop.compat.migrate.openrlhf import openrlhf_table
+    from strop.compat.migrate.trl import trl_table
+
+    trainings = {"sft": ("SFT", "train_sft"), "prefer": ("DPO", "train_dpo")}
+    of_trl, of_openrlhf = trainings.get(section, ("GRPO", "train_ppo_ray"))
     name = key.rpartition(".")[2]
-    if ours := _ours(trl_table(of_trl), f"{of_trl}Config.{name}"):
-        return (
-            ours,
-            f"{name} is TRL's, here {', '.join(ours)} (`strop migrate trl` translates a whole script)",
-        )
-    if ours := _ours(openrlhf_table(of_openrlhf), name):
-        return (
-            ours,
-            f"{name} is OpenRLHF's, here {', '.join(ours)} (`strop migrate openrlhf` translates a whole script)",
-        )
+    for library, command, ours in (
+        ("TRL", "trl", _ours(trl_table(of_trl), f"{of_trl}Config.{name}")),
+        ("OpenRLHF", "openrlhf", _ours(openrlhf_table(of_openrlhf), name)),
+    ):
+        if ours:
+            whole = f"(`strop migrate {command}` translates a whole script)"
+            return ours, f"{name} is {library}'s, here {', '.join(ours)} {whole}"
     return (), ""
 
 

@@ -5,30 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from strop.utils.field_types import nearest
+
 _SAME_SECTION = 0.2
 """Bonus of a key in the same section, or of this very name below it: run.keep is run.keep_last sooner than
 algorithm.keep, and critic.lr is critic.optim.lr."""
 
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """The key a user most likely meant, or None where nothing resembles it.
-
-    Three ways to miss are covered: a slip in spelling, the right name under the wrong section, and a name that was not
-    written to its end: samples is samples_per_prompt.
-    """
-    best, best_score = None, 0.0
-    section, _, name = key.rpartition(".")
-    keys = list(keys)
-    begun = [full for full in keys if full.rpartition(".")[2].startswith(f"{name}_")]
-    in_section = [full for full in begun if full.rpartition(".")[0] == section]
-    if len({full.rpartition(".")[2] for full in begun}) > 1:
-        begun = in_section
-    if section and begun:
-        return max(in_section or begun, key=lambda full: difflib.SequenceMatcher(None, key, full).ratio())
-    for candidate in keys:
-        if (score := _closeness(key, candidate)) > best_score:
-            best, best_score = candidate, score
-    return best or next(iter(begun), None)
+    """The key a user most likely meant, or None where nothing resembles it."""
+    return nearest(key, keys, _closeness)
 
 
 def _closeness(key: str, candidate: str) -> float:

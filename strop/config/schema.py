@@ -26,8 +26,8 @@ value is refused as an unknown key. An entry leaves with 0.3."""
 
 KeyAliases = Callable[[str, str, Collection[str]], tuple[Sequence[str], str]]
 """Lookup of keys of other libraries: from a key, the section of the command that it was given to, and all keys there
-are, to the keys here that it stands for, and a sentence that says so (none for an unknown
-one), also where that is an option of the command."""
+are, to the keys here that it stands for, and a sentence that says so. An unknown one has neither, and what is an option
+of the command the sentence alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,12 +108,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
                 f"{self.name}.data.train_files is empty; name at least one .parquet or .jsonl file"
             )
         self._examples: D = self._load(settings.data.train_files, "train")
-        self._val: D | None = None
-        if settings.data.val_files:
-            self._val = self._load(settings.data.val_files, "val")
-            held_out = check_examples(f"{self.name}.data", settings.data, self._examples, self._val)
-            if held_out is not None:
-                say(f"WARNING: {held_out.text}: {held_out.advice}")
+        self._val: D | None = self._validation_examples()
         if any(examples is not None and examples.has_media for examples in (self._examples, self._val)):
             check_shares_no_images(self.name, engine, "conversations")
         self._check_positions()
@@ -126,6 +121,16 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
         self._stop.warn(run, self._start_step, say)
+
+    def _validation_examples(self) -> D | None:
+        """Examples of the validation, where there is one; those that are trained on are said."""
+        data = self._settings.data
+        if not data.val_files:
+            return None
+        examples = self._load(data.val_files, "val")
+        if held_out := check_examples(f"{self.name}.data", data, self._examples, examples):
+            self._say(f"WARNING: {held_out.text}: {held_out.advice}")
+        return examples
 
     def _check_positions(self) -> None:
         """Refuse conversations that are longer than the model is made for, before it is loaded."""

@@ -12,7 +12,7 @@ import difflib
 import math
 import operator
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
@@ -137,12 +137,21 @@ _SAME_SECTION = 0.2
 """Bonus of a key in the same section: run.keep is run.keep_last sooner than algorithm.keep."""
 
 
-def nearest(key: str, keys: Iterable[str]) -> str | None:
+def nearest(
+    key: str, keys: Iterable[str], closeness: Callable[[str, str], float] | None = None
+) -> str | None:
     """The key a user most likely meant, or None where nothing resembles it.
 
     Three ways to miss are covered: a slip in spelling, the right name under the wrong section, and a name that was not
     written to its end: samples is samples_per_prompt.
+
+    Args:
+        key: that was typed.
+        keys: all that there are.
+        closeness: resemblance of two keys, 0 where they are not alike; not given: that of names, where a dot need not
+            part sections.
     """
+    closeness = closeness or _closeness
     best, best_score = None, 0.0
     section, _, name = key.rpartition(".")
     keys = list(keys)
@@ -153,9 +162,14 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     if section and begun:
         return max(in_section or begun, key=lambda full: difflib.SequenceMatcher(None, key, full).ratio())
     for candidate in keys:
-        whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
-        last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()
-        is_near = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
-        if (whole >= 0.7 or last >= 0.8) and whole + last + is_near > best_score:
-            best, best_score = candidate, whole + last + is_near
+        if (score := closeness(key, candidate)) > best_score:
+            best, best_score = candidate, score
     return best or next(iter(begun), None)
+
+
+def _closeness(key: str, candidate: str) -> float:
+    section, _, name = key.rpartition(".")
+    whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
+    last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()
+    bonus = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
+    return whole + last + bonus if whole >= 0.7 or last >= 0.8 else 0.0
