@@ -18,7 +18,7 @@ from strop.compat.key_aliases import aliases_beside, key_aliases
 from strop.trainer.untrusted_runs import settings as untrusted_settings
 
 if TYPE_CHECKING:
-    from strop.config.schema import KeyAliases
+    from strop.config.unknown_key import KeyAliases
     from strop.trainer.config import Config
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strop.compat.migrate.tables import Table
-    from strop.config.schema import KeyAliases
+    from strop.config.unknown_key import KeyAliases
 
 _VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True, "sigmoid", "grpo")
 """Values of the kinds that rules read, tried in turn to see the keys that a rule gives."""
@@ -68,8 +68,9 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "name": ("train_files", "path", "model"),
     "dataset": _TRAIN_FILES, "dataset_name": _TRAIN_FILES, "train_data": _TRAIN_FILES,
     "name_or_path": _MODEL_PATH, "pretrained": _MODEL_PATH,
-    "batch_size": _PER_UPDATE, "mini_batch_size": _PER_UPDATE, "per_device_train_batch_size": _PER_UPDATE,
-    "gradient_accumulation_steps": _PER_UPDATE, "micro_batch_size": _PER_DEVICE,
+    "batch_size": (*_PER_UPDATE, *_PER_DEVICE), "mini_batch_size": _PER_UPDATE, "micro_batch_size": _PER_DEVICE,
+    "per_device_train_batch_size": (*_PER_UPDATE, *_PER_DEVICE), "gradient_accumulation_steps": _PER_UPDATE,
+    "per_device_eval_batch_size": _PER_DEVICE,
     "max_tokens": _MAX_TOKENS, "max_length": _MAX_TOKENS, "max_len": _MAX_TOKENS, "max_seq_length": _MAX_TOKENS,
     "max_model_len": _MAX_TOKENS,
     "epochs": ("num_epochs",), "num_epochs": ("epochs",), "num_train_epochs": ("num_epochs", "epochs"),
@@ -82,7 +83,7 @@ OPTIONS = {
     "output_dir": "out", "default_local_dir": "out", "save_path": "out", "run.dir": "out", "run.path": "out",
     "resume": "resume", "resume_mode": "resume", "resume_from_checkpoint": "resume", "load_checkpoint": "resume",
 }  # fmt: skip
-"""Words for what is an option of a command, or an argument of a function, where it has that."""
+"""Words for what is an option of a command, or an argument of a function."""
 
 
 def aliases_beside(options: Iterable[str], form: str = "the option --{}") -> KeyAliases:
@@ -108,29 +109,50 @@ def key_aliases(
         key: that was typed.
         section: of the command that it was typed for, where it has one of its own.
         keys: all that there are, sections included.
-        options: those of the values of OPTIONS that the command has, each as it is called there.
+        options: those of the values of OPTIONS that the command has, each as it is called there; others are said to be
+            those of `strop train`.
     """
-    own = _in_its_section(key, section, keys)
-    root = key.partition(".")[0]
-    is_of_part = "." in key and root in keys and root not in (*_LOOP, section)
-    ours, sentence = _of_verl(key, section)
-    if not ours:
-        ours, sentence = _of_trl_or_openrlhf(key, section)
-        if is_of_part and not any(full.startswith(f"{root}.") for full in ours):
-            ours = ()  # a name of the loop says nothing about another part
-    if ours and (not own or own in ours):
+    here = _in_its_section(key, section, keys)
+    ours, sentence = _of_a_library(key, section, keys)
+    if ours and here in ("", *ours):
         return ours, sentence
-    if own:
-        return (own,), f"here it is {own}"
+    if here:
+        return (here,), f"here it is {here}"
+    return _of_words(key, section, keys, options)
+
+
+def _part(key: str, section: str, keys: Collection[str]) -> str:
+    """The root section that a key was written in, where that is a part beside the loop (critic, reward, eval) and not
+    the command's own; else ""."""
+    root, dot, _ = key.partition(".")
+    return root if dot and root in keys and root not in (*_LOOP, section) else ""
+
+
+def _of_a_library(key: str, section: str, keys: Collection[str]) -> tuple[tuple[str, ...], str]:
+    """Our keys for one of another library's; what TRL and OpenRLHF call a setting of the loop says nothing of another
+    part."""
+    ours, sentence = _of_verl(key, section)
+    if ours:
+        return ours, sentence
+    ours, sentence = _of_trl_or_openrlhf(key, section)
+    part = _part(key, section, keys)
+    is_of_part = not part or any(full.startswith(f"{part}.") for full in ours)
+    return (ours, sentence) if is_of_part else ((), "")
+
+
+def _of_words(
+    key: str, section: str, keys: Collection[str], options: Mapping[str, str]
+) -> tuple[Sequence[str], str]:
+    """Our keys, or the option, for a word of WORDS or OPTIONS: the key as it was written, or what it ends with, unless
+    it was written in a part beside the loop."""
     parts = key.split(".")
-    for end in (".".join(parts[first:]) for first in range(len(parts))):
-        if is_of_part and "." not in end:
-            break
+    shortest = 2 if _part(key, section, keys) else 1
+    for end in (".".join(parts[first:]) for first in range(len(parts) - shortest + 1)):
         words = WORDS.get(end, ())
         if words and (not section or all(full.partition(".")[0] in _EVERY_COMMAND for full in words)):
             return words, f"here it is {' or '.join(words)}"
-        if OPTIONS.get(end) in options:
-            return (), f"here it is {options[OPTIONS[end]]}"
+        if option := OPTIONS.get(end):
+            return (), f"here it is {options.get(option, f'--{option} of `strop train`')}"
     return (), ""
 
 

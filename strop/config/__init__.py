@@ -1,8 +1,8 @@
 """The machinery of configuration: overrides over the dataclasses that live beside the code.
 
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
-laid over each other in layers.py by the keys of schema.py, and become objects in build.py. nearest_key.py answers an
-unknown key. What fits a field, and the names of bounds, stand in strop.utils.field_types.
+laid over each other in layers.py by the keys of schema.py, and become objects in build.py. unknown_key.py answers a
+key that there is not. What fits a field, and the names of bounds, stand in strop.utils.field_types.
 sections.py has the base of sections; wrong_values.py and places.py word the sentences about values that do not fit,
 which errors.py collects; yaml_text.py reads and writes YAML, interpolation.py fills in `${...}`, and hydra_files.py
 finds presets beside a file.

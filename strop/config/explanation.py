@@ -8,8 +8,9 @@ from typing import Any
 
 from strop.config.docs import FieldDoc, describe, field_texts
 from strop.config.layers import Layers
-from strop.config.schema import Key, KeyAliases, current_key, locate
+from strop.config.schema import Key, current_key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
+from strop.config.unknown_key import KeyAliases
 from strop.utils.field_types import literals, type_name, union_members
 
 _PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,5})")

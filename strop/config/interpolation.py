@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.schema import KeyAliases, locate, tree
+from strop.config.schema import locate, tree
+from strop.config.unknown_key import KeyAliases
 from strop.config.yaml_text import parse
 from strop.utils.field_types import fits
 

@@ -13,8 +13,9 @@ from typing import Any
 from strop.config.interpolation import Interpolation
 from strop.config.overrides import Override
 from strop.config.places import place_of
-from strop.config.schema import Key, KeyAliases, flat, join, locate, tree, unknown_key
+from strop.config.schema import Key, flat, join, locate, tree
 from strop.config.sources import Layer, preset_names
+from strop.config.unknown_key import KeyAliases, unknown_key
 from strop.config.wrong_values import Written
 from strop.utils.field_types import field_hints, is_section
 from strop.utils.sanitize import remember_secrets_in
@@ -179,7 +180,7 @@ class Layers:
                     self._files[key] = layer
 
     def _unknown(self, key: str, origin: str) -> str:
-        return unknown_key(self.root, key, origin, section=self._section, aliases=self._aliases)
+        return unknown_key(tree(self.root), key, origin, section=self._section, aliases=self._aliases)
 
     def _forget(self, key: str) -> None:
         """Go back to the default of a full key, with all that is below it."""

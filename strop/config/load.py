@@ -11,7 +11,6 @@ from strop.config.errors import ConfigError
 from strop.config.hydra_files import chosen_file, own_layers
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
-from strop.config.schema import KeyAliases
 from strop.config.sources import (
     Layer,
     layers_of,
@@ -20,6 +19,7 @@ from strop.config.sources import (
     preset_names,
     read_settings,
 )
+from strop.config.unknown_key import KeyAliases
 
 T = TypeVar("T")
 

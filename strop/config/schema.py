@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strop.config.nearest_key import nearest_key
+from strop.config.unknown_key import KeyAliases, unknown_key
 from strop.utils.field_types import field_hints, is_mapping, is_section, type_name
 
 logger = logging.getLogger(__name__)
@@ -23,11 +23,6 @@ REMOVED = {
 }
 """Full keys that are gone, each with its default, which means nothing: the settings of earlier runs hold them. Another
 value is refused as an unknown key. An entry leaves with 0.3."""
-
-KeyAliases = Callable[[str, str, Collection[str]], tuple[Sequence[str], str]]
-"""Lookup of keys of other libraries: from a key, the section of the command that it was given to, and all keys there
-are, to the keys here that it stands for, and a sentence that says so. An unknown one has neither, and what is an option
-of the command the sentence alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,48 +114,7 @@ def locate(
         if target is not None and not target.is_section:
             kind = type_name(target.hint)
             raise ValueError(f"unknown key {key}: {target.key} is a value ({kind}) without keys of its own")
-    raise ValueError(unknown_key(root, key, section=section, aliases=aliases))
-
-
-def unknown_key(
-    root: type, key: str, origin: str = "", *, section: str = "", aliases: KeyAliases | None = None
-) -> str:
-    """The message for a key that the tree does not have.
-
-    Args:
-        root: at the top of the tree.
-        key: that is not there.
-        origin: where it was given.
-        section: of the command that reads the settings, where it has one of its own: keys there are meant first.
-        aliases: keys of other libraries.
-    """
-    keys = tree(root)
-    of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
-    above = key.rpartition(".")[0]
-    ours, sentence = ((), "") if aliases is None else aliases(key, section, keys)
-    is_of_above = bool(above) and any(full.startswith(f"{above}.") for full in ours)
-    if section and not is_of_above:
-        candidates = [full for full in of_this_name if full.startswith(f"{section}.")]
-        if f"{section}.{key}" in candidates or len(candidates) == 1:
-            suggestion = candidates[0] if len(candidates) == 1 else f"{section}.{key}"
-            return f"unknown key {key}{origin}; the nearest valid key is {suggestion}"
-    in_section = [full for full in of_this_name if above and full.startswith(f"{above}.")]
-    is_plain = len(of_this_name) == 1 and (in_section or of_this_name[0] in ours)
-    if sentence and set(ours) <= set(keys) and not is_plain:
-        return f"unknown key {key}{origin}; {sentence}"
-    near = nearest_key(key, keys)
-    same = [full for full in of_this_name if full.endswith(f".{key}")] or of_this_name
-    if len(same) > 1 and not (above and near is not None and near.startswith(f"{key.partition('.')[0]}.")):
-        return f"unknown key {key}{origin}; the keys of this name are {', '.join(same)}"
-    if near is not None:
-        return f"unknown key {key}{origin}; the nearest valid key is {near}"
-    owner, position = root, "the top level"
-    for part in key.split(".")[:-1]:
-        hint = field_hints(owner).get(part)
-        if not is_section(hint):
-            break
-        owner, position = hint, part if owner is root else f"{position}.{part}"
-    return f"unknown key {key}{origin}; {position} has the keys {', '.join(field_hints(owner))}"
+    raise ValueError(unknown_key(tree(root), key, section=section, aliases=aliases))
 
 
 def current_key(key: str) -> str:

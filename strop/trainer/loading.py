@@ -7,7 +7,7 @@ from pathlib import Path
 
 from strop.algorithms.registry import load_extensions
 from strop.config import ConfigError, build_config, load_layers, read_config
-from strop.config.schema import KeyAliases
+from strop.config.unknown_key import KeyAliases
 from strop.trainer.config import Config
 from strop.utils.trust import may_run
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.config import ConfigError, read_settings
-from strop.config.schema import KeyAliases
+from strop.config.unknown_key import KeyAliases
 from strop.run import RunError, RunFolder
 from strop.run.fingerprints import FingerprintChain
 from strop.run.folder import CONFIG_FILE

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.save import refuse_secrets
-from strop.config.schema import KeyAliases
+from strop.config.unknown_key import KeyAliases
 from strop.config.yaml_text import dump
 from strop.data import preference_config
 from strop.data.sft import config as sft_config

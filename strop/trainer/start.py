@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.save import refuse_secrets
-from strop.config.schema import KeyAliases
+from strop.config.unknown_key import KeyAliases
 from strop.config.yaml_text import dump
 from strop.engines.config import ModelConfig
 from strop.observability.trackers.group import check_trackers

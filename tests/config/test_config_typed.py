@@ -382,6 +382,9 @@ def test_an_unknown_key_is_looked_for_among_those_of_the_command(
         ("critic.micro_batch_size=1", "critic.engine.max_tokens_per_device"),
         ("critic.engine.micro_batch_size=1", "critic.engine.max_tokens_per_device"),
         ("critic.mini_batch_size=1", "critic.samples_per_update"),
+        ("critic.batch_size=1", "critic.samples_per_update"),
+        ("reward_model.batch_size=1", "reward_model.engine.max_tokens_per_device"),
+        ("reference.per_device_eval_batch_size=1", "reference.engine.max_tokens_per_device"),
         ("critic.learning_rate=1", "critic.optim.lr"),
         ("critic.model.name=x", "critic.path"),
         ("reference.tp=1", "reference.engine.tensor_parallel"),
@@ -425,8 +428,9 @@ def test_options_are_named_where_there_are_any(override: str, option: str) -> No
         return problem
 
     assert advice("out", "resume").endswith(f"; here it is the option --{option}")
-    assert "option" not in advice()
-    assert "option" not in advice({"out": "resume", "resume": "out"}[option])
+    of_train = f"; here it is --{option} of `strop train`"
+    assert advice().endswith(of_train)
+    assert advice({"out": "resume", "resume": "out"}[option]).endswith(of_train)
 
 
 def test_every_word_that_people_try_leads_to_a_key_and_is_none_itself() -> None:

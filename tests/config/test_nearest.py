@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.config.nearest_key import nearest_key
+from strop.config.unknown_key import unknown_key
 from strop.utils.field_types import nearest
 
 
@@ -37,4 +37,4 @@ def test_the_nearest_name(name: str, names: list[str], expected: str | None) -> 
     ],
 )
 def test_the_nearest_key(key: str, keys: list[str], expected: str) -> None:
-    assert nearest_key(key, keys) == expected
+    assert unknown_key(keys, key) == f"unknown key {key}; the nearest valid key is {expected}"

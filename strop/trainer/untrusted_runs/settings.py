@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from strop.config import to_flat_dict
-from strop.config.schema import KeyAliases
+from strop.config.unknown_key import KeyAliases
 from strop.run import RunError, RunFolder
 from strop.trainer import loading
 from strop.trainer.config import Config
