@@ -32,6 +32,8 @@ from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
     GenerationConfig,
     GPTNeoXConfig,
     PreTrainedTokenizerFast,
@@ -85,21 +87,29 @@ def main() -> None:
     names = arguments.cases.split("|") if arguments.cases else list(CASES)
     for on_ray in {cases[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
-    where, report, end = machine(), {}, time.monotonic() + LIMIT_S
+    where, report, failed, end = machine(), {}, {}, time.monotonic() + LIMIT_S
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments.folder or temporary)
         for name in names:
             if time.monotonic() > end:
                 break
-            report[name] = measured(cases[name], folder / name.replace(" ", "_").replace(",", ""))
+            try:
+                report[name] = measured(cases[name], folder / name.replace(" ", "_").replace(",", ""))
+            except CaseError as error:
+                failed[name] = str(error)
             if not arguments.json:
-                print(name, json.dumps(report[name]), flush=True)
+                print(name, json.dumps(report.get(name, failed.get(name))), flush=True)
     ratios = {key: [case[key] for case in report.values()] for key in ("memory_ratio", "time_ratio")}
-    worst = {key: max(abs(value - 1) for value in values) for key, values in ratios.items()}
-    left = [name for name in names if name not in report]
-    print(
-        json.dumps({"benchmark": "plan", "machine": where, "cases": report, "worst": worst, "not_run": left})
-    )
+    worst = {key: max((abs(value - 1) for value in values), default=None) for key, values in ratios.items()}
+    left = [name for name in names if name not in {*report, *failed}]
+    whole = {"benchmark": "plan", "machine": where, "cases": report, "worst": worst, "not_run": left}
+    print(json.dumps({**whole, "failed": failed}))
+    if failed:
+        raise SystemExit(1)
+
+
+class CaseError(Exception):
+    """A plan or a run of a case that failed, with the end of what it wrote."""
 
 
 def measured(case: Case, folder: Path) -> dict[str, Any]:
@@ -226,15 +236,21 @@ def forked(function: Callable[[], int], log: Path) -> int:
 
 
 def ended(pid: int, log: Path) -> None:
-    """Wait for a child, which must succeed."""
+    """Wait for a child, which must succeed.
+
+    Raises:
+        CaseError: it did not.
+    """
     _, status = os.waitpid(pid, 0)
     if status:
-        raise SystemExit(f"it failed: {log.read_text()[-2000:]}")
+        raise CaseError(f"it failed: {log.read_text()[-2000:]}")
 
 
 def settings_of(case: Case, folder: Path) -> list[str]:
     """The run's settings, and its files."""
     make_model(folder / "model", case.model)
+    if any("{reward_model}" in setting for setting in case.settings):
+        make_reward_model(folder / "model", folder / "reward_model")
     (folder / "reward.py").write_text(REWARD)
     prompt = "a" * (case.prompt - 3)  # a header, an end of turn and a header are beside it
     rows = [
@@ -262,7 +278,10 @@ def settings_of(case: Case, folder: Path) -> list[str]:
         "run.hf_model=never",
         "run.save_samples=false",
         "resources.num_threads=1",
-        *(setting.replace("{model}", str(folder / "model")) for setting in case.settings),
+        *(
+            setting.replace("{reward_model}", f"{folder}/reward_model").replace("{model}", f"{folder}/model")
+            for setting in case.settings
+        ),
     ]
     if case.ranks > 1:
         ranks = case.ranks - any("apart={" in setting for setting in case.settings)
@@ -296,6 +315,14 @@ def make_model(folder: Path, settings: Mapping[str, Any]) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def make_reward_model(model: Path, folder: Path) -> None:
+    """A random reward model of the form of a model."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(model, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+
+
 def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
     """The tiny tokenizer with so many tokens: ids without a token would be banned, of which models have few. Text of
     some tokens is of as many for a reward model that reads it."""
@@ -314,7 +341,11 @@ def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
 
 
 def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
-    """Carry out a run: the most memory that a process with a model took, and its processor seconds of a step."""
+    """Carry out a run: the most memory that a process with a model took, and its processor seconds of a step.
+
+    Raises:
+        CaseError: it failed, or took too long.
+    """
     log = folder.with_suffix(".log")
     program = [sys.executable, "-m", "strop", "train", "--out", str(folder), *overrides]
     with log.open("wb") as output:
@@ -329,7 +360,7 @@ def run(overrides: list[str], folder: Path, *, ranks: int) -> tuple[int, float]:
     finally:
         stop(process)
     if process.returncode or not {STEPS - 1, STEPS} <= set(seen.at_step):
-        raise SystemExit(f"it failed, or took more than {CASE_LIMIT_S:.0f} s: {log.read_text()[-2000:]}")
+        raise CaseError(f"it failed, or took more than {CASE_LIMIT_S:.0f} s: {log.read_text()[-2000:]}")
     return max(seen.peaks.values()), seen.at_step[STEPS] - seen.at_step[STEPS - 1]
 
 

@@ -18,7 +18,7 @@ class Case:
     prompts: int = 2
     samples: int = 4
     settings: tuple[str, ...] = ()
-    """`{model}` is the folder of the model."""
+    """`{model}` is the folder of the model, `{reward_model}` that of a reward model of its form."""
     ranks: int = 1
     """Processes with a model, on Ray where there are several; with `resources.apart` one of them generates."""
 
@@ -135,7 +135,7 @@ FURTHER = {
         model={**OLMO, "num_key_value_heads": 8}, prompts=6, samples=2, response=100
     ),
     "latent attention, 8 experts": Case(model=LATENT),
-    "PPO, reward model": Case(model=MIDDLE, settings=("algorithm=ppo", "reward_model.path={model}")),
+    "PPO, reward model": Case(model=MIDDLE, settings=("algorithm=ppo", "reward_model.path={reward_model}")),
     "24 prompts, a sample each": Case(
         model=SMALL, prompts=24, samples=1, response=80, settings=("algorithm.adv_estimator=reinforce_plus_plus",)
     ),

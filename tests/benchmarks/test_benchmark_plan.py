@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def test_a_run_that_does_not_end_is_ended(
 ) -> None:
     program(tmp_path, monkeypatch, "echo $$ > $5/pid; exec sleep 60")
     monkeypatch.setattr(plan, "CASE_LIMIT_S", 0.3)
-    with pytest.raises(SystemExit, match="it failed, or took more than 0 s"):
+    with pytest.raises(plan.CaseError, match="it failed, or took more than 0 s"):
         plan.run([], tmp_path / "run", ranks=1)
     pid = int((tmp_path / "run" / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
@@ -51,8 +52,28 @@ def test_a_run_that_fails_says_its_last_words(
     plan: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, monkeypatch, "echo no memory; exit 3")
-    with pytest.raises(SystemExit, match="no memory"):
+    with pytest.raises(plan.CaseError, match="no memory"):
         plan.run([], tmp_path / "run", ranks=1)
+
+
+def test_a_case_that_fails_loses_none_of_the_others(
+    plan: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(case: object, folder: Path) -> dict[str, float]:
+        if folder.name == "small":
+            raise plan.CaseError("no memory")
+        return {"memory_ratio": 1.1, "time_ratio": 0.8}
+
+    monkeypatch.setattr(plan, "measured", measured)
+    monkeypatch.setattr(plan, "baseline", lambda **_: None)
+    monkeypatch.setattr(sys, "argv", ["plan.py", "--json", "--cases", "small|middle"])
+    with pytest.raises(SystemExit) as ended:
+        plan.main()
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert said["failed"] == {"small": "no memory"}
+    assert said["cases"] == {"middle": {"memory_ratio": 1.1, "time_ratio": 0.8}}
+    assert said["not_run"] == []
 
 
 def test_the_last_step_of_a_process_that_is_gone_is_seen(plan: ModuleType, tmp_path: Path) -> None:
