@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME
 from strop.engines.attention_form import AttentionContext
 from strop.engines.compiled_layers import in_compiled_layers, uncompiled
-from strop.engines.cpu_products import HalfProducts, layer_products
+from strop.engines.cpu_products import HalfProducts, layer_products, steady_rows
 from strop.engines.head import Head
 from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved, logit_form, max_positions
@@ -322,6 +322,8 @@ class CausalLM:
                     entered.enter_context(HalfProducts())
             elif is_computed_here:
                 entered.enter_context(layer_products(self.module.parameters()))
+            elif self.device.type == "cpu" and not self._is_compiled:
+                entered.enter_context(steady_rows())
             yield
 
     @property

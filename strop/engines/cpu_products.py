@@ -34,6 +34,9 @@ MIN_NUMBERS = 1 << 14
 """Of a weight."""
 WORTH_TAKING = 1.04
 """By how much something else must be faster than torch's first choice."""
+FEW_ROWS = 4
+"""For fewer rows MKL and oneDNN add up in another order (seen on Zen 4): a token's numbers would depend on how many are
+beside it."""
 _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 """Of the products that are timed, and how many of each: about 50 ms."""
 
@@ -118,11 +121,33 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """inputs [..., K] times weight [N, K] transposed, plus bias [N]: as `torch.nn.functional.linear`."""
     is_plain = inputs.dtype == torch.float32 and inputs.numel() and not torch.is_autocast_enabled("cpu")
     if not is_plain or inputs.dim() < 2 or not _is_taken(weight) or not _fits(inputs, weight, bias):
-        return F.linear(inputs, weight, bias)
+        return _by_torch(inputs, weight, bias)
     if not torch.is_grad_enabled():
         return _taken_product(inputs, weight, bias)
     product: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return product
+
+
+def _by_torch(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As `torch.nn.functional.linear`; of plain tensors without gradients a row's numbers are the same beside any
+    others."""
+    is_batched = not torch.is_grad_enabled() and weight.dim() == 2 and are_plain(inputs, weight)
+    return _beside_zeros(F.linear, inputs, weight, bias) if is_batched else F.linear(inputs, weight, bias)
+
+
+def _beside_zeros(
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """A product of inputs [..., K] and a weight [N, K], made with rows of zeros where there are few."""
+    count = inputs.shape[:-1].numel()
+    if not 0 < count < FEW_ROWS:
+        return product(inputs, weight, bias)
+    rows = inputs.new_zeros(FEW_ROWS, inputs.shape[-1])
+    rows[:count] = inputs.reshape(count, -1)
+    return product(rows, weight, bias)[:count].reshape(*inputs.shape[:-1], len(weight))
 
 
 def _fits(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -150,7 +175,7 @@ def is_compiled(weight: Tensor) -> bool:
 def _taken_product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if is_compiled(weight) and are_plain(inputs, weight, *([] if bias is None else [bias])):
         return compiled_product(inputs, weight, bias)
-    return (_product if is_onednn_faster() else F.linear)(inputs, weight, bias)
+    return _beside_zeros(_product if is_onednn_faster() else F.linear, inputs, weight, bias)
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -313,8 +338,15 @@ class _HalfLinear(torch.autograd.Function):
 
 
 def layer_products(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[object]:
-    """While it is entered, layers multiply by `linear`; nothing changes where none of their parameters is taken."""
-    return LayerProducts() if has_large(parameters) else contextlib.nullcontext()
+    """While it is entered, layers multiply by `linear`; with gradients nothing changes where none of their parameters
+    is taken."""
+    return LayerProducts() if has_large(parameters) else steady_rows()
+
+
+def steady_rows() -> contextlib.AbstractContextManager[object]:
+    """While it is entered, layers multiply by torch, without gradients so that a token's numbers are the same beside
+    any others: generation batches what happens to run."""
+    return contextlib.nullcontext() if torch.is_grad_enabled() else SteadyRows()
 
 
 class LayerProducts(TorchFunctionMode):
@@ -327,3 +359,15 @@ class LayerProducts(TorchFunctionMode):
         if func is F.linear:
             return linear(*operands(*args, **(kwargs or {})))
         return func(*args, **kwargs) if kwargs else func(*args)  # hundreds in a pass
+
+
+class SteadyRows(TorchFunctionMode):
+    """While it is entered, products of few rows of layers are those of more."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Result of a function of torch."""
+        if func is F.linear:
+            return _by_torch(*operands(*args, **(kwargs or {})))
+        return func(*args, **kwargs) if kwargs else func(*args)

@@ -25,6 +25,9 @@ from strop.engines.segments import Segment, Span
 
 TASK_QUERIES = 256
 """Of a segment that a thread takes at a time, forward."""
+KEY_BLOCK = 256
+"""Keys whose sums are made together (KEYS of update.c), from the beginning of each run on: where a run ends in a
+multiple of it, sums are those of a sequence in one piece."""
 MAX_GROUP_LANES = 4
 """Query heads of a key head, in vectors: so many rows has a block of scores (update.c)."""
 _OUTSIDE, _LATER = -1, -2

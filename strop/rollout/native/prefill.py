@@ -13,6 +13,7 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
+from strop.engines.cpu.attention import KEY_BLOCK
 from strop.engines.linear_attention.packed import States
 from strop.engines.moe.routing import RoutingRecord
 from strop.engines.packing import joined_positions, next_position
@@ -132,7 +133,9 @@ class Prefill:
         cache.reclaim = self.drop_oldest
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
-        self._kept = KeptTurns() if reuses else None
+        # Another cut would change the last digits of what comes behind it (engines/cpu/update.c).
+        together = KEY_BLOCK if model.device.type == "cpu" and fused is None else 1
+        self._kept = KeptTurns(together=together) if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, states and experts of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Computed, States, tuple[bytes, ...]]] = {}

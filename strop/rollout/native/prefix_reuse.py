@@ -17,8 +17,9 @@ class KeptTurns:
     use the copies.
     """
 
-    def __init__(self) -> None:
-        self._store = PrefixStore()
+    def __init__(self, *, together: int = 1) -> None:
+        """With `together`, a request begins with a multiple of so many tokens."""
+        self._store, self._together = PrefixStore(), together
         # Hashes of the prompts of ended sequences, each with the first token behind it; the last one at the end.
         self._ended: dict[int, None] = {}
         self._goes_on = False  # a request has continued one that ended, so these are worth their copies
@@ -39,12 +40,16 @@ class KeptTurns:
         if kept_prefix is None:
             return None
         prefix, shared = kept_prefix
-        shared = min(shared, len(request.given_ids) - 1)
+        shared = self._begun(shared, request)
         return prefix.key_values.first(shared) if shared else None
 
     def num_shared(self, request: Request) -> int:
         """Number of first tokens of a request whose keys and values `find` gives, which stay as old as they are."""
-        return min(self._store.num_shared(request.given_ids), len(request.given_ids) - 1)
+        return self._begun(self._store.num_shared(request.given_ids), request)
+
+    def _begun(self, shared: int, request: Request) -> int:
+        """Tokens that a request begins with, of so many that are known."""
+        return min(shared, len(request.given_ids) - 1) // self._together * self._together
 
     def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
         """Keep what a request began with, unless it is known with others behind it."""

@@ -21,7 +21,14 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.cpu import library
 from strop.engines.cpu.library import product_library
-from strop.engines.cpu_products import HalfProducts, LayerProducts, has_large, linear
+from strop.engines.cpu_products import (
+    HalfProducts,
+    LayerProducts,
+    has_large,
+    layer_products,
+    linear,
+    steady_rows,
+)
 from strop.engines.model import load_model
 from strop.engines.segments import Segment
 from strop.utils.machine_choice import CPU_INFO
@@ -111,6 +118,32 @@ def test_a_frozen_weight_gets_no_gradient_and_keeps_no_inputs(
     assert [tuple(one.shape) for one in kept] == [(256, 256)]
     wanted = weight.sum(0).expand(4, -1)
     torch.testing.assert_close(inputs.grad, wanted, rtol=0, atol=0.5 if is_half else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "depth"), [(48, 32), (16, 32), (103, 128)])
+def test_without_gradients_a_row_of_a_small_layer_is_the_same_beside_others(
+    width: int, depth: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, depth, generator=generator).to(dtype)
+    layer = nn.Linear(depth, width).to(dtype)
+    for entered in (steady_rows, lambda: layer_products(layer.parameters())):
+        with torch.no_grad(), entered():
+            together = layer(inputs)
+            for count in (1, 2, 3):
+                assert torch.equal(layer(inputs[:count]), together[:count])
+                assert torch.equal(layer(inputs[None, :count]), together[None, :count])
+            assert torch.equal(layer(inputs[0]), together[0])
+            assert layer(inputs[:0]).shape == (0, width)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_row_of_a_large_layer_is_the_same_beside_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = (torch.randn(size, generator=generator) for size in ((4, 256), (320, 256)))
+    for count in (1, 2, 3):
+        assert torch.equal(linear(inputs[:count], weight), linear(inputs, weight)[:count])
 
 
 @NEEDS_GCC

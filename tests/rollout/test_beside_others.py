@@ -1,0 +1,70 @@
+"""Generation by the model's own forward pass on a CPU, as over ranks: log-probs are the same whatever runs beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.types import Sampling
+from strop.utils.rng import random_key
+
+HEADER = [9, 30, 12, 71, 15, 33, 8, 50, 21, 44]
+PROMPTS = [[*HEADER, *range(20, 24 + 9 * number)] for number in range(4)]
+"""Of four lengths, with one beginning."""
+
+
+class Whole(nn.Module):
+    """A root as FSDP's, of a model that is whole."""
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> CausalLM:
+    model = load_model(ModelConfig(path=str(tiny_model)))
+    model.root = Whole()
+    return model
+
+
+def log_probs(model: CausalLM, turns: Sequence[Sequence[int]]) -> dict[int, list[float]]:
+    """Of two samples of each prompt; those of a turn are asked for together, one turn after the other."""
+
+    async def play() -> dict[int, list[float]]:
+        engine, found = NativeEngine(model, max_running=16), dict[int, list[float]]()
+        for turn in turns:
+            asked = {sample: Sampling(key=random_key(0, "beside", sample), max_tokens=6) for sample in turn}
+            generated = await asyncio.gather(
+                *(
+                    engine.generate(str(sample), PROMPTS[sample // 2], sampling)
+                    for sample, sampling in asked.items()
+                )
+            )
+            found |= {sample: list(one.log_probs) for sample, one in zip(asked, generated, strict=True)}
+        await engine.close()
+        return found
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [[sample] for sample in range(8)],
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        [[7, 0], [1, 2, 3, 4, 5, 6]],
+        [[6, 4, 2, 0], [1, 3, 5], [7]],
+    ],
+)
+def test_log_probs_are_the_same_beside_any_others(model: CausalLM, turns: list[list[int]]) -> None:
+    together = log_probs(model, [range(8)])
+    assert log_probs(model, turns) == together
