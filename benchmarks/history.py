@@ -73,6 +73,7 @@ def add(name: str, arguments: Sequence[str], *, root: Path = ROOT) -> dict[str, 
         cwd=root, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     if done.returncode != 0:
+        print(done.stdout, end="")  # what it measured before
         raise HistoryError(f"{script} ended with exit status {done.returncode}; nothing is recorded")
     if git(root, "rev-parse", "HEAD") != commit:  # files that the benchmark has written do not matter
         raise HistoryError(f"another commit than {commit[:12]} is checked out now; nothing is recorded")

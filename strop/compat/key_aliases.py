@@ -83,7 +83,7 @@ OPTIONS = {
     "output_dir": "out", "default_local_dir": "out", "save_path": "out", "run.dir": "out", "run.path": "out",
     "resume": "resume", "resume_mode": "resume", "resume_from_checkpoint": "resume", "load_checkpoint": "resume",
 }  # fmt: skip
-"""Words for what is an option of a command, or an argument of a function."""
+"""Words for what is an option of a command, or an argument of a function, where it has that."""
 
 
 def aliases_beside(options: Iterable[str], form: str = "the option --{}") -> KeyAliases:
@@ -109,8 +109,7 @@ def key_aliases(
         key: that was typed.
         section: of the command that it was typed for, where it has one of its own.
         keys: all that there are, sections included.
-        options: those of the values of OPTIONS that the command has, each as it is called there; others are said to be
-            those of `strop train`.
+        options: those of the values of OPTIONS that the command has, each as it is called there.
     """
     here = _in_its_section(key, section, keys)
     ours, sentence = _of_a_library(key, section, keys)
@@ -151,8 +150,8 @@ def _of_words(
         words = WORDS.get(end, ())
         if words and (not section or all(full.partition(".")[0] in _EVERY_COMMAND for full in words)):
             return words, f"here it is {' or '.join(words)}"
-        if option := OPTIONS.get(end):
-            return (), f"here it is {options.get(option, f'--{option} of `strop train`')}"
+        if OPTIONS.get(end) in options:
+            return (), f"here it is {options[OPTIONS[end]]}"
     return (), ""
 
 

@@ -129,8 +129,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _by_torch(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`; of plain tensors without gradients a row's numbers are the same beside any
-    others."""
+    """As `torch.nn.functional.linear`; of plain tensors without gradients, few rows have the numbers that they have
+    beside others."""
     is_batched = not torch.is_grad_enabled() and weight.dim() == 2 and are_plain(inputs, weight)
     return _beside_zeros(F.linear, inputs, weight, bias) if is_batched else F.linear(inputs, weight, bias)
 
@@ -147,7 +147,8 @@ def _beside_zeros(
         return product(inputs, weight, bias)
     rows = inputs.new_zeros(FEW_ROWS, inputs.shape[-1])
     rows[:count] = inputs.reshape(count, -1)
-    return product(rows, weight, bias)[:count].reshape(*inputs.shape[:-1], len(weight))
+    # A copy, not a view: a view that a function of autograd returns cannot be written to.
+    return product(rows, weight, bias)[:count].reshape(*inputs.shape[:-1], len(weight)).clone()
 
 
 def _fits(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -344,8 +345,9 @@ def layer_products(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractCon
 
 
 def steady_rows() -> contextlib.AbstractContextManager[object]:
-    """While it is entered, layers multiply by torch, without gradients so that a token's numbers are the same beside
-    any others: generation batches what happens to run."""
+    """While it is entered, linear layers multiply by torch, without gradients so that a few tokens have the numbers
+    that they have beside others: generation batches what happens to run. Adapters, experts, and layers that are no
+    `torch.nn.functional.linear` are left as they are."""
     return contextlib.nullcontext() if torch.is_grad_enabled() else SteadyRows()
 
 

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.engines.cpu import library
+from strop.engines.cpu.attention import KEY_BLOCK
 from strop.engines.model import load_model
+from strop.rollout.native import prefill
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.utils.rng import random_key
@@ -36,7 +40,21 @@ def model(tiny_model: Path) -> CausalLM:
     return model
 
 
-def log_probs(model: CausalLM, turns: Sequence[Sequence[int]]) -> dict[int, list[float]]:
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    folder = tmp_path_factory.mktemp("long") / "model"
+    make_tiny_model(
+        folder, seed=0, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, intermediate_size=48,
+        max_position_embeddings=1024,
+    )  # fmt: skip
+    model = load_model(ModelConfig(path=str(folder)))
+    model.root = Whole()
+    return model
+
+
+def log_probs(
+    model: CausalLM, turns: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]] = PROMPTS
+) -> dict[int, list[float]]:
     """Of two samples of each prompt; those of a turn are asked for together, one turn after the other."""
 
     async def play() -> dict[int, list[float]]:
@@ -45,7 +63,7 @@ def log_probs(model: CausalLM, turns: Sequence[Sequence[int]]) -> dict[int, list
             asked = {sample: Sampling(key=random_key(0, "beside", sample), max_tokens=6) for sample in turn}
             generated = await asyncio.gather(
                 *(
-                    engine.generate(str(sample), PROMPTS[sample // 2], sampling)
+                    engine.generate(str(sample), prompts[sample // 2], sampling)
                     for sample, sampling in asked.items()
                 )
             )
@@ -68,3 +86,24 @@ def log_probs(model: CausalLM, turns: Sequence[Sequence[int]]) -> dict[int, list
 def test_log_probs_are_the_same_beside_any_others(model: CausalLM, turns: list[list[int]]) -> None:
     together = log_probs(model, [range(8)])
     assert log_probs(model, turns) == together
+
+
+LONG_PROMPTS = [
+    [*(7 + 11 * at % 90 for at in range(300)), *range(20, 24 + 9 * number)] for number in range(4)
+]
+
+
+@pytest.mark.parametrize("room", [4096, 700])
+@pytest.mark.parametrize("turns", [[[0, 1], [2, 3], [4, 5], [6, 7]], [[7, 0], [1, 2, 3, 4, 5, 6]]])
+def test_so_they_are_where_long_prompts_begin_alike_or_are_cut(
+    long_model: CausalLM, turns: list[list[int]], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = log_probs(long_model, [[sample] for sample in range(8)], LONG_PROMPTS)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", room)
+    assert log_probs(long_model, turns, LONG_PROMPTS) == alone
+    assert log_probs(long_model, [range(8)], LONG_PROMPTS) == alone
+
+
+def test_a_prompt_begins_with_a_multiple_of_the_keys_that_are_summed_together() -> None:
+    source = Path(library.SOURCE).read_text(encoding="utf-8")
+    assert f"#define KEYS {KEY_BLOCK} " in source

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.cli.settings import add_config_arguments
-from strop.compat.key_aliases import key_aliases
+from strop.compat.key_aliases import aliases_beside
 from strop.utils import trust
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
@@ -75,7 +75,11 @@ def _show(args: argparse.Namespace) -> int:
     trust.close(str(args.config or "the configuration"))
     if args.docs and args.resolved:
         raise UsageError("--docs and --resolved do not go together: one comment per key; choose one")
-    config, known_origin = load_and_tell(args.config, overrides=args.overrides, aliases=key_aliases)
+    config, known_origin = load_and_tell(
+        args.config,
+        overrides=args.overrides,
+        aliases=aliases_beside(("out", "resume"), "the option --{} of `strop train`"),
+    )
     origin_of = known_origin if args.resolved else None
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}

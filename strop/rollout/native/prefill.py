@@ -133,9 +133,9 @@ class Prefill:
         cache.reclaim = self.drop_oldest
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         reuses = reuses and not records_routing
-        # Another cut would change the last digits of what comes behind it (engines/cpu/update.c).
-        together = KEY_BLOCK if model.device.type == "cpu" and fused is None else 1
-        self._kept = KeptTurns(together=together) if reuses else None
+        # Ranks are asked in an order of the moment, and another cut would change the last digits of what is behind it.
+        self._together = KEY_BLOCK if model.device.type == "cpu" and model.is_sharded else 1
+        self._kept = KeptTurns(together=self._together) if reuses else None
         self._done: dict[Hashable, PrefilledPrompt] = {}  # wanted by a request that waits
         # Keys and values, states and experts of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Computed, States, tuple[bytes, ...]]] = {}
@@ -215,7 +215,10 @@ class Prefill:
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break
-            size = size if request.media else min(size, room)
+            if size > room and not request.media:
+                size = (start + room) // self._together * self._together - start
+                if size <= 0:
+                    break
             pieces.append(_Piece(request, prefix, start, start + size, states, routed))
             room -= size
             if room <= 0:

@@ -52,7 +52,9 @@ class KeptTurns:
         return min(shared, len(request.given_ids) - 1) // self._together * self._together
 
     def keep(self, token_ids: tuple[int, ...], key_values: Computed, *, max_bytes: int) -> None:
-        """Keep what a request began with, unless it is known with others behind it."""
+        """Keep what a request began with, unless it is known with others behind it, or too short to begin with."""
+        if len(token_ids) < self._together:
+            return
         prefix = self._store.find(token_ids)
         if prefix is None or prefix[1] < len(token_ids):
             self._store.add(Prefix(token_ids, key_values), max_bytes=max_bytes)

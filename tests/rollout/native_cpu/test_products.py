@@ -144,6 +144,9 @@ def test_a_row_of_a_large_layer_is_the_same_beside_others() -> None:
     inputs, weight = (torch.randn(size, generator=generator) for size in ((4, 256), (320, 256)))
     for count in (1, 2, 3):
         assert torch.equal(linear(inputs[:count], weight), linear(inputs, weight)[:count])
+        product = linear(inputs[:count], weight.requires_grad_())
+        product.addmm_(torch.ones(count, 2), torch.ones(2, 320))  # an adapter's part
+        product.sum().backward()
 
 
 @NEEDS_GCC
