@@ -348,28 +348,23 @@ def steady_rows() -> contextlib.AbstractContextManager[object]:
     """While it is entered, linear layers multiply by torch, without gradients so that a few tokens have the numbers
     that they have beside others: generation batches what happens to run. Adapters, experts, and layers that are no
     `torch.nn.functional.linear` are left as they are."""
-    return contextlib.nullcontext() if torch.is_grad_enabled() else SteadyRows()
+    return contextlib.nullcontext() if torch.is_grad_enabled() else LayerProducts(_by_torch)
 
 
 class LayerProducts(TorchFunctionMode):
-    """While it is entered, layers multiply by `linear`."""
+    """While it is entered, layers multiply by a function in place of `torch.nn.functional.linear`."""
+
+    def __init__(self, product: Callable[..., Tensor] = linear) -> None:
+        """Args:
+        product: has the operands of `torch.nn.functional.linear`.
+        """
+        super().__init__()
+        self.product = product
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Result of a function of torch."""
         if func is F.linear:
-            return linear(*operands(*args, **(kwargs or {})))
+            return self.product(*operands(*args, **(kwargs or {})))
         return func(*args, **kwargs) if kwargs else func(*args)  # hundreds in a pass
-
-
-class SteadyRows(TorchFunctionMode):
-    """While it is entered, products of few rows of layers are those of more."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Result of a function of torch."""
-        if func is F.linear:
-            return _by_torch(*operands(*args, **(kwargs or {})))
-        return func(*args, **kwargs) if kwargs else func(*args)

@@ -17,7 +17,7 @@ from torch.nn.modules.module import _has_any_global_hook  # no public name says 
 from torch.overrides import _get_current_function_mode  # nor this
 
 from strop.engines.cpu.library import are_plain, product_library
-from strop.engines.cpu_products import MIN_NUMBERS, LayerProducts, is_compiled
+from strop.engines.cpu_products import MIN_NUMBERS, LayerProducts, is_compiled, linear
 
 Weights = tuple[Tensor, Tensor, Tensor]
 """Gate and up [I, D], down [D, I]."""
@@ -68,7 +68,8 @@ def feed_forward(part: Any, hidden: Tensor) -> Tensor | None:
     """Result [..., D] of a gated part of hidden states [..., D]; None where its layers are to be called one by one."""
     mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
     has_hooks = _has_any_global_hook()  # type: ignore[no-untyped-call]
-    is_unseen = type(mode) is LayerProducts and not has_hooks  # nobody else looks at a product
+    is_taken = type(mode) is LayerProducts and mode.product is linear
+    is_unseen = is_taken and not has_hooks  # nobody else looks at a product
     is_plain = hidden.dtype == torch.float32 and hidden.numel() and not torch.is_autocast_enabled("cpu")
     weights = weights_in_c(part) if is_unseen and is_plain and are_plain(hidden) else None
     if weights is None or hidden.shape[-1] != weights[0].shape[1]:
