@@ -104,6 +104,21 @@ def test_so_they_are_where_long_prompts_begin_alike_or_are_cut(
     assert log_probs(long_model, [range(8)], LONG_PROMPTS) == alone
 
 
+def test_a_sequence_that_is_too_short_to_begin_with_is_not_kept(long_model: CausalLM) -> None:
+    async def play() -> None:
+        engine, sampling = NativeEngine(long_model, max_running=4), Sampling(key=1, max_tokens=6)
+        first = await engine.generate("first", LONG_PROMPTS[0], sampling)
+        await engine.generate("second", [*LONG_PROMPTS[0], *first.token_ids, 9, 30], sampling)
+        kept = engine._batch.prefill.num_bytes
+        await engine.generate("short", PROMPTS[0], sampling)
+        assert engine._batch.prefill.num_bytes == kept
+        await engine.generate("long", LONG_PROMPTS[3], sampling)
+        assert engine._batch.prefill.num_bytes > kept
+        await engine.close()
+
+    asyncio.run(play())
+
+
 def test_a_prompt_begins_with_a_multiple_of_the_keys_that_are_summed_together() -> None:
     source = Path(library.SOURCE).read_text(encoding="utf-8")
     assert f"#define KEYS {KEY_BLOCK} " in source

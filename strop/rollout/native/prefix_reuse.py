@@ -60,7 +60,9 @@ class KeptTurns:
             self._store.add(Prefix(token_ids, key_values), max_bytes=max_bytes)
 
     def keep_ended(self, request: Request, key_values: Computed, *, max_bytes: int) -> None:
-        """Keep a sequence that ended, whose slot is used again."""
+        """Keep a sequence that ended, whose slot is used again, unless it is too short to begin with."""
+        if len(request.computed_ids) < self._together:
+            return
         if self._goes_on:
             self._store.add(Prefix(request.computed_ids, key_values.kept()), max_bytes=max_bytes)
             return
