@@ -96,14 +96,9 @@ async def openrlhf_agent(
         return str(context.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     prompt_text = decode(prompt.token_ids)
-    first_states = await _resolve(instance.reset({"observation": prompt_text, "label": prompt.ground_truth}))
-    text = _text(first_states, "observation", "reset")
+    text = await _first_text(instance, prompt, prompt_text)
     prompt_ids = list(prompt.token_ids) if text == prompt_text else encode(text)
-    if len(prompt_ids) > context.max_prompt_tokens:
-        raise ValueError(
-            f"reset gave an observation of {len(prompt_ids)} tokens, but data.max_prompt_tokens is "
-            f"{context.max_prompt_tokens}"
-        )
+    _refuse_longer(prompt_ids, context.max_prompt_tokens)
     if text != prompt_text:
         trajectory = replace(trajectory, prompt_messages=({"role": "user", "content": text},))
     rewards = _StepRewards()
@@ -145,6 +140,19 @@ async def openrlhf_agent(
     )
     sequence = sequence_of(output, trajectory, server.calls, max_tokens=context.sampling.max_tokens)
     return replace(sequence, stop_reason="length") if reason == "length" else sequence
+
+
+async def _first_text(instance: AgentInstanceBase, prompt: Prompt, prompt_text: str) -> str:
+    """Text that the model continues."""
+    states = {"observation": prompt_text, "label": prompt.ground_truth}
+    return _text(await _resolve(instance.reset(states)), "observation", "reset")
+
+
+def _refuse_longer(token_ids: list[int], max_tokens: int) -> None:
+    if len(token_ids) > max_tokens:
+        raise ValueError(
+            f"reset gave an observation of {len(token_ids)} tokens, but data.max_prompt_tokens is {max_tokens}"
+        )
 
 
 class _StepRewards:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,8 +47,8 @@ class Driver:
 
 
 @pytest.fixture(params=[90], ids=["H100"])
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What launches inside have compiled; the kernels do nothing."""
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What launches have compiled; the kernels do nothing."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -63,7 +63,11 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     for function in functions:
         if isinstance(function, JITFunction):
             monkeypatch.setattr(function, "device_caches", defaultdict(function.create_binder))
-    yield kernels
+    return kernels
+
+
+def assert_machine_code(kernels: list[Any]) -> None:
+    """Something was launched, and all of it has code for the card."""
     assert kernels
     assert all(kernel.asm["cubin"] for kernel in kernels)
 
@@ -87,6 +91,7 @@ def test_the_head(compiled: list[Any], vocab: int) -> None:
                     slope=0.7,
                     dtype=dtype,
                 )
+    assert_machine_code(compiled)
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 16), (5, 1024), (4096, 128), (4096, 7168)])
@@ -97,6 +102,7 @@ def test_norms(compiled: list[Any], count: int, dim: int) -> None:
         out, scales = norm_kernels.normed(hidden, weight, 1e-6, target)
         for trains_weight in (False, True):
             norm_kernels.normed_back(out, hidden, weight, scales, trains_weight=trains_weight)
+    assert_machine_code(compiled)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
@@ -104,6 +110,7 @@ def test_gates(compiled: list[Any], dtype: torch.dtype) -> None:
     for count in (1, 7, 4096):
         gates, ups = torch.zeros(2, count, dtype=dtype)
         gate_kernels.gradients_of(gate_kernels.product_of(gates, ups), gates, ups)
+    assert_machine_code(compiled)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (7, 64), (16, 128), (64, 256)])
@@ -114,6 +121,7 @@ def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
             for is_back in (False, True):
                 states = torch.zeros(1, 5, heads, dim, dtype=source).transpose(1, 2)
                 rotary_kernels.triton_turned(states, angles, angles, target, is_back=is_back)
+    assert_machine_code(compiled)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 256), (16, 8, 128), (32, 2, 64), (6, 1, 16)])
@@ -128,3 +136,4 @@ def test_attention_of_a_decode_step(
         table, lengths = torch.zeros(b, 4, dtype=torch.int32), torch.zeros(b, dtype=torch.int64)
         form = AttentionForm(scaling=0.3, window=window)
         decode_kernel.attend(query, key, value, keys, values, table, lengths, form)
+    assert_machine_code(compiled)

@@ -82,36 +82,41 @@ class RayResourcePool:
         self.launch_commands: Mapping[str, str] = {}
         """By node, what starts a worker process there, once the first ones have been started."""
         self._group: PlacementGroup | None = None
+        self._refuse_what_cannot_be()
+
+    def _refuse_what_cannot_be(self) -> None:
         if not self.process_on_nodes:
             raise ValueError(
-                f"pool {name_prefix!r} has no nodes; give the processes of each node, such as [8, 8]"
+                f"pool {self.name!r} has no nodes; give the processes of each node, such as [8, 8]"
             )
         for node, count in enumerate(self.process_on_nodes):
             if count < 1:
                 raise ValueError(
-                    f"pool {name_prefix!r} has {count} processes on node {node}; leave out nodes without processes"
+                    f"pool {self.name!r} has {count} processes on node {node}; leave out nodes without processes"
                 )
-        if max_colocate_count < 1:
+        if self.max_colocate_count < 1:
             raise ValueError(
-                f"pool {name_prefix!r} has max_colocate_count {max_colocate_count}; at least 1 group"
+                f"pool {self.name!r} has max_colocate_count {self.max_colocate_count}; at least 1 group"
             )
-        if devices_per_process < 1:
+        if self.devices_per_process < 1:
             raise ValueError(
-                f"pool {name_prefix!r} has {devices_per_process} devices per process; at least 1"
+                f"pool {self.name!r} has {self.devices_per_process} devices per process; at least 1"
             )
-        if accelerator_type and self.device == "cpu":
+        if self.accelerator_type and self.device == "cpu":
             raise ValueError(
-                f"pool {name_prefix!r} has accelerator_type {accelerator_type!r} and no accelerators; pass "
+                f"pool {self.name!r} has accelerator_type {self.accelerator_type!r} and no accelerators; pass "
                 f"use_gpu=True, or leave the type out"
             )
-        if nodes_per_rank > 1 and (set(self.process_on_nodes) != {1} or self.num_nodes % nodes_per_rank):
+        if self.nodes_per_rank > 1 and (
+            set(self.process_on_nodes) != {1} or self.num_nodes % self.nodes_per_rank
+        ):
             raise ValueError(
-                f"pool {name_prefix!r} has ranks over {nodes_per_rank} nodes each, and processes "
-                f"{list(self.process_on_nodes)} on its nodes; use one on each of a multiple of {nodes_per_rank}"
+                f"pool {self.name!r} has ranks over {self.nodes_per_rank} nodes each, and processes "
+                f"{list(self.process_on_nodes)} on its nodes; use one on each of a multiple of {self.nodes_per_rank}"
             )
-        if cpus_per_process <= 0:
+        if self.cpus_per_process <= 0:
             raise ValueError(
-                f"pool {name_prefix!r} has {cpus_per_process} cores per process; use a fraction such as 0.1 "
+                f"pool {self.name!r} has {self.cpus_per_process} cores per process; use a fraction such as 0.1 "
                 f"where many processes share a core"
             )
 
