@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,15 @@ from strop.data.visit_ids import parse_visit_uid
 if TYPE_CHECKING:
     from strop.data.config import DataConfig
     from strop.protocol import DataProto
+
+
+class Rest(NamedTuple):
+    """Epochs in which a row is not visited."""
+
+    since: int
+    """The last one before."""
+    until: int | None
+    """The last one of them; None: it has no end."""
 
 
 class PromptSampler:
@@ -68,7 +77,8 @@ class PromptSampler:
         self._results_order: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
-        self._rest_until: dict[int, tuple[int, int | None]] = {}
+        self._rests_of: dict[int, list[Rest]] = {}
+        """By row, all its rests: which visits of an earlier epoch are missing is asked when a run goes on."""
         self._least_steps = 0
         self._chosen = (
             None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
@@ -193,27 +203,36 @@ class PromptSampler:
 
     def retire(self, row: int, epoch: int) -> None:
         """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
-        self._rest_until[row] = (epoch, None)
+        self._rests_of.setdefault(row, []).append(Rest(epoch, None))
 
     def defer(self, row: int, epoch: int, *, epochs: int) -> None:
         """Visit this row again only after resting this many epochs after this one."""
-        if self._rest_until.get(row, (0, 0))[1] is not None:
-            self._rest_until[row] = (epoch, epoch + epochs)
+        if not self._is_retired(row):
+            self._rests_of.setdefault(row, []).append(Rest(epoch, epoch + epochs))
 
     def curriculum(self) -> dict[str, list[int | None]]:
-        """Rows that rest, for the manifest of a checkpoint: row -> [epoch after which, last epoch of rest]."""
-        return {str(row): list(rest) for row, rest in sorted(self._rest_until.items())}
+        """Rows that rested or rest, for the manifest of a checkpoint: row -> epoch after which and last epoch of each
+        rest, one rest after the other."""
+        return {
+            str(row): [number for rest in rests for number in rest]
+            for row, rests in sorted(self._rests_of.items())
+        }
 
     def _rests(self, row: int, epoch: int) -> bool:
         if self._first_epoch.get(row, 0) > epoch:
             return True
         if self._chosen is not None and row not in self._chosen(epoch):
             return True
-        since, until = self._rest_until.get(row, (epoch, epoch))
-        return since < epoch and (until is None or epoch <= until)
+        return any(
+            since < epoch and (until is None or epoch <= until)
+            for since, until in self._rests_of.get(row, ())
+        )
+
+    def _is_retired(self, row: int) -> bool:
+        return any(rest.until is None for rest in self._rests_of.get(row, ()))
 
     def _check_not_all_retired(self) -> None:
-        if all(self._rest_until.get(int(row), (0, 0))[1] is None for row in self._rows):
+        if all(self._is_retired(int(row)) for row in self._rows):
             raise ValueError(
                 "every prompt was solved by all its samples and is retired, so there is nothing left to learn: the run "
                 "ends here; start another one with harder data, or with algorithm.filter_groups.retire_solved=false"
@@ -286,8 +305,11 @@ class PromptSampler:
         """
         if state is not None:
             self._check_same(state)
-        self._rest_until = {
-            int(row): (int(since or 0), until) for row, (since, until) in (curriculum or {}).items()
+        self._rests_of = {
+            int(row): [
+                Rest(int(since or 0), until) for since, until in zip(numbers[::2], numbers[1::2], strict=True)
+            ]
+            for row, numbers in (curriculum or {}).items()
         }
         visits = [parse_visit_uid(uid) for uid in consumed]
         are_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)

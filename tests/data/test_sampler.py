@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from itertools import chain
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +66,39 @@ def test_restore_after_any_set_of_visits_loses_and_repeats_nothing(
     sampler = PromptSampler(rows, per_step, 3, num_epochs=3)
     sampler.restore({visit_uid(*visit) for visit in consumed})
     assert all_visits(sampler) == [visit for visit in every if visit not in consumed]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=row_lists,
+    per_step=st.integers(1, 9),
+    before=st.integers(1, 20),
+    luck=st.randoms(use_true_random=False),
+)
+def test_restore_continues_exactly_where_rows_rest(
+    rows: list[int], per_step: int, before: int, luck: Random
+) -> None:
+    fates = {
+        (epoch, row): luck.choice(["visit", "visit", "defer 1", "defer 2", "retire"])
+        for epoch in range(400)
+        for row in rows[1:]  # the first one stays
+    }
+
+    def step(sampler: PromptSampler) -> list[tuple[int, int]]:
+        visits = sampler.next()
+        for epoch, row in visits:
+            fate = fates.get((epoch, row), "visit")
+            if fate == "retire":
+                sampler.retire(row, epoch)
+            elif fate != "visit":
+                sampler.defer(row, epoch, epochs=int(fate[-1]))
+        return visits
+
+    whole, later = (PromptSampler(rows, per_step, 7) for _ in range(2))
+    consumed = [visit for _ in range(before) for visit in step(whole)]
+    curriculum = json.loads(json.dumps(whole.curriculum()))
+    later.restore([visit_uid(*visit) for visit in consumed], whole.state(), curriculum)
+    assert [step(later) for _ in range(12)] == [step(whole) for _ in range(12)]
 
 
 def test_the_order_depends_on_seed_and_epoch_only() -> None:
