@@ -27,6 +27,9 @@ OVER = [
 ]
 DROP, LATER = [*OVER, "rollout.slowest=drop"], [*OVER, "rollout.slowest=later"]
 
+RARE = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_rounds=2"]
+"""Hardly a group can teach: steps come to their limit."""
+
 
 def told(done: Done, what: str) -> list[float]:
     return [numbers[f"training/over_issue/{what}"] for numbers in done.steps]
@@ -99,7 +102,15 @@ def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("engine_clock")
-@pytest.mark.parametrize("settings", [pytest.param(DROP, marks=pytest.mark.slow), LATER])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(DROP, marks=pytest.mark.slow),
+        LATER,
+        pytest.param([*LATER, *RARE], marks=pytest.mark.slow),
+        [*DROP, *RARE],
+    ],
+)
 @pytest.mark.parametrize("step", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_the_one_that_was_not(
     project: Project, tmp_path: Path, settings: list[str], step: int

@@ -105,10 +105,11 @@ class OverIssue:
             waiting = self._set_aside | slowest
             self._set_aside = {uid: waiting[uid] for uid in groups.uids_in_ledger() if uid in waiting}
         else:
-            groups.num_started -= len(slowest)
             samples = range(self._config.rollout.samples_per_prompt)
             fates = {f"{uid}/{i}": Fate("filtered", SLOWEST) for uid in slowest for i in samples}
             self._run.ledger.settle(step, fates)
+        # As of a run that goes on from here: a step that trained fewer has no more room in the next one.
+        groups.num_started = step * self._size + len(self._set_aside)
         return {
             OVER_ISSUE.of("dropped_prompts"): 0.0 if self._sets_aside else float(len(slowest)),
             OVER_ISSUE.of("waiting_prompts"): float(len(self._set_aside)),
