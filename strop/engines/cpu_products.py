@@ -145,10 +145,18 @@ def _beside_zeros(
     count = inputs.shape[:-1].numel()
     if not 0 < count < FEW_ROWS:
         return product(inputs, weight, bias)
-    rows = inputs.new_zeros(FEW_ROWS, inputs.shape[-1])
-    rows[:count] = inputs.reshape(count, -1)
     # A copy, not a view: a view that a function of autograd returns cannot be written to.
-    return product(rows, weight, bias)[:count].reshape(*inputs.shape[:-1], len(weight)).clone()
+    whole = product(with_zeros(inputs.reshape(count, -1)), weight, bias)
+    return whole[:count].reshape(*inputs.shape[:-1], len(weight)).clone()
+
+
+def with_zeros(rows: Tensor) -> Tensor:
+    """Rows [M, K] with rows of zeros behind them where there are few."""
+    if not 0 < len(rows) < FEW_ROWS:
+        return rows
+    whole = rows.new_zeros(FEW_ROWS, rows.shape[1])
+    whole[: len(rows)] = rows
+    return whole
 
 
 def _fits(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -346,8 +354,8 @@ def layer_products(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractCon
 
 def steady_rows() -> contextlib.AbstractContextManager[object]:
     """While it is entered, linear layers multiply by torch, without gradients so that a few tokens have the numbers
-    that they have beside others: generation batches what happens to run. Adapters, experts, and layers that are no
-    `torch.nn.functional.linear` are left as they are."""
+    that they have beside others: generation batches what happens to run. Experts, and layers that are no
+    `torch.nn.functional.linear` are left as they are; adapters see to it themselves (lora/products.py)."""
     return contextlib.nullcontext() if torch.is_grad_enabled() else LayerProducts(_by_torch)
 
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.causal_lm import CausalLM
-from strop.engines.config import ModelConfig
+from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.cpu import library
 from strop.engines.cpu.attention import KEY_BLOCK
+from strop.engines.lora.adapters import add_lora
 from strop.engines.model import load_model
 from strop.rollout.native import prefill
 from strop.rollout.native.engine import NativeEngine
@@ -33,9 +34,14 @@ class Whole(nn.Module):
         return function()
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model: Path) -> CausalLM:
+@pytest.fixture(scope="module", params=["", "an adapter"])
+def model(tiny_model: Path, request: pytest.FixtureRequest) -> CausalLM:
     model = load_model(ModelConfig(path=str(tiny_model)))
+    if request.param:
+        add_lora(model, LoraConfig(rank=4))
+        for name, parameter in model.module.named_parameters():
+            if "lora_B" in name:  # which begin as zeros
+                nn.init.normal_(parameter)
     model.root = Whole()
     return model
 

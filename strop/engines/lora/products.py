@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from strop.engines.cpu_products import with_zeros
+
 
 def add_in_place(layer: Any) -> None:
     """Let the only adapter of a layer (`peft.tuners.lora.Linear`), a plain one without dropout, be added so."""
@@ -33,9 +35,11 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
         output: Tensor = type(layer).forward(layer, hidden)
         return output
     rows = hidden.flatten(0, -2)
+    if hidden.device.type == "cpu" and not torch.is_grad_enabled():
+        rows = with_zeros(rows)
     product: Tensor = layer.base_layer(rows)
     product.addmm_(inner(rows), outer.weight.T, alpha=layer.scaling[adapter])
-    return product.view(*hidden.shape[:-1], product.shape[1])
+    return product[: hidden.shape[:-1].numel()].view(*hidden.shape[:-1], product.shape[1])
 
 
 def _is_plain(outer: nn.Module, hidden: Tensor) -> bool:
