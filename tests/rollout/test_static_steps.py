@@ -171,6 +171,14 @@ def test_a_step_that_cannot_be_captured_or_is_another_is_not_used(tiny: Tiny, ca
     assert static.is_disabled
 
 
+def test_a_step_that_is_another_is_not_used_where_some_tokens_are_never_sampled(tiny: Tiny) -> None:
+    model = tiny("qwen3")
+    model.unused_tokens = (3,)  # whose logit is -1e9
+    static = StaticStep(model, wrong)
+    equal(decoded(model, static), decoded(model, None))
+    assert static.is_disabled
+
+
 def test_a_cpu_captures_nothing(tiny: Tiny) -> None:
     assert static_step(tiny("qwen3")) is None
 
