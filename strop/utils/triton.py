@@ -1,7 +1,14 @@
-"""Triton, where this build of torch brings it: GPU kernels are written in it, and elsewhere torch computes the same."""
+"""Triton, where this build of torch brings it: GPU kernels are written in it, and elsewhere torch computes the same.
+
+Triton builds a module of Python when a kernel is first launched, and another one for each kernel: without a C compiler
+or Python's headers, which small containers lack, it launches none.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -15,10 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["has_kernels", "jit", "tl", "triton"]
 
+logger = logging.getLogger(__name__)
+
 jit: Any = (lambda function: function) if triton is None else triton.jit
 """Makes a kernel of a function; what it is without Triton is never called."""
 
 
 def has_kernels(device: torch.device) -> bool:
-    """True if kernels can be compiled for this device."""
-    return triton is not None and device.type == "cuda"
+    """True if kernels can be compiled for this device, and launched."""
+    return triton is not None and device.type == "cuda" and _launches()
+
+
+@functools.cache
+def _launches() -> bool:
+    """Triton finds the driver of the device, and could build its module."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except (RuntimeError, OSError, ImportError, AssertionError, subprocess.CalledProcessError) as error:
+        logger.warning(
+            "Triton cannot launch kernels on this machine, and torch's slower operations take their place (%s: %s); "
+            "install gcc and the headers of Python (python3-dev)",
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
