@@ -24,6 +24,8 @@ pytestmark = [
     ),
 ]
 MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+"""Shared memory that a program may have, by compute capability: more of it is an error when a kernel is launched."""
 HALF = torch.bfloat16
 WIDE = torch.float32
 
@@ -66,6 +68,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     yield kernels
     assert kernels
     assert all(kernel.asm["cubin"] for kernel in kernels)
+    assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_BYTES[request.param]
 
 
 @pytest.mark.parametrize("vocab", [1, 300, 151_936])
@@ -118,7 +121,7 @@ def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 256), (16, 8, 128), (32, 2, 64), (6, 1, 16)])
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
-@pytest.mark.parametrize("compiled", [80, 90], ids=["A100", "H100"], indirect=True)
+@pytest.mark.parametrize("compiled", [80, 86, 90], ids=["A100", "A10", "H100"], indirect=True)
 def test_attention_of_a_decode_step(
     compiled: list[Any], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:

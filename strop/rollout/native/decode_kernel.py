@@ -18,7 +18,9 @@ from strop.engines.attention_form import AttentionForm
 from strop.utils.triton import has_kernels, jit, tl
 
 KEYS = 64
-"""Keys that a program reads at one time."""
+"""Keys that a program reads at one time ..."""
+KEY_BYTES = 512
+"""... or half of them where one has more bytes: it holds them in shared memory, of which smaller cards have 99 KiB."""
 PROGRAMS = 528
 """Programs that keep a device busy: four for each multiprocessor of an H100."""
 MAX_SPLITS = 16
@@ -66,10 +68,11 @@ def attend(
         sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
     group = heads // kv_heads
     rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
+    at_once = KEYS if dim * keys.element_size() <= KEY_BYTES else KEYS // 2
     _attend[(b, kv_heads, splits)](
         query, key, value, keys, values, table, lengths, parts, sums, form.scaling, form.window or 0,
         *keys.stride()[:3], table.stride(0), kv_heads, b,
-        GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, PAGE=keys.shape[2], SPLITS=splits,
+        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], SPLITS=splits,
         IS_WIDE=keys.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
     if splits > 1:
