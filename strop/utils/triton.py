@@ -20,12 +20,19 @@ except ImportError:  # builds of torch for a CPU
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["has_kernels", "jit", "tl", "triton"]
+__all__ = ["has_kernels", "jit", "jit_of_any", "tl", "triton"]
 
 logger = logging.getLogger(__name__)
 
 jit: Any = (lambda function: function) if triton is None else triton.jit
 """Makes a kernel of a function; what it is without Triton is never called."""
+
+
+def jit_of_any(*names: str) -> Any:
+    """As `jit`, with one kernel for all values of these arguments. Triton makes three of an integer, for 1, for
+    multiples of 16 and for others, each of which takes a second or two when it first comes: too long for numbers that
+    change from step to step."""
+    return jit if triton is None else triton.jit(do_not_specialize=names)
 
 
 def has_kernels(device: torch.device) -> bool:

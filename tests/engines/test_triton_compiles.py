@@ -131,3 +131,19 @@ def test_attention_of_a_decode_step(
         table, lengths = torch.zeros(b, 4, dtype=torch.int32), torch.zeros(b, dtype=torch.int64)
         form = AttentionForm(scaling=0.3, window=window)
         decode_kernel.attend(query, key, value, keys, values, table, lengths, form)
+
+
+def test_kernels_are_few_whatever_the_numbers_of_rows(compiled: list[Any]) -> None:
+    """Sequences end one after another, and each kernel of a number of them takes a second or two."""
+    table = torch.zeros(32, 5, dtype=torch.int32)
+    keys, values = torch.zeros(2, 9, 64, 32, 64, dtype=HALF)
+    for count in (16, 21, 32):
+        hidden, weight = torch.zeros(count, 64), torch.zeros(64)
+        norm_kernels.normed(hidden, weight, 1e-6, HALF)
+        gate_kernels.product_of(hidden[:, :1].contiguous(), hidden[:, :1].contiguous())
+        query, key, value = torch.zeros(3, count, 64, 64, dtype=HALF)
+        lengths = torch.zeros(count, dtype=torch.int64)
+        for pages in (table, torch.zeros(32, 16, dtype=torch.int32)):
+            decode_kernel.attend(query, key, value, keys, values, pages, lengths, AttentionForm(scaling=0.3))
+    assert len(compiled) == 12
+    assert len({kernel.hash for kernel in compiled}) == 3
