@@ -118,8 +118,9 @@ def test_tokens_that_are_read_behind_are_those_that_are_read_at_once(tiny: Tiny)
     assert found[0] == found[1]
 
 
-def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
-    model = tiny("qwen3", device=DEVICE)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny, checkpointing: bool) -> None:
+    model = tiny("qwen3", device=DEVICE, gradient_checkpointing=checkpointing)
     given = asks(max_tokens=40)
     with_graphs = DecodeBatch(model, max_running=12)
     without = DecodeBatch(model, max_running=12)
