@@ -177,6 +177,7 @@ def test_captured_steps_in_bfloat16_follow_the_weights_and_the_table(tiny: Tiny,
     assert float((rolled - trained.cpu()).abs().mean()) < 0.05
 
 
+@torch.inference_mode()  # as all captures of a process, which share tensors of torch
 def test_a_capture_that_fails_leaves_memory_and_random_numbers_as_they_were() -> None:
     one, capture = torch.ones((), device=DEVICE), cuda_graphs()
     with pytest.raises(RuntimeError):
