@@ -60,7 +60,7 @@ class PrefillAttention:
         parts = (*self.keys, *self.values)
         heads, dim = max(key.shape[1] for key in self.keys), max(part.shape[2] for part in parts)
         every = torch.stack([_padded(part, heads, dim) for part in parts])  # all tokens of a step: one copy
-        return every.unflatten(0, (2, len(self.keys))).transpose(2, 3).to(dtype)
+        return every.view(2, len(self.keys), *every.shape[1:]).transpose(2, 3).to(dtype)
 
 
 def _padded(part: Tensor, heads: int, dim: int) -> Tensor:
