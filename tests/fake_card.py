@@ -346,6 +346,7 @@ def fake_card() -> Iterator[Card]:
         patch.setattr(varlen, "flash_attention", kernel)
         patch.setattr(cuda_graph, "cuda_graphs", lambda: capture)
         patch.setattr(triton_module, "triton", _Triton)
+        patch.setattr(triton_module, "_launches", lambda: True)
         for module, names in KERNELS.items():
             patch.setattr(module, "triton", _Triton, raising=False)
             for name in names:

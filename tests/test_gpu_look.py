@@ -9,17 +9,20 @@ import sys
 import time
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import kernels, steps
+from benchmarks.gpu import generation, kernels, steps
 from benchmarks.gpu.checks import outcomes_so_far
 from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.memory import check_lowered, check_sentence
+from benchmarks.gpu.workload import loaded
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
+from strop.rollout.native.batch import DecodeBatch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,6 +151,23 @@ def test_rows_of_one_prompt_are_planned_for_the_step_of_kernels() -> None:
     states = torch.zeros(48, 1, 8)
     plan = PackedAttention([prompt, *responses], device=torch.device("cpu"))
     assert plan.attend(0, states, states, states, AttentionForm(scaling=1.0)).shape == (48, 1, 8)
+
+
+def test_decode_steps_are_profiled_where_tokens_are_read_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card."""
+
+    class ReadsBehind(DecodeBatch):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._reads_behind = True
+
+    monkeypatch.setattr(generation, "DecodeBatch", ReadsBehind)
+    look = Look(device="cpu", out=tmp_path, step="rollout", deadline=time.time() + 60)
+    facts: Facts = {}
+    generation._profile(look, loaded(look, "bfloat16"), (2, 3), facts)
+    assert {"profile_2", "profile_3"} < set(facts)
 
 
 SENTENCE = (

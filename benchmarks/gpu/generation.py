@@ -119,6 +119,7 @@ def _profile(look: Look, model: CausalLM, sizes: tuple[int, int], facts: Facts) 
         trace = look.out / "profile.json.gz" if batch == sizes[0] else None
         facts[f"profile_{batch}"] = profiled(look, some, trace=trace, top=8)
         facts[f"waits_{batch}"] = waits_by_line(look, some)
+        steps.read_rest()
         steps.remove(list(steps.running))
         steps.free()
         look.clean()

@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +249,17 @@ def checkpoint_layers(module: Any) -> None:
     # The second name is that of older versions of transformers.
     later = hasattr(module, "activation_checkpointing_enable")
     enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    # No layer draws random numbers, whose state torch would ask the device for: no step can be captured then.
+    enable({"use_reentrant": False, "preserve_rng_state": False})
+    for part in module.modules():
+        if (checkpoint := vars(part).get("_gradient_checkpointing_func")) is not None:
+            part._gradient_checkpointing_func = functools.partial(_checkpointed, checkpoint)
     module.train()  # transformers recomputes only in training mode; every dropout is 0
+
+
+def _checkpointed(checkpoint: Callable[..., Any], layer: Callable[..., Any], *args: Any) -> Any:
+    """A pass of a layer, of which nothing is prepared for a backward pass that does not come."""
+    return checkpoint(layer, *args) if torch.is_grad_enabled() else layer(*args)
 
 
 def _freeze_tower(module: nn.Module, media: Vision | None, path: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from strop.utils.triton import jit, tl, triton
+from strop.utils.triton import jit_of_any, tl, triton
 
 MAX_DIM = 8192
 """Longest row that a program holds."""
@@ -84,7 +84,7 @@ def _block(dim: int) -> tuple[int, int]:
     return max(1, _NUMBERS // padded), padded
 
 
-@jit
+@jit_of_any("count")
 def _norm(hidden, weight, out, scales, count, dim, eps, ROWS: tl.constexpr, DIM: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, DIM)
@@ -97,7 +97,7 @@ def _norm(hidden, weight, out, scales, count, dim, eps, ROWS: tl.constexpr, DIM:
     tl.store(scales + rows, scale, mask=rows < count)
 
 
-@jit
+@jit_of_any("count")
 def _norm_back(
     grad, hidden, weight, scales, grad_hidden, sums, count, dim,
     ROWS: tl.constexpr, DIM: tl.constexpr, TRAINS: tl.constexpr,

@@ -163,6 +163,18 @@ def test_architectures_that_packed_computation_cannot_run_are_refused_whatever_t
 
 
 @pytest.mark.usefixtures("nothing_compared")
+def test_a_device_without_memory_for_the_comparison_says_nothing_of_the_architecture(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(PackedAttention, "attend", without_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        load(tiny_folder("qwen3"))
+
+
+@pytest.mark.usefixtures("nothing_compared")
 def test_a_process_compares_an_architecture_once(
     tiny_folder: Folder, copied: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

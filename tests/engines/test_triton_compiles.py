@@ -24,6 +24,8 @@ pytestmark = [
     ),
 ]
 MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+"""Shared memory that a program may have, by compute capability: more of it is an error when a kernel is launched."""
 HALF = torch.bfloat16
 WIDE = torch.float32
 
@@ -70,6 +72,7 @@ def assert_machine_code(kernels: list[Any]) -> None:
     """Something was launched, and all of it has code for the card."""
     assert kernels
     assert all(kernel.asm["cubin"] for kernel in kernels)
+    assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_BYTES[request.param]
 
 
 @pytest.mark.parametrize("vocab", [1, 300, 151_936])
@@ -126,7 +129,7 @@ def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 256), (16, 8, 128), (32, 2, 64), (6, 1, 16)])
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
-@pytest.mark.parametrize("compiled", [80, 90], ids=["A100", "H100"], indirect=True)
+@pytest.mark.parametrize("compiled", [80, 86, 90], ids=["A100", "A10", "H100"], indirect=True)
 def test_attention_of_a_decode_step(
     compiled: list[Any], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
@@ -137,3 +140,19 @@ def test_attention_of_a_decode_step(
         form = AttentionForm(scaling=0.3, window=window)
         decode_kernel.attend(query, key, value, keys, values, table, lengths, form)
     assert_machine_code(compiled)
+
+
+def test_kernels_are_few_whatever_the_numbers_of_rows(compiled: list[Any]) -> None:
+    """Sequences end one after another, and each kernel of a number of them takes a second or two."""
+    table = torch.zeros(32, 5, dtype=torch.int32)
+    keys, values = torch.zeros(2, 9, 64, 32, 64, dtype=HALF)
+    for count in (16, 21, 32):
+        hidden, weight = torch.zeros(count, 64), torch.zeros(64)
+        norm_kernels.normed(hidden, weight, 1e-6, HALF)
+        gate_kernels.product_of(hidden[:, :1].contiguous(), hidden[:, :1].contiguous())
+        query, key, value = torch.zeros(3, count, 64, 64, dtype=HALF)
+        lengths = torch.zeros(count, dtype=torch.int64)
+        for pages in (table, torch.zeros(32, 16, dtype=torch.int32)):
+            decode_kernel.attend(query, key, value, keys, values, pages, lengths, AttentionForm(scaling=0.3))
+    assert len(compiled) == 12
+    assert len({kernel.hash for kernel in compiled}) == 3

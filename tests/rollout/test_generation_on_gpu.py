@@ -18,7 +18,7 @@ from strop.engines.packing import make_rows
 from strop.rollout.native import decode_kernel
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import DecodeAttention
-from strop.rollout.native.cuda_graph import StaticStep
+from strop.rollout.native.cuda_graph import StaticStep, cuda_graphs
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
@@ -118,8 +118,9 @@ def test_tokens_that_are_read_behind_are_those_that_are_read_at_once(tiny: Tiny)
     assert found[0] == found[1]
 
 
-def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
-    model = tiny("qwen3", device=DEVICE)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny, checkpointing: bool) -> None:
+    model = tiny("qwen3", device=DEVICE, gradient_checkpointing=checkpointing)
     given = asks(max_tokens=40)
     with_graphs = DecodeBatch(model, max_running=12)
     without = DecodeBatch(model, max_running=12)
@@ -174,6 +175,24 @@ def test_captured_steps_in_bfloat16_follow_the_weights_and_the_table(tiny: Tiny,
     trained, _ = log_probs_of(model, rows, temperature=1.0, max_tokens=400)
     rolled = torch.tensor([value for one in again for value in one.log_probs])
     assert float((rolled - trained.cpu()).abs().mean()) < 0.05
+
+
+@torch.inference_mode()  # as all captures of a process, which share tensors of torch
+def test_a_capture_that_fails_leaves_memory_and_random_numbers_as_they_were() -> None:
+    one, capture = torch.ones((), device=DEVICE), cuda_graphs()
+    with pytest.raises(RuntimeError):
+        capture(lambda: one * one.item())
+    torch.randn(4, device=DEVICE)  # torch's generator draws again
+    block, stream = torch.empty(1 << 26, dtype=torch.uint8, device=DEVICE), torch.cuda.Stream()
+    block.record_stream(stream)
+    held = torch.cuda.memory_reserved()
+    del block
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert held - torch.cuda.memory_reserved() >= 1 << 26
+    replay, result = capture(lambda: one + 1)
+    replay()
+    assert float(result) == 2
 
 
 @pytest.mark.parametrize("window", [None, 5, 70])

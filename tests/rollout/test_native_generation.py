@@ -197,10 +197,16 @@ def test_a_response_goes_on_where_another_request_stopped(tiny: Tiny) -> None:
     assert first.log_probs + rest.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
 
 
-def test_a_model_with_gradient_checkpointing_generates(tiny: Tiny) -> None:
+def test_a_model_with_gradient_checkpointing_generates_and_prepares_no_backward_pass(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asks = groups(num_prompts=2)
     wanted = token_ids(answers(tiny("qwen3"), asks))
-    assert token_ids(answers(tiny("qwen3", gradient_checkpointing=True), asks)) == wanted
+    model = tiny("qwen3", gradient_checkpointing=True)
+    # What torch calls for each layer, and a GPU refuses while a step is captured; and what it makes beside.
+    for name in ("get_device_states", "_CheckpointFrame"):
+        monkeypatch.setattr(torch.utils.checkpoint, name, None)
+    assert token_ids(answers(model, asks)) == wanted
 
 
 def test_training_after_generation_works_on_the_same_model(tiny: Tiny) -> None:

@@ -6,8 +6,11 @@ step takes from Python, and not from its own tensors, is seen. The capture itsel
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from strop.rollout.native.cuda_graph import (
     CAPTURE_AFTER,
     Capture,
     StaticStep,
+    cuda_graphs,
     padded_slots,
     padded_tokens,
     static_step,
@@ -167,6 +171,14 @@ def test_a_step_that_cannot_be_captured_or_is_another_is_not_used(tiny: Tiny, ca
     assert static.is_disabled
 
 
+def test_a_step_that_is_another_is_not_used_where_some_tokens_are_never_sampled(tiny: Tiny) -> None:
+    model = tiny("qwen3")
+    model.unused_tokens = (3,)  # whose logit is -1e9
+    static = StaticStep(model, wrong)
+    equal(decoded(model, static), decoded(model, None))
+    assert static.is_disabled
+
+
 def test_a_cpu_captures_nothing(tiny: Tiny) -> None:
     assert static_step(tiny("qwen3")) is None
 
@@ -203,3 +215,71 @@ def test_captures_for_which_memory_stays_short_become_rare(
     # At step 5 of a shape, then after 12 and 20 more steps.
     assert len(attempts) == 3
     assert caplog.text.count("no memory to capture decode steps") == 1
+
+
+class RefusedGraph:
+    """A graph of torch whose capture CUDA refuses to end."""
+
+    capture_begin = pool = staticmethod(lambda **options: None)
+
+    def capture_end(self) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_capture_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch, has_left: bool) -> None:
+    left: list[tuple[str, int, object]] = []
+
+    def end(device: int, pool: object) -> None:
+        if has_left:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        left.append(("end", device, pool))
+
+    class Generator:
+        clone_state = staticmethod(lambda: "fresh")
+        graphsafe_set_state = staticmethod(lambda state: left.append((state, 3, None)))
+
+    stream = mock.MagicMock()
+    card = {
+        "Stream": lambda: stream, "stream": contextlib.nullcontext, "current_stream": lambda: stream,
+        "current_device": lambda: 3, "graph_pool_handle": lambda: (0, 7), "CUDAGraph": RefusedGraph,
+        "default_generators": [None, None, None, Generator],
+    }  # fmt: skip
+    for name, value in card.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(
+        torch._C, "_cuda_releasePool", lambda device, pool: left.append(("release", device, pool))
+    )
+    calls: list[int] = []
+
+    def looks_at_its_tokens() -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:  # behind the steps before a capture
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        cuda_graphs()(looks_at_its_tokens)
+    pool = [] if has_left else [("end", 3, (0, 7)), ("release", 3, (0, 7))]
+    assert left == [*pool, ("fresh", 3, None)]
+
+
+def test_what_a_capture_without_memory_held_is_gone_before_the_step_is_made_otherwise(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        """As the graph of a capture that ran out of memory, which its error holds."""
+
+    held: list[weakref.ref[Held]] = []
+    emptied: list[bool] = []
+
+    def short_of_memory(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        graph = Held()
+        held.append(weakref.ref(graph))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(held[-1]() is None))
+    model = tiny("qwen3")
+    decoded(model, StaticStep(model, short_of_memory), count=1, length=10)
+    assert emptied == [True]

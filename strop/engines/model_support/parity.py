@@ -210,6 +210,8 @@ def _run_packed(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
             f"{name} does not hand the arguments of its forward call on to its attention, as packed attention needs; "
             f"choose another architecture"
         ) from error
+    except torch.OutOfMemoryError:  # says nothing of the architecture
+        raise
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         first_line = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} does not run on packed tokens ({first_line}): {_REFUSAL}") from error

@@ -145,20 +145,10 @@ class StaticStep:
         if expected is not None and not bool(expected.isfinite().all()):  # nothing to compare with
             return expected
         shape.fill(ids, lengths, positions)
-        try:
-            logits = shape.repeat(self._capture)[:count]
-        except torch.OutOfMemoryError:
-            self._shapes.clear()  # their pool has room for nothing else
-            torch.accelerator.empty_cache()
-            if not self._wait:
-                logger.warning(
-                    "no memory to capture decode steps, which are slower so; it is tried again later"
-                )
-            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
+        repeated = self._repeated(shape, self._capture)
+        if repeated is None:
             return forward()
-        except RuntimeError as error:
-            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
-            return self._disable(forward)
+        logits = repeated[:count]
         if expected is None:
             return logits
         self.num_captured += 1
@@ -166,6 +156,24 @@ class StaticStep:
         if agrees(logits, expected, self._model.compute_dtype, what="logits of a captured decode step"):
             return logits
         return self._disable(forward)
+
+    def _repeated(self, shape: _Shape, capture: Capture) -> Tensor | None:
+        """Logits [B, V] of a captured step; None where there is no memory to capture it, or it cannot be captured."""
+        try:
+            return shape.repeat(capture)
+        except torch.OutOfMemoryError:
+            if not self._wait:
+                logger.warning(
+                    "no memory to capture decode steps, which are slower so; it is tried again later"
+                )
+            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
+        except RuntimeError as error:
+            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
+            self.is_disabled = True
+        self._shapes.clear()  # their pool has room for nothing else
+        if not self.is_disabled:  # nor has the capture that failed, which is gone with its error
+            torch.accelerator.empty_cache()
+        return None
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on by the model's own forward pass; what was left in the cache is overwritten."""
@@ -232,8 +240,10 @@ def cuda_graphs() -> Capture:
             try:
                 logits = function()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture is invalid already
+                try:
                     graph.capture_end()
+                except RuntimeError:  # the capture is invalid already
+                    _leave_capture(pool)
                 raise
             graph.capture_end()
         current.wait_stream(stream)
@@ -241,3 +251,19 @@ def cuda_graphs() -> Capture:
         return graph.replay, logits
 
     return capture
+
+
+def _leave_capture(pool: Any) -> None:
+    """Have torch leave a capture on the current device that CUDA refused to end, of this pool of memory.
+
+    Its `capture_end` raises before it does so (ATen/cuda/CUDAGraph.cpp): the allocator would go on as if a capture were
+    under way, which frees no memory that another stream has used and gives none back when memory runs out, and the
+    generator of random numbers would refuse to draw.
+    """
+    device: Any = torch.cuda  # whose functions have no types
+    index = device.current_device()
+    with contextlib.suppress(RuntimeError):  # it has left it
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
+    generator = device.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())

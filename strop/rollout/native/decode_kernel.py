@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
-from strop.utils.triton import has_kernels, jit, tl
+from strop.utils.triton import has_kernels, jit, jit_of_any, tl
 
 KEYS = 64
-"""Keys that a program reads at one time."""
+"""Keys that a program reads at one time ..."""
+KEY_BYTES = 512
+"""... or half of them where one has more bytes: it holds them in shared memory, of which smaller cards have 99 KiB."""
 PROGRAMS = 528
 """Programs that keep a device busy: four for each multiprocessor of an H100."""
 MAX_SPLITS = 16
@@ -66,14 +68,15 @@ def attend(
         sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
     group = heads // kv_heads
     rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
+    at_once = KEYS if dim * keys.element_size() <= KEY_BYTES else KEYS // 2
     _attend[(b, kv_heads, splits)](
         query, key, value, keys, values, table, lengths, parts, sums, form.scaling, form.window or 0,
-        *keys.stride()[:3], table.stride(0), kv_heads, b,
-        GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, PAGE=keys.shape[2], SPLITS=splits,
+        *keys.stride()[:3], table.stride(0),
+        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], SPLITS=splits,
         IS_WIDE=keys.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
     if splits > 1:
-        _join[(b, heads)](parts, sums, out, b, heads, DIM=dim, SPLITS=splits, num_warps=1)
+        _join[(b, heads)](parts, sums, out, DIM=dim, SPLITS=splits, num_warps=1)
     return out
 
 
@@ -85,14 +88,15 @@ def num_splits(count: int) -> int:
     return splits
 
 
-@jit
+@jit_of_any("by_slot")
 def _attend(
     query, key, value, keys, values, table, lengths, parts, sums, scaling, window,
-    by_page, by_head, by_token, by_slot, kv_heads, batch,
+    by_page, by_head, by_token, by_slot,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
     b, h, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    batch, kv_heads = tl.num_programs(0), tl.num_programs(1)
     length = tl.load(lengths + b).to(tl.int32)
     # The new token is one of the window's.
     first = tl.where(window > 0, tl.maximum(length + 1 - window, 0), 0)
@@ -150,8 +154,9 @@ def _attend(
 
 
 @jit
-def _join(parts, sums, out, batch, heads, DIM: tl.constexpr, SPLITS: tl.constexpr):
+def _join(parts, sums, out, DIM: tl.constexpr, SPLITS: tl.constexpr):
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, heads = tl.num_programs(0), tl.num_programs(1)
     splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM)
     at = (splits.to(tl.int64) * batch + b) * heads + h
     largest, total = tl.load(sums + at * 2), tl.load(sums + at * 2 + 1)

@@ -57,10 +57,10 @@ class PrefillAttention:
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
-        heads = max(key.shape[1] for key in self.keys)
-        dim = max(part.shape[2] for part in (*self.keys, *self.values))
-        parts = [[_padded(part, heads, dim) for part in of_layers] for of_layers in (self.keys, self.values)]
-        return torch.stack([torch.stack(of_layers) for of_layers in parts]).transpose(2, 3).to(dtype)
+        parts = (*self.keys, *self.values)
+        heads, dim = max(key.shape[1] for key in self.keys), max(part.shape[2] for part in parts)
+        every = torch.stack([_padded(part, heads, dim) for part in parts])  # all tokens of a step: one copy
+        return every.view(2, len(self.keys), *every.shape[1:]).transpose(2, 3).to(dtype)
 
 
 def _padded(part: Tensor, heads: int, dim: int) -> Tensor:
