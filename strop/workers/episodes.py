@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ from strop.protocol import DataProto, columns
 from strop.protocol.routed_experts import TOKEN_DTYPE
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome
+
+ROUNDING = 1e-12
+"""Share of the largest of some rewards that is lost when they are added up in another order."""
 
 
 class EpisodeFailed(RuntimeError):
@@ -86,17 +90,40 @@ def token_scores(
         turn_weight: of the rewards of single answers, the weight that `reward` has already.
     """
     all_scores: list[list[float]] = []
-    for sequence in sequences:
+    worth = rewards_onward(sequences, reward, turn_weight=turn_weight)
+    for sequence, sequence_reward in zip(sequences, worth, strict=True):
         scores = [0.0] * len(sequence.response_ids)
         for index, value in sequence.turn_rewards:
             if index < len(scores):  # not one that was cut off
                 scores[index] += turn_weight * value
-        sequence_score = sum(scores)
-        scores[-1] += reward - sequence_score
+        scores[-1] += sequence_reward - sum(scores)
         all_scores.append(scores)
-        if sequence.stands_alone:
-            reward -= sequence_score
     return all_scores
+
+
+def turn_score(sequence: Trajectory, *, turn_weight: float) -> float:
+    """Weighted sum of the rewards of a sequence's answers, without those that were cut off."""
+    kept = [value for index, value in sequence.turn_rewards if index < len(sequence.response_ids)]
+    return math.fsum(turn_weight * value for value in kept)
+
+
+def rewards_onward(
+    sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0
+) -> list[float]:
+    """Reward that each training sequence of an episode carries: the episode's; of one that stands alone, what the
+    episode had from it on. What is left behind the last answer is exactly nothing where the answers have it all.
+
+    Args:
+        sequences, reward, turn_weight: as of `token_scores`.
+    """
+    scores = [
+        turn_score(sequence, turn_weight=turn_weight) if sequence.stands_alone else 0.0
+        for sequence in sequences
+    ]
+    others = reward - math.fsum(scores)  # penalties, and what a scorer gave
+    if abs(others) <= ROUNDING * max(abs(reward), *map(abs, scores), 0.0):
+        others = 0.0
+    return [math.fsum([others, *scores[number:]]) for number in range(len(scores))]
 
 
 def episode_rows(

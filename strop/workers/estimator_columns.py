@@ -11,7 +11,7 @@ from strop.algorithms.advantages.anchor_groups import anchor_ids
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Trajectory
 from strop.utils.sanitize import finite
-from strop.workers.episodes import Episode
+from strop.workers.episodes import Episode, rewards_onward, turn_score
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +27,13 @@ def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: 
         reward: of the episode, after weights and penalties.
         turn_weight: of the rewards of single answers, the weight that `reward` has already.
     """
-    rewards = []
-    for number, sequence in enumerate(sequences):
-        sequence_reward = sum(
-            turn_weight * value
-            for index, value in sequence.turn_rewards
-            if index < len(sequence.response_ids)  # not one that was cut off
-        )
-        is_followed = sequence.stands_alone and number < len(sequences) - 1
-        rewards.append(sequence_reward if is_followed else reward)
-        if sequence.stands_alone:
-            reward -= sequence_reward
-    return rewards
+    worth = rewards_onward(sequences, reward, turn_weight=turn_weight)
+    return [
+        turn_score(sequence, turn_weight=turn_weight)
+        if sequence.stands_alone and number < len(sequences) - 1
+        else worth[number]
+        for number, sequence in enumerate(sequences)
+    ]
 
 
 def step_columns(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Prompt, Trajectory
-from strop.workers.episodes import Episode, episode_rows
+from strop.workers.episodes import Episode, episode_rows, rewards_onward, token_scores
 from strop.workers.estimates import compute_advantages
 from strop.workers.estimator_columns import own_rewards, step_columns
 
@@ -35,9 +38,9 @@ def rows(episodes: Sequence[Sequence[Trajectory]], rewards: Sequence[float], **c
         Episode(prompt=prompt, sample_index=n, trajectory=one[-1], earlier=tuple(one[:-1]))
         for n, one in enumerate(episodes)
     ]
-    settings = {"turn_weight": 1.0, "similarity": 1.0, **changed}
-    plain = episode_rows(made, rewards, temperature=1.0, turn_weight=settings["turn_weight"])
-    return plain.union(step_columns(made, rewards, **settings))
+    options = {"turn_weight": 1.0, "similarity": 1.0, **changed}
+    plain = episode_rows(made, rewards, temperature=1.0, turn_weight=options["turn_weight"])
+    return plain.union(step_columns(made, rewards, **options))
 
 
 def first_tokens(made: DataProto) -> list[float]:
@@ -54,6 +57,19 @@ def test_answers_earn_their_own_and_the_last_one_what_is_no_answers() -> None:
     for place in (len(turns[0].response_ids), 7):  # behind its last token
         cut = dataclasses.replace(turns[0], turn_rewards=((place, 0.25),))
         assert own_rewards([cut, turns[2]], 1.0) == [0.0, 1.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.7]), min_size=1, max_size=6), st.sampled_from([1.0, 0.3])
+)
+def test_nothing_is_left_where_the_answers_have_it_all(values: list[float], weight: float) -> None:
+    turns = answers(0, *(("", value) for value in values))
+    onward = rewards_onward(turns, weight * sum(values), turn_weight=weight)
+    assert onward == [math.fsum(weight * value for value in values[number:]) for number in range(len(values))]
+    scores = token_scores(turns, weight * sum(values), turn_weight=weight)
+    assert min(min(row) for row in scores) >= 0
+    assert rewards_onward(turns, 1e-9 + weight * sum(values), turn_weight=weight)[-1] > onward[-1]
 
 
 def test_gigpo_of_two_episodes_that_meet_in_a_state() -> None:
