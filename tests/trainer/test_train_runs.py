@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -367,10 +368,10 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
 
     prepare_model = model_loading.prepare_model
 
-    def in_own_memory(module: torch.nn.Module, *others: object) -> CausalLM:
+    def in_own_memory(module: torch.nn.Module, *others: Any, **options: Any) -> CausalLM:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
-        return prepare_model(module, *others)  # type: ignore[arg-type]
+        return prepare_model(module, *others, **options)
 
     for module in (model_loading, value_models):
         monkeypatch.setattr(module, "prepare_model", in_own_memory)

@@ -86,6 +86,14 @@ def test_a_run_that_is_interrupted_beside_validations_is_the_one_that_was_not(
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in validated.chain]
 
 
+def test_so_it_is_where_every_second_step_finds_its_groups_there(project: Project, tmp_path: Path) -> None:
+    """Groups that a step began without having to wait go on beside the validation, too."""
+    settings = ["rollout.max_staleness=1", "eval.every=1", "trainer.max_steps=4", *VIRTUAL[-2:]]
+    whole = train_in(tmp_path / "whole", project.config(*settings))
+    rest = resume_in(cut_after(whole.folder, tmp_path / "cut", step=1))
+    assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_schedule_is_that_of_drawn_lengths_and_latencies(

@@ -98,7 +98,7 @@ class AsyncRolloutWorker(RolloutWorker):
         self._groups.add(batch, samples_per_prompt, sampling)
         if self._runs_between_calls:
             with self._generating():
-                self._event_loop.run(self._groups.start())
+                pass  # they are started
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
     def take_completed(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> DataProto:
@@ -117,7 +117,6 @@ class AsyncRolloutWorker(RolloutWorker):
         """
         with self._generating():
             if self._schedule is not None:
-                self._event_loop.run(self._groups.start())
                 self._event_loop.run(self._schedule.caught_up())
             groups = self._event_loop.run(self._groups.take(due, at_least, within_s))
         episodes = [episode for group in groups for episode in group]
@@ -174,6 +173,8 @@ class AsyncRolloutWorker(RolloutWorker):
             if self._is_paused:
                 self._event_loop.run(self._engines.resume())
                 self._is_paused = False
+            # In every call, also of a validation: whether one came before that had to wait makes no difference.
+            self._event_loop.run(self._groups.start())
             yield
             if not self._runs_between_calls and not self._groups.is_idle:
                 self._event_loop.run(self._engines.pause())
