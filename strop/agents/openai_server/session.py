@@ -156,6 +156,11 @@ class Session:
             for number, message in enumerate(messages)
             if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
         ]
+        thoughts = {number: answer.message.reasoning for number, answer in answers}
+        messages = [
+            message if message.reasoning else dataclasses.replace(message, reasoning=thoughts.get(number, ""))
+            for number, message in enumerate(messages)
+        ]  # clients seldom send back what the model thought
         try:
             return self._with_images(self._render(messages, answers, tools), messages)
         except TemplateRefused as error:

@@ -239,11 +239,11 @@ class Conversation:
                 text = profile.thinking_opening + text.removeprefix(profile.before_text)
                 return {"role": "assistant", "content": text}
             thinking, text = split_thinking(text, begins_in_thinking=profile.begins_in_thinking)
-            return {"role": "assistant", "content": text.lstrip("\n"), **_as_fields(thinking)}
+            return {"role": "assistant", "content": text.lstrip("\n"), **thinking_fields(thinking)}
         content = parsed.content or (profile.no_content if parsed.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if parsed.reasoning:
-            message |= _as_fields(parsed.reasoning)
+            message |= thinking_fields(parsed.reasoning)
         return message | self._calls_for_template(parsed)
 
     def _as_end_of_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class Conversation:
         thinking = f"{parsed.reasoning}{CLOSE}" if is_inside else ""
         message = dict(with_answer(self._messages, f"{thinking}{parsed.content}")[-1])
         if parsed.reasoning and not is_inside:
-            message |= _as_fields(parsed.reasoning)
+            message |= thinking_fields(parsed.reasoning)
         return message | self._calls_for_template(parsed)
 
     def _as_written(self, output: TokenOutput) -> str:
@@ -312,7 +312,7 @@ class Conversation:
         return min(1.0, (len(token_ids) - end) / max(1, len(token_ids) - first))
 
 
-def _as_fields(thinking: str) -> dict[str, str]:
+def thinking_fields(thinking: str) -> dict[str, str]:
     """Thinking under the names that templates know, without the line breaks that they write around it."""
     return dict.fromkeys(("reasoning_content", "thinking"), thinking.strip("\n"))
 
