@@ -260,7 +260,7 @@ class Conversation:
     def _as_written(self, output: TokenOutput) -> str:
         """The text of an answer with its control tokens, but for the one that ends it."""
         ids = list(output.token_ids)
-        if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
+        if ids and ids[-1] in self._context.template.ends_of_turns(self._context.stop_ids):
             ids.pop()
         return str(self._context.tokenizer.decode(ids))
 
