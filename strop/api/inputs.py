@@ -164,7 +164,7 @@ def _columns(rows: Rows) -> frozenset[str]:
 
 
 def _all_have(rows: Rows, name: str, columns: frozenset[str]) -> bool:
-    """Whether a column has a value in every row, as far as the rows say without being read."""
+    """True if a column has a value in every row, as far as the rows say without being read."""
     return name in columns and not (
         isinstance(rows, Sequence) and any(isinstance(row, Mapping) and row.get(name) is None for row in rows)
     )

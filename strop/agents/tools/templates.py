@@ -143,7 +143,7 @@ class ChatTemplate:
         )
 
     def ends_of_turns(self, stop_ids: Collection[int]) -> frozenset[int]:
-        """Those of the tokens at which generation stops that end a turn: the one that the template writes, and special
+        """Tokens, of those at which generation stops, that end a turn: the one that the template writes, and special
         ones. Others, such as `</search>`, are part of the answer, and the turn has yet to be ended behind them."""
         special = frozenset(special_tokens(self._tokenizer).values()) - kept_special_ids(self._tokenizer)
         return self.control_ids.intersection(stop_ids) & (special | {self._end_id})
