@@ -198,17 +198,21 @@ def as_template(
     """
     template_messages: list[dict[str, Any]] = []
     calls: dict[str, tuple[str, str]] = {}
-    results: list[tuple[str, str, str]] = []
+    results: list[Message] = []
     for message in (*messages, None):
         if message is not None and message.role == "tool":
             if message.call_id not in calls:
                 raise invalid(
                     "messages", f"a tool answers {message.call_id!r}, but no call before it has that id"
                 )
-            results.append((*calls[message.call_id], message.content))
+            results.append(message)
             continue
-        if results:
-            template_messages += template.reply_messages(results)
+        if results:  # in the order of the calls: templates without ids tell them apart by it
+            order = {call_id: number for number, call_id in enumerate(calls)}
+            results.sort(key=lambda result: order[result.call_id])
+            template_messages += template.reply_messages(
+                [(*calls[result.call_id], result.content) for result in results]
+            )
             results = []
         if message is not None:
             template_messages.append(_template_message(message, template, written_ids, calls))
@@ -252,12 +256,12 @@ def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:
 
 
 def _object(text: str) -> Any:
-    """The object that templates expect as arguments."""
+    """The object that templates expect as arguments; the text where it is none."""
     try:
-        value = read_json(text)
+        value = read_json(text or "{}")
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _canonical(text: str) -> str:

@@ -17,7 +17,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strop.agents.openai_server.errors import ApiError, invalid
-from strop.agents.openai_server.messages import ConversationKey, Message, as_template, conversation_key
+from strop.agents.openai_server.messages import (
+    Call,
+    ConversationKey,
+    Message,
+    as_template,
+    conversation_key,
+)
 from strop.agents.openai_server.token_bytes import opening_ids
 from strop.agents.tools.conversation import CONTINUED
 from strop.agents.tools.formats import ToolParser, parser_for_template
@@ -206,6 +212,11 @@ class Session:
         if sequence_index is None:
             return self.new_text_ids(text)
         return (*self._sequences[sequence_index].token_ids, *encode(text[len(self._texts[sequence_index]) :]))
+
+    def has_answer_of(self, calls: Sequence[Call]) -> bool:
+        """True if the model wrote these calls in one answer."""
+        answers = [self._by_call.get(call.id) for call in calls]
+        return answers[0] is not None and all(answer is answers[0] for answer in answers)
 
     def _find(self, message: Message, messages_before: Sequence[Message]) -> SampledAnswer | None:
         """The answer that a message of the assistant repeats."""

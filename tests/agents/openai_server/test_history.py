@@ -82,3 +82,61 @@ def test_calls_that_were_not_sampled_here_are_shown_by_every_template(name: str)
     shown = asked(name, history(None, json.dumps(ARGUMENTS)))
     assert "look_up" in shown.rpartition("How much?")[2]
     assert "wörd" in shown or json.dumps("wörd") in shown
+
+
+CALLS = "\n".join(
+    f'<tool_call>\n{{"name": "look_up", "arguments": {{"value": "{value}"}}}}\n</tool_call>' for value in "ab"
+)
+
+
+def two_calls(opened: Open) -> Any:
+    create: Any = opened.client().chat.completions.create
+    return create(model="any", messages=[QUESTION], tools=[TOOL]).choices[0].message
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_results_stand_in_the_order_of_the_calls(is_turned: bool) -> None:
+    tokenizer = family_tokenizer("qwen25")
+    engine = ScriptedEngine(tokenizer, [f"{CALLS}<|im_end|>", "Three.<|im_end|>"])
+
+    def work(opened: Open) -> None:
+        answer = two_calls(opened)
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": f"result of {call.function.arguments}"}
+            for call in answer.tool_calls
+        ]
+        create: Any = opened.client().chat.completions.create
+        create(model="any", messages=[QUESTION, answer, *results[:: -1 if is_turned else 1]], tools=[TOOL])
+
+    _, sessions = served(engine, work, tokenizer=tokenizer)
+    shown = str(tokenizer.decode(engine.prompts[1]))
+    assert 0 < shown.find('result of {"value": "a"}') < shown.find('result of {"value": "b"}')
+    assert sessions["one"].num_sequences == 1
+
+
+def test_outputs_between_the_calls_of_one_answer_leave_it_whole() -> None:
+    tokenizer = family_tokenizer("qwen25")
+    engine = ScriptedEngine(tokenizer, [f"{CALLS}<|im_end|>", "Three.<|im_end|>"])
+    tool = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+
+    def work(opened: Open) -> None:
+        create: Any = opened.client().responses.create
+        items: list[Any] = [QUESTION]
+        for call in create(model="any", input=items, tools=[tool]).output:
+            items += [
+                call.model_dump(),
+                {"type": "function_call_output", "call_id": call.call_id, "output": "3"},
+            ]
+        create(model="any", input=items, tools=[tool])
+
+    _, sessions = served(engine, work, tokenizer=tokenizer)
+    (sequence,) = sessions["one"].sequences()
+    assert engine.prompts[1][: len(engine.prompts[0])] == engine.prompts[0]
+    assert tokenizer.decode(sequence.response_ids).startswith(
+        f"{CALLS}<|im_end|>\n<|im_start|>user\n<tool_response>"
+    )
+
+
+def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:
+    assert "[1, 2" in asked("qwen25", history(None, "[1, 2"))
+    assert '"arguments": {}' in asked("qwen25", history(None, ""))
