@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from strop.agents.tools.templates import ChatTemplate
 
 
+ShouldStop = Callable[[int], bool]
+"""Called with each token as it is sampled; True once the answer has ended with it."""
+
+
 class Generate(Protocol):
     """Continue these token ids; random stream, deadline and token budget belong to the episode."""
 
@@ -29,6 +33,7 @@ class Generate(Protocol):
         stop_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
         on_token: OnToken | None = None,
+        should_stop: ShouldStop | None = None,
     ) -> TokenOutput:
         """Continuation sampled by the model.
 
@@ -37,6 +42,7 @@ class Generate(Protocol):
             stop_token_ids: tokens that end the answer, besides those of the run.
             max_tokens: most tokens to generate, below the rest of the episode's budget.
             on_token: called with each token as it is sampled.
+            should_stop: called with each token, too; the answer ends with the first for which it returns True.
         """
         ...
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strop.agents.context import ShouldStop
 from strop.agents.episode_routing import EpisodeRouting
 from strop.agents.registry import agent_named
 from strop.agents.setup import AgentSetup
@@ -62,7 +63,7 @@ async def play_episode(
         EpisodeTimeout: it took longer than agent.timeout_s.
         ValueError: the agent returned something else than finished sequences of this sample.
     """
-    episode = _Episode(prompt, sample_index, client, sampling, seed)
+    episode = _Episode(prompt, sample_index, client, sampling, seed, cuts_answers=setup.records_routing)
     empty = Trajectory(
         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids, media=prompt.media
     )
@@ -118,10 +119,13 @@ class _Episode:
     """Generation of one episode, with its token budget, time and calls."""
 
     def __init__(
-        self, prompt: Prompt, sample_index: int, client: GenerateClient, sampling: Sampling, seed: int
-    ) -> None:
+        self, prompt: Prompt, sample_index: int, client: GenerateClient, sampling: Sampling, seed: int,
+        *, cuts_answers: bool,
+    ) -> None:  # fmt: skip
         self._prompt, self._sample_index = prompt, sample_index
         self._client, self._sampling = client, sampling
+        self._cuts_answers = cuts_answers
+        """An answer that the agent stops is cut when it is whole, since its end says more than its tokens."""
         self._key, self._seed = sample_key(seed, prompt.uid, sample_index), seed
         self._used = 0
         self._num_open = 0
@@ -138,6 +142,7 @@ class _Episode:
         stop_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
         on_token: OnToken | None = None,
+        should_stop: ShouldStop | None = None,
     ) -> TokenOutput:
         """As `Generate`. Without room for a token the answer is empty, with stop reason `length`.
 
@@ -176,8 +181,11 @@ class _Episode:
         self.calls += 1
         self._num_open += 1
         try:
-            callbacks = {} if on_token is None else {"on_token": on_token}
-            output = await self._client.generate(name, token_ids, options, **callbacks)
+            if should_stop is not None:
+                output = await self._answer_until(should_stop, name, token_ids, options, on_token)
+            else:
+                callbacks = {} if on_token is None else {"on_token": on_token}
+                output = await self._client.generate(name, token_ids, options, **callbacks)
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)
@@ -194,6 +202,51 @@ class _Episode:
             stop_reason=output.stop_reason,
         )
         return output
+
+    async def _answer_until(
+        self,
+        should_stop: ShouldStop,
+        name: str,
+        token_ids: Sequence[int],
+        options: Sampling,
+        on_token: OnToken | None,
+    ) -> TokenOutput:
+        """The answer up to the token at which `should_stop` says so, where the request ends."""
+        heard: list[tuple[int, float, int]] = []
+        has_stopped = False
+
+        def hear(token: int, log_prob: float, version: int) -> None:
+            nonlocal has_stopped
+            if has_stopped:
+                return
+            heard.append((token, log_prob, version))
+            if on_token is not None:
+                on_token(token, log_prob, version)
+            has_stopped = should_stop(token)
+            if has_stopped and not self._cuts_answers:
+                request.cancel()
+
+        request = asyncio.ensure_future(self._client.generate(name, token_ids, options, on_token=hear))
+        routed_experts = None
+        try:
+            output = await request
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not has_stopped or (task is not None and task.cancelling()):
+                raise
+        else:
+            if not has_stopped:
+                return output
+            if output.routed_experts is not None:  # of all tokens but the last one
+                routed_experts = output.routed_experts.first(len(token_ids) + len(heard) - 1)
+        ids, log_probs, versions = zip(*heard, strict=True)
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=log_probs,
+            versions=versions,
+            stop_reason="stop",
+            routed_experts=routed_experts,
+        )
 
 
 def _check_sequence(sequence: object, empty: Trajectory, name: str) -> None:

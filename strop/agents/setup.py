@@ -33,6 +33,7 @@ class AgentSetup:
         *,
         template_options: Mapping[str, Any] | None = None,
         max_prompt_tokens: int | None = None,
+        records_routing: bool = False,
     ) -> None:
         """Load everything that the configuration names.
 
@@ -41,6 +42,7 @@ class AgentSetup:
             tokenizer: with the chat template.
             template_options: variables of the template.
             max_prompt_tokens: limit of a prompt; None where unknown.
+            records_routing: the engine says with the end of an answer which experts its tokens went to.
 
         Raises:
             ValueError: the sentence says which file, name or format cannot be used.
@@ -51,6 +53,7 @@ class AgentSetup:
         """Reader of the images of agents; None where the model takes text alone, or nothing is played yet."""
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens
+        self.records_routing = records_routing
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")

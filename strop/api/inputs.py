@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import json
 import sys
 import textwrap
 import uuid
@@ -145,7 +146,7 @@ def column_settings(rows: Rows) -> dict[str, Any]:
     right answer, or one in a column of TRL's habit."""
     columns = _columns(rows)
     settings: dict[str, Any] = {}
-    if columns and "data_source" not in columns:
+    if columns and not _all_have(rows, "data_source", columns):
         settings["data.default_data_source"] = "data"
     if columns and "reward_model" not in columns:
         settings["data.ground_truth_key"] = next((name for name in ANSWERS if name in columns), None)
@@ -157,9 +158,16 @@ def _columns(rows: Rows) -> frozenset[str]:
     if isinstance(rows, str | Path) or rows is None:
         return frozenset()
     if isinstance(rows, Sequence):  # dictionaries, or files
-        return frozenset(rows[0]) if rows and isinstance(rows[0], Mapping) else frozenset()
+        return frozenset(name for row in rows if isinstance(row, Mapping) for name in row)
     names: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", rows)
     return frozenset(map(str, names))
+
+
+def _all_have(rows: Rows, name: str, columns: frozenset[str]) -> bool:
+    """True if a column has a value in every row, as far as the rows say without being read."""
+    return name in columns and not (
+        isinstance(rows, Sequence) and any(isinstance(row, Mapping) and row.get(name) is None for row in rows)
+    )
 
 
 def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
@@ -194,7 +202,10 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
             raise ValueError(
                 f"{name} {problem}: give files, a datasets.Dataset, a DataFrame, or dictionaries"
             )
-        rows = _set_of(rows, name)
+        plain_rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
+        if (lines := _json_lines(plain_rows)) is not None:
+            return [_written_lines(lines, name, folder)]
+        rows = _set_of(plain_rows, name)
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = Dataset.from_pandas(rows, preserve_index=False)
     if not isinstance(rows, Dataset):
@@ -203,13 +214,47 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
         )
     if not len(rows):
         raise ValueError(f"{name} has no row")
+    import pyarrow
+
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.parquet"
-    rows.to_parquet(str(file))
+    try:
+        rows.to_parquet(str(file))
+    except pyarrow.ArrowException as error:  # an object without keys, which Parquet has no form for
+        file.unlink(missing_ok=True)
+        if (lines := _json_lines(rows.to_list())) is None:
+            raise ValueError(f"{name} cannot be written as Parquet: {error}") from error
+        return [_written_lines(lines, name, folder)]
     return [str(file.absolute())]
 
 
-def _set_of(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+def _written_lines(lines: Sequence[bytes], name: str, folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.jsonl"
+    file.write_bytes(b"".join(lines))
+    return str(file.absolute())
+
+
+def _json_lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
+    """The rows as JSON lines, which keep the keys, nulls and empty objects of each; None where a value is of a type
+    that JSON has not."""
+    try:
+        if all(map(_is_json, rows)):
+            return [json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows]
+    except (ValueError, RecursionError):  # a number that is not finite, a text that is no Unicode, a cycle
+        pass
+    return None
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _set_of(plain_rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     """The `datasets.Dataset` of these rows.
 
     Raises:
@@ -218,9 +263,10 @@ def _set_of(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     import pyarrow
     from datasets import Dataset
 
-    plain_rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    from strop.data.rows import columns_of
+
     try:
-        return Dataset.from_list(plain_rows)
+        return Dataset.from_dict(columns_of(plain_rows))
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         for number, row in enumerate(plain_rows):
             for key, value in row.items():

@@ -16,6 +16,7 @@ from typing import Any
 
 from strop.algorithms.verl_config import VerlConfig
 from strop.data.dataset_class_config import DatagenConfig
+from strop.data.rows import columns_of
 from strop.protocol import DataProto
 from strop.utils.user_files import load_user_file
 
@@ -48,7 +49,7 @@ class RowsSoFar(Sequence[Mapping[str, Any]]):
         """The rows as a datasets.Dataset."""
         from datasets import Dataset  # takes a second
 
-        return Dataset.from_list([dict(row) for row in self._rows])
+        return Dataset.from_dict(columns_of(self._rows))
 
 
 class GeneratedRows:

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.data.rows import columns_of
+
 _GSM8K_TOOL = "calc_gsm8k_reward"
 _TOOL_AGENT = "tool_agent"
 _LINE_OF_ANSWER = "Think step by step. End with a line that reads Answer: and then the final answer."
@@ -123,7 +125,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
         staging = Path(folder) / path.name
         if path.suffix == ".parquet":
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), staging)
+            pyarrow.parquet.write_table(pyarrow.table(columns_of(rows)), staging)
         else:
             staging.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
         staging.replace(path)

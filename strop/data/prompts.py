@@ -34,6 +34,7 @@ from strop.data.rows import (
     value_inside,
 )
 from strop.protocol.trajectory import Prompt
+from strop.utils.token_rows import check_rows
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512
@@ -344,11 +345,14 @@ def encode_prompts(
     encoded: list[array[int]] = []
     remaining = iter(chats)
     while batch := list(itertools.islice(remaining, _TOKENIZER_BATCH)):
-        texts: list[str] = []
+        texts: list[tuple[Chat, str]] = []
         for chat, text in zip(batch, render_parts(tokenizer, [*map(prompt_part, batch)]), strict=True):
             with reading(chat):
                 if isinstance(text, ValueError):
                     raise text
-                texts.append(text)
-        encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
+                texts.append((chat, text))
+        for (chat, _), ids in zip(texts, encode_all(tokenizer, [text for _, text in texts]), strict=True):
+            with reading(chat):
+                check_rows(tokenizer, ids, chat.where)
+                encoded.append(array("i", ids))
     return encoded

@@ -35,6 +35,7 @@ from torch.utils.data import Dataset
 
 from strop.data.chat import encode_all, render_prompt, to_chat, to_messages
 from strop.data.readers import check_entries, read_rows, without_filled_nulls
+from strop.data.rows import columns_of
 from strop.utils.sanitize import read_json
 
 _BATCH = 512
@@ -115,8 +116,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             frame = datasets.concatenate_datasets([datasets.Dataset(table) for table in tables])
         else:
             rows = read_rows(self.data_files, self.cache_dir)
-            names = dict.fromkeys(name for row in rows for name in row)  # not those of the first row alone
-            frame = datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+            frame = datasets.Dataset.from_dict(columns_of(rows))
         if 0 < self.max_samples < len(frame):
             chosen = np.arange(self.max_samples)
             if self.shuffle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.data.chat import from_json_text, messages_in, to_messages
@@ -93,3 +93,12 @@ def _suggestion(source: Mapping[str, Any]) -> str:
         if source.get(key) is not None:
             return f"={key}"
     return ""
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The rows as columns, of every key that any row has; None where a row lacks it.
+
+    The constructors of `datasets` and pyarrow take the keys of the first row and drop the others.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

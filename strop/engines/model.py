@@ -52,6 +52,7 @@ from strop.utils.chat_template import asks_for_time, render_with, stop_clock, tr
 from strop.utils.chat_template.answers import keep_special_tokens
 from strop.utils.device import device_name
 from strop.utils.hub.models import fetch_copy
+from strop.utils.token_rows import set_num_rows
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -78,7 +79,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer.decode(
             tokenizer("probe", add_special_tokens=False)["input_ids"]
         )  # also settings are used here
-    if config.tokenizer_path and len(tokenizer) > (size := shape.get_text_config().vocab_size):
+    size = shape.get_text_config().vocab_size
+    if config.tokenizer_path and len(tokenizer) > size:
         raise ValueError(
             f"{key} {source!r} has {len(tokenizer)} tokens, and the model in {config.path!r} knows {size}: give a "
             f"tokenizer that it was trained with"
@@ -98,6 +100,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if asks_for_time(tokenizer.chat_template):
         stop_clock(tokenizer, config.template_date)
     keep_special_tokens(tokenizer, config.keep_special_tokens)
+    set_num_rows(tokenizer, size)
     return tokenizer
 
 

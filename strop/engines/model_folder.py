@@ -75,6 +75,10 @@ def stored_dtypes(folder: str | Path) -> set[torch.dtype]:
     return {DTYPES[name] for name in names if name in DTYPES and DTYPES[name].is_floating_point}
 
 
+_DECODERS = ("decoder", "generator", "text_config")
+"""Parts of config.json that may name the end-of-sequence tokens in its place."""
+
+
 def runs_own_code(config: ModelConfig) -> bool:
     """True if the code of a model folder may be run (model.trust_remote_code).
 
@@ -104,16 +108,22 @@ def model_json(path: Path, complaint: str) -> dict[str, Any]:
 
 
 def end_tokens(folder: Path) -> list[int]:
-    """The end-of-sequence tokens in the generation settings of a model folder; none where it has no such file.
+    """The end-of-sequence tokens in the generation settings of a model folder; where it has no such file, those in its
+    config.json, from which transformers and vLLM make the settings then.
 
     Raises:
         ValueError: the file cannot be read, or names something else.
     """
-    path = folder / "generation_config.json"
-    if not os.path.lexists(path):
-        return []
     complaint = f"the generation settings of {str(folder)!r} cannot be used"
-    token_ids = model_json(path, complaint).get("eos_token_id")
+    path = folder / "generation_config.json"
+    if os.path.lexists(path):
+        token_ids = model_json(path, complaint).get("eos_token_id")
+    elif os.path.lexists(path := folder / "config.json"):
+        config = model_json(path, complaint)
+        parts = [config, *(part for name in _DECODERS if isinstance(part := config.get(name), dict))]
+        token_ids = next((ids for part in parts if (ids := part.get("eos_token_id")) is not None), None)
+    else:
+        return []
     tokens = token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
     if not all(type(token) is int and token >= 0 for token in tokens):
         raise ValueError(f"{complaint}: eos_token_id is {token_ids!r:.80}, and tokens are numbers from 0")
@@ -121,8 +131,8 @@ def end_tokens(folder: Path) -> list[int]:
 
 
 def named_ends(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The end-of-sequence tokens that the tokenizer and the generation settings of the model folder name, at which
-    every program stops.
+    """The end-of-sequence tokens that the tokenizer and the settings of the model folder name, at which every program
+    stops.
 
     Raises:
         ValueError: as `end_tokens`.

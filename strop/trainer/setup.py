@@ -28,7 +28,7 @@ from strop.rollout.types import Sampling
 from strop.trainer.checks.held_out import check_prompts
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
-from strop.utils.chat_template import apply_template
+from strop.utils.chat_template.answers import end_of_turn
 from strop.utils.verdict import Check
 
 if TYPE_CHECKING:
@@ -177,28 +177,6 @@ def load_val_prompts(
     if reads_media:
         dataset.read_media()
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
-
-
-_ANSWER = "strop:answer"
-"""Stands for an answer in a rendered chat: nothing that a template writes by itself."""
-
-
-def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token with which the chat template ends an answer, where it is one of the tokenizer's added ones (<|im_end|>,
-    <|eot_id|>); None where it ends answers with text, with nothing, or knows no such conversation.
-
-    Models are trained to write it, whether or not it is also called the end of a sequence.
-    """
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
-    try:
-        text = apply_template(tokenizer, messages, None, tokenize=False, add_generation_prompt=False)
-    except ValueError:
-        return None
-    _, answer, rest = text.rpartition(_ANSWER)
-    ids = tokenizer.encode(rest.lstrip(), add_special_tokens=False) if answer else []
-    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
 def checked_tokenizer(config: Config) -> PreTrainedTokenizerBase:

@@ -40,6 +40,7 @@ tensor_metrics.py      Metrics of a loss
 terminal.py            Terminal output
 timeline.py            Timeline of this process
 token_bucket.py        Calls per second, as a bucket of tokens
+token_rows.py          Rows of a model's embedding, and tokens for which it has none
 triton.py              Triton, where this build of torch brings it
 trust.py               Trust in settings
 user_files.py          Python files of the user's own, imported once per process; what they define registers itself

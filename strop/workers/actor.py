@@ -91,7 +91,8 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Column ref_log_prob [B, R~] of the responses under the policy without its adapter.
+        """Column ref_log_prob [B, R~] of the responses under the policy as it began: without its adapter, or with the
+        one that it continues.
 
         Raises:
             ValueError: the policy has no adapter; a reference is then a model of its own.
@@ -103,7 +104,8 @@ class ActorWorker(TrainedWorker):
             )
         self.engine.replays_routing = False  # the experts are those of another model
         try:
-            with adapters.adapter_off(self.engine.model):
+            first, policy = self._first_adapter, self.engine.model
+            with adapters.adapter_off(policy) if first is None else adapters.adapter_at(policy, first):
                 return self.token_columns(data, log_prob_column("ref_log_prob", data))
         finally:
             self.engine.replays_routing = True

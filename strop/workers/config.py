@@ -28,7 +28,8 @@ class ActorConfig:
 @section("reference")
 class ReferenceConfig:
     path: str = ""
-    """Hugging Face folder of the frozen reference model; empty: the policy's own starting point, model.path."""
+    """Hugging Face folder of the frozen reference model; empty: the policy's own starting point, model.path, with the
+    adapter of model.lora.path where it continues one."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Batching of its forward passes."""
 

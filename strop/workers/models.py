@@ -17,7 +17,7 @@ from strop.engines.flops import usage_of
 from strop.engines.flops.usage import Usage
 from strop.engines.kinds import ModelEngine, TrainableEngine, train_engine
 from strop.engines.lora import adapters
-from strop.engines.lora.adapters import has_adapter
+from strop.engines.lora.adapters import adapter_values, has_adapter
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
@@ -152,6 +152,8 @@ class TrainedWorker(ModelWorker):
         parallel = self.join(engine, device=learning.device)
         loaded = load(model, parallel=parallel)
         self.engine = train_engine(loaded, engine, optim, total_steps=learning.num_updates, parallel=parallel)
+        self._first_adapter = adapter_values(loaded) if model.lora.path else None
+        """Values of the adapter that is continued; None where it begins at zero, or there is none."""
         self._role = role
         self._pending: Future[None] | None = None
         if learning.checkpoint is not None:

@@ -159,6 +159,7 @@ class RolloutWorker(Worker):
         setup = AgentSetup(
             settings.agent, self._tokenizer,
             template_options=settings.template_options, max_prompt_tokens=settings.max_prompt_tokens,
+            records_routing=self._rollout.router_replay,
         )  # fmt: skip
         recorded = None
         if settings.recording is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import EpisodeTimeout, play_episode, sample_key
 from strop.agents.registry import Agent, Generate, agents
 from strop.agents.setup import AgentSetup
+from strop.protocol.routed_experts import RoutedExperts
 from strop.protocol.trajectory import Prompt, Trajectory
-from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 
 SAMPLING = Sampling(key=0, temperature=0.7, max_tokens=10, stop_token_ids=(2,))
 
@@ -108,6 +110,82 @@ def test_later_turns_go_on_in_the_random_stream_and_the_token_budget() -> None:
     assert (early.position, late.position) == (0, 3)
     # 10 tokens in all, of which three were sampled and one was given before the second answer.
     assert (early.max_tokens, late.max_tokens) == (10, 6)
+
+
+class Talking:
+    """Says 7, 8, 9, 7, 8, 9, ... one token at a time, as many as it may."""
+
+    def __init__(self) -> None:
+        self.requests: list[Sampling] = []
+        self.num_said = 0
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        self.requests.append(sampling)
+        said = [(7 + number % 3, -0.5, 4) for number in range(sampling.max_tokens)]
+        for token in said:
+            self.num_said += 1
+            if on_token is not None:
+                on_token(*token)
+            await asyncio.sleep(0)
+        ids, log_probs, versions = zip(*said, strict=True)
+        routed = RoutedExperts(
+            num_layers=1,
+            num_chosen=1,
+            tokens=tuple(bytes([n, 0]) for n in range(len(prompt_ids) + len(ids) - 1)),
+        )
+        return TokenOutput(
+            token_ids=ids, log_probs=log_probs, versions=versions, stop_reason="length", routed_experts=routed
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("records_routing", [False, True])
+def test_tokens_behind_the_stop_of_an_agent_are_neither_sampled_nor_counted(records_routing: bool) -> None:
+    @agents.register("stops")
+    async def stops(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        for _ in range(2):
+            output = await generate(trajectory.token_ids, should_stop=lambda token: token == 8)
+            assert (output.token_ids, output.stop_reason) == ((7, 8), "stop")
+            trajectory = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
+        return trajectory.finish("stop")
+
+    client = Talking()
+    setup = AgentSetup(AgentConfig(), None, records_routing=records_routing)
+    (played,) = asyncio.run(
+        play_episode(prompt(agent_name="stops"), 1, SAMPLING, client=client, seed=0, setup=setup)
+    )
+    assert played.response_ids == (7, 8, 7, 8)
+    # 10 tokens may be sampled: two of them are used before the second answer, in the stream of numbers too.
+    assert [(asked.max_tokens, asked.position) for asked in client.requests] == [(10, 0), (8, 2)]
+    if records_routing:  # which is told with the end of a request
+        assert client.num_said == 18
+        assert played.routed_experts is not None
+        assert played.routed_experts.tokens == tuple(bytes([n, 0]) for n in range(5))
+    else:
+        assert client.num_said == 4
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_deadline_ends_an_answer_with_a_stop_of_the_agent() -> None:
+    @agents.register("waits")
+    async def waits(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        await generate(trajectory.token_ids, should_stop=lambda token: False)
+        raise AssertionError("it has no end")
+
+    class Silent(ScriptedClient):
+        async def generate(self, *asked: Any, on_token: Any = None) -> TokenOutput:  # type: ignore[override]
+            await asyncio.sleep(60)
+            raise AssertionError("it was cancelled")
+
+    with pytest.raises(EpisodeTimeout):
+        play(Silent(), prompt(agent_name="waits"), timeout_s=0.05)
 
 
 @pytest.mark.usefixtures("registered")

@@ -22,8 +22,10 @@ from fork_server import run_program
 import strop
 from strop import GRPO, evaluate, sft, train
 from strop.api.calls import run_work
+from strop.api.inputs import column_settings, data_files
 from strop.cli.quickstart.task import TaskFiles
 from strop.config.errors import ConfigError
+from strop.data.readers import read_rows
 from strop.run import RunFolder
 from strop.run.errors import RunError
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -159,6 +161,42 @@ def test_rows_come_in_any_form(
     assert found.run is None
     with pytest.raises(ValueError, match="an evaluation leaves no run"):
         found.plot()
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+UNLIKE: list[dict[str, Any]] = [
+    {"prompt": "a"},
+    {"prompt": "b", "solution": "c", "agent_name": "tool_agent", "tools": [TOOL], "extra_info": {}},
+    {"prompt": "d", "data_source": "other", "extra_info": {"limit": None}},
+]
+"""Rows with other keys, and objects without any."""
+
+
+def test_rows_of_memory_are_those_of_the_run(tmp_path: Path) -> None:
+    (file,) = data_files(UNLIKE, "data", tmp_path)
+    assert list(read_rows([file], tmp_path)) == UNLIKE
+    (file,) = data_files(
+        datasets.Dataset.from_list([row | {"extra_info": {}} for row in UNLIKE]), "x", tmp_path
+    )
+    assert [row["extra_info"] for row in read_rows([file], tmp_path)] == [{}, {}, {}]
+
+
+def test_a_row_with_bytes_keeps_what_the_first_one_lacks(tmp_path: Path) -> None:
+    given = [{"prompt": "a"}, {"prompt": "b", "solution": "c", "images": [b"x"]}]
+    (file,) = data_files(given, "data", tmp_path)
+    none = {"solution": None, "images": None}
+    assert list(read_rows([file], tmp_path)) == [none | row for row in given]
+
+
+def test_columns_of_later_rows_count_for_the_settings(tmp_path: Path) -> None:
+    assert column_settings(UNLIKE) == {
+        "data.default_data_source": "data",
+        "data.ground_truth_key": "solution",
+    }
+    assert column_settings([{**row, "data_source": "x"} for row in UNLIKE]) == {
+        "data.ground_truth_key": "solution"
+    }
+    assert column_settings([tmp_path / "a.jsonl"]) == {}
 
 
 def test_a_loaded_model_is_trained_and_what_came_of_it_is_evaluated(

@@ -16,7 +16,14 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.lora.adapters import adapter_off, merged_tensors, save_adapter, save_merged
+from strop.engines.lora.adapters import (
+    adapter_at,
+    adapter_off,
+    adapter_values,
+    merged_tensors,
+    save_adapter,
+    save_merged,
+)
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
@@ -55,6 +62,10 @@ def results(engine: TrainEngine, which: slice) -> dict[str, Any]:
     on = log_probs_of(engine, rows(which), temperature=0.7)[0]
     with adapter_off(model):
         off = log_probs_of(engine, rows(which), temperature=0.7)[0]
+    assert torch.equal(log_probs_of(engine, rows(which), temperature=0.7)[0], on)
+    with adapter_at(model, [torch.zeros_like(value) for value in adapter_values(model)]):
+        zero = log_probs_of(engine, rows(which), temperature=0.7)[0]
+    torch.testing.assert_close(zero, off, rtol=0, atol=1e-12)
     assert torch.equal(log_probs_of(engine, rows(which), temperature=0.7)[0], on)
     with engine.full_parameters(), torch.no_grad():
         gathered = engine.model.head_weight.detach().clone()

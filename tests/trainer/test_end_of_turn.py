@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import Project
+from transformers import AutoTokenizer, GenerationConfig
 
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.evaluation.evaluate import evaluate
@@ -62,3 +64,22 @@ def test_a_stop_token_beyond_the_tokenizer_is_refused_before_a_role_starts(
     config = project.config(f"model.path='{model}'", f"rollout.stop_token_ids=[{beyond}]")
     with pytest.raises(ValueError, match=rf"stop_token_ids has {beyond}, but the tokenizer of"):
         load_training_data(config)
+
+
+@pytest.mark.parametrize("part", [None, "text_config"])
+def test_a_folder_without_generation_settings_ends_as_its_configuration_says(
+    tmp_path: Path, part: str | None
+) -> None:
+    make_tiny_model(tmp_path, seed=0, hidden_size=32, num_layers=1, intermediate_size=32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["eos_token_id"]
+    ends = {"eos_token_id": [tokenizer.eos_token_id, 50]}
+    (tmp_path / "config.json").write_text(json.dumps(config | (ends if part is None else {part: ends})))
+    # transformers makes the settings from config.json then.
+    made = GenerationConfig.from_model_config(json.loads((tmp_path / "config.json").read_text()))
+    model = ModelConfig(path=str(tmp_path))
+    assert list(stop_token_ids(model, tokenizer)) == sorted(made.eos_token_id)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
+    assert stop_token_ids(model, tokenizer) == (tokenizer.eos_token_id,)

@@ -25,6 +25,7 @@ from strop.utils.chat_template import (
     TemplateRefused,
     TemplateTooCostly,
     apply_template,
+    apply_template_to_all,
     process,
     stop_clock,
     trust_template,
@@ -185,6 +186,34 @@ def test_values_that_json_does_not_know_are_shown_as_transformers_shows_them() -
     message = {"role": "user", "content": [{"type": "image", "image": np.zeros(3)}, {"number": np.int64(7)}]}
     for template in ("{{ messages }}", "{{ messages[0].content[1].number + 1 }}"):
         assert rendered(template, [message]) == rendered(template, [message], is_trusted=True)
+
+
+CALLS = {
+    "added to a text": "{{ '<' + c.function.arguments + '>' }}",
+    "as JSON": "{{ '<' + c.function.arguments | tojson + '>' }}",
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+@pytest.mark.parametrize("num_conversations", [1, 2])
+def test_arguments_of_calls_are_texts_for_a_template_that_takes_no_objects(
+    form: str, num_conversations: int
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "ä", "b": [1, None]}}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}" + CALLS[form] + "{% endfor %}{% endfor %}"
+    )
+    texts = apply_template_to_all(tokenizer_with(template), [messages] * num_conversations, None)
+    assert texts == ['<{"a": "ä", "b": [1, null]}>'] * num_conversations
+    assert call["function"]["arguments"] == {"a": "ä", "b": [1, None]}, "what was given stays"  # type: ignore[index]
+
+
+def test_the_error_of_a_template_is_that_of_the_messages_as_they_were_given() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    template = "{{ raise_exception(messages[0].tool_calls[0].function.arguments is string) }}"
+    with pytest.raises(TemplateRefused, match="False"):
+        rendered(template, [{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
 def test_marked_answers_have_their_tokens() -> None:

@@ -10,7 +10,9 @@ from actor_batches import make_actor, random_batch, totals_of
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny_model import make_tiny_model
-from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
+from strop.engines.lora.adapters import save_adapter
+from strop.engines.model import load_model
 from strop.protocol import columns
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
@@ -41,6 +43,33 @@ def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path)
     after = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert not any(p.requires_grad for _, p in frozen.engine.model.named_parameters())
+
+
+def test_a_policy_that_continues_an_adapter_is_its_own_reference_with_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    earlier = load_model(
+        ModelConfig(path=str(tiny_model), dtype="float32", lora=LoraConfig(rank=2)), device="cpu"
+    )
+    with torch.no_grad():
+        for value in [p for p in earlier.module.parameters() if p.requires_grad]:
+            value.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    save_adapter(earlier, tmp_path)
+    batch, algorithm = random_batch(torch.float32), AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
+    actor = make_actor(tiny_model, algorithm, dtype="float32", lora=LoraConfig(rank=2, path=str(tmp_path)))
+
+    def log_probs() -> tuple[torch.Tensor, torch.Tensor]:
+        policy = actor.compute_log_prob(batch).tensors()["old_log_probs"]
+        return columns.flat(policy), columns.flat(actor.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+
+    first, begun = log_probs()
+    assert torch.equal(first, begun)
+    base = columns.flat(reference(tiny_model).compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+    assert float((begun - base).abs().max()) > 0.01, "the adapter says something"
+    actor.update_policy(batch, totals_of(batch))
+    now, begun_later = log_probs()
+    assert float((now - first).abs().max()) > 1e-3
+    assert torch.equal(begun_later, begun)
 
 
 def test_log_probs_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:

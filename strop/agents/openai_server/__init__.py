@@ -14,5 +14,6 @@ server.py         The HTTP server
 session.py        One session: its calls as training sequences
 settings.py       Settings of openai_agent
 streaming.py      Incremental decoding, and stop texts
+token_bytes.py    Bytes of single tokens, for their log-probs
 token_source.py   Samplers: an engine, or an episode of a run
 """

@@ -10,6 +10,7 @@ from typing import Any
 from strop.agents.openai_server.completion import Choice, CompletionResult
 from strop.agents.openai_server.request import CallRequest
 from strop.agents.openai_server.session import ChatModel
+from strop.agents.openai_server.token_bytes import text_offsets, token_bytes
 
 
 class CompletionFormat:
@@ -101,12 +102,11 @@ class CompletionFormat:
         return fields
 
     def _completion_logprobs(self, choice: Choice) -> dict[str, Any]:
-        tokens = [str(self._model.tokenizer.decode([token])) for token in choice.output.token_ids]
-        offsets = [len("".join(tokens[:number])) for number in range(len(tokens))]
+        parts = token_bytes(self._model.tokenizer, choice.output.token_ids)
         return {
-            "tokens": tokens,
+            "tokens": [part.decode(errors="replace") for part in parts],
             "token_logprobs": list(choice.output.log_probs),
-            "text_offset": offsets,
+            "text_offset": text_offsets(parts),
             "top_logprobs": None,
         }
 
@@ -115,11 +115,16 @@ def logprobs_of(
     token_ids: Sequence[int], log_probs: Sequence[float], model: ChatModel
 ) -> list[dict[str, Any]]:
     """Each sampled token with its log-prob, in OpenAI's form."""
-    entries = []
-    for token, log_prob in zip(token_ids, log_probs, strict=True):
-        text = str(model.tokenizer.decode([token]))
-        entries.append({"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []})
-    return entries
+    parts = token_bytes(model.tokenizer, token_ids)
+    return [
+        {
+            "token": part.decode(errors="replace"),
+            "logprob": log_prob,
+            "bytes": list(part),
+            "top_logprobs": [],
+        }
+        for part, log_prob in zip(parts, log_probs, strict=True)
+    ]
 
 
 def usage(result: CompletionResult) -> dict[str, int]:

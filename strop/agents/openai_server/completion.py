@@ -138,7 +138,7 @@ async def _choose(
     if text.has_stopped:
         output = _first_tokens(output, text.num_tokens)
     parsed, written = await _parse(output, text, request, model)
-    message = Message("assistant", parsed.content, _calls(parsed))
+    message = Message("assistant", parsed.content, _calls(parsed), reasoning=parsed.reasoning)
     send(parsed.content)
     prompt_text = "" if request.is_chat else request.prompts[prompt_index]
     completed = prompt_text + parsed.content if isinstance(prompt_text, str) and not request.is_chat else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.openai_server.errors import invalid
+from strop.agents.tools.conversation import thinking_fields
 from strop.agents.tools.templates import ChatTemplate
 from strop.utils.sanitize import encodable_value, read_json
 
@@ -40,6 +41,8 @@ class Message:
     """Of a tool's message: the call that it answers."""
     parts: tuple[str | bytes, ...] = ()
     """Texts and encoded images in order, where there are images."""
+    reasoning: str = ""
+    """Thinking before the content, of the assistant; where the template has a place for it."""
 
     @property
     def images(self) -> tuple[bytes, ...]:
@@ -94,8 +97,15 @@ def _read_message(value: object, param: str) -> Message:
     read_calls = tuple(_read_call(call, f"{param}.tool_calls[{number}]") for number, call in enumerate(calls))
     has_images = any(isinstance(part, bytes) for part in parts)
     return Message(
-        role, content, read_calls, call_id if role == "tool" else "", tuple(parts) if has_images else ()
-    )
+        role, content, read_calls, call_id if role == "tool" else "", tuple(parts) if has_images else (),
+        _reasoning_of(value) if role == "assistant" else "",
+    )  # fmt: skip
+
+
+def _reasoning_of(message: Mapping[str, Any]) -> str:
+    """Thinking in one of the fields in which servers send it and clients send it back."""
+    fields = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((field for field in fields if isinstance(field, str) and field), "")
 
 
 def text_of(content: object, param: str) -> str:
@@ -188,17 +198,21 @@ def as_template(
     """
     template_messages: list[dict[str, Any]] = []
     calls: dict[str, tuple[str, str]] = {}
-    results: list[tuple[str, str, str]] = []
+    results: list[Message] = []
     for message in (*messages, None):
         if message is not None and message.role == "tool":
             if message.call_id not in calls:
                 raise invalid(
                     "messages", f"a tool answers {message.call_id!r}, but no call before it has that id"
                 )
-            results.append((*calls[message.call_id], message.content))
+            results.append(message)
             continue
-        if results:
-            template_messages += template.reply_messages(results)
+        if results:  # in the order of the calls: templates without ids tell them apart by it
+            order = {call_id: number for number, call_id in enumerate(calls)}
+            results.sort(key=lambda result: order[result.call_id])
+            template_messages += template.reply_messages(
+                [(*calls[result.call_id], result.content) for result in results]
+            )
             results = []
         if message is not None:
             template_messages.append(_template_message(message, template, written_ids, calls))
@@ -215,8 +229,9 @@ def _template_message(
     content: str | None = template.as_plain_text(message.content)
     if message.parts:
         return {"role": message.role, "content": [_part(part, template) for part in message.parts]}
+    thinking = thinking_fields(template.as_plain_text(message.reasoning)) if message.reasoning else {}
     if not message.calls:
-        return {"role": message.role, "content": content}
+        return {"role": message.role, "content": content, **thinking}
     names = [template.as_plain_text(call.name) for call in message.calls]
     ids = template.call_ids(names, [written_ids.get(call.id) for call in message.calls])
     for call, written_id, name in zip(message.calls, ids, names, strict=True):
@@ -229,7 +244,8 @@ def _template_message(
         }
         for call, written_id, name in zip(message.calls, ids, names, strict=True)
     ]
-    return {"role": message.role, "content": content or template.profile.no_content, "tool_calls": functions}
+    content = content or template.profile.no_content
+    return {"role": message.role, "content": content, **thinking, "tool_calls": functions}
 
 
 def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:
@@ -240,12 +256,12 @@ def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:
 
 
 def _object(text: str) -> Any:
-    """The object that templates expect as arguments."""
+    """The object that templates expect as arguments; the text where it is none."""
     try:
-        value = read_json(text)
+        value = read_json(text or "{}")
     except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _canonical(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ def read_conversation(body: object, session: Session) -> tuple[CallRequest, tupl
     if isinstance(input_value, str):
         items: Sequence[Message] = (Message("user", input_value),)
     else:
-        items = _read_items(input_value)
+        items = _read_items(input_value, session)
     conversation = (*earlier, *items)
     instructions = params.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
@@ -41,7 +42,7 @@ def read_conversation(body: object, session: Session) -> tuple[CallRequest, tupl
     return read_response(body, (*system, *conversation)), conversation
 
 
-def _read_items(value: object) -> list[Message]:
+def _read_items(value: object, session: Session) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise invalid("input", "must be a text, or a list of items")
     messages: list[Message] = []
@@ -51,7 +52,7 @@ def _read_items(value: object) -> list[Message]:
         if kind == "message":
             messages += read_messages([item], param="input")
         elif kind == "function_call":
-            _add_call(messages, item, param)
+            _add_call(messages, item, param, session)
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
                 raise invalid(f"{param}.call_id", "names the call that it answers")
@@ -64,15 +65,20 @@ def _read_items(value: object) -> list[Message]:
     return messages
 
 
-def _add_call(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
-    """A call belongs to the message of the assistant before it, where there is one."""
+def _add_call(messages: list[Message], item: Mapping[str, Any], param: str, session: Session) -> None:
+    """Add a call to the message of the assistant before it, where there is one; behind outputs, too, where the model
+    wrote it in the same answer as the calls of that message."""
     name, arguments = item.get("name"), item.get("arguments", "")
     if not isinstance(name, str) or not isinstance(arguments, str):
         raise invalid(param, "must have a name, and arguments as JSON text")
     call = Call(str(item.get("call_id") or ""), name, arguments)
-    last = messages[-1] if messages and messages[-1].role == "assistant" else None
-    if last is not None:
-        messages[-1] = Message("assistant", last.content, (*last.calls, call))
+    number = len(messages) - 1
+    while number >= 0 and messages[number].role == "tool":
+        number -= 1
+    last = messages[number] if number >= 0 and messages[number].role == "assistant" else None
+    is_next = number == len(messages) - 1
+    if last is not None and (is_next or session.has_answer_of([*last.calls, call])):
+        messages[number] = dataclasses.replace(last, calls=(*last.calls, call))
     else:
         messages.append(Message("assistant", "", (call,)))
 

@@ -8,7 +8,6 @@ place. Nothing is sampled, so nothing is recorded.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.agents.openai_server.errors import unsupported
 from strop.agents.openai_server.request import read_prompts
+from strop.agents.openai_server.token_bytes import text_offsets, token_bytes
 
 if TYPE_CHECKING:
     from strop.agents.openai_server.session import ChatModel
@@ -119,23 +119,25 @@ def _choice(
     if request.adds_token:
         token_ids.append(scores.top_ids[-1])
         log_probs.append(scores.top_log_probs[-1])
-    texts = [str(model.tokenizer.decode([token])) for token in token_ids]
+    parts = token_bytes(model.tokenizer, token_ids)
+    texts, top_texts = (
+        [part.decode(errors="replace") for part in parts_of]
+        for parts_of in (parts, token_bytes(model.tokenizer, scores.top_ids))
+    )
     tops: list[dict[str, float] | None] = [None]
     for index_before, (token, log_prob) in enumerate(zip(token_ids[1:], log_probs[1:], strict=True)):
         top, value = scores.top_ids[index_before], scores.top_log_probs[index_before]
         if top == token:  # the same number, so that a client may compare
             log_probs[index_before + 1] = log_prob = value
-        tops.append(
-            _by_text((texts[index_before + 1], log_prob), (str(model.tokenizer.decode([top])), value))
-        )
+        tops.append(_by_text((texts[index_before + 1], log_prob), (top_texts[index_before], value)))
     return {
         "index": index,
-        "text": "".join(texts),
+        "text": b"".join(parts).decode(errors="replace"),
         "finish_reason": "length",
         "logprobs": {
             "tokens": texts,
             "token_logprobs": log_probs,
-            "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)),
+            "text_offset": text_offsets(parts),
             "top_logprobs": tops if request.names_top else None,
         },
     }

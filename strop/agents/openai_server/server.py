@@ -175,8 +175,10 @@ class Gateway:
         body = await self._body(request)
         scoring = read_scoring(body)
         if scoring is not None:
-            encode = session.model.template.encode
-            prompts = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in scoring.prompts]
+            prompts = [
+                session.new_text_ids(prompt) if isinstance(prompt, str) else prompt
+                for prompt in scoring.prompts
+            ]
             return web.json_response(scoring_body(scoring, prompts, sampler.score(prompts), session.model))
         call = read_completion(body)
         return await self._respond(request, call, session, sampler, CompletionFormat(call, session.model))

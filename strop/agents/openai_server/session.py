@@ -13,10 +13,18 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strop.agents.openai_server.errors import ApiError, invalid
-from strop.agents.openai_server.messages import ConversationKey, Message, as_template, conversation_key
+from strop.agents.openai_server.messages import (
+    Call,
+    ConversationKey,
+    Message,
+    as_template,
+    conversation_key,
+)
+from strop.agents.openai_server.token_bytes import opening_ids
 from strop.agents.tools.conversation import CONTINUED
 from strop.agents.tools.formats import ToolParser, parser_for_template
 from strop.agents.tools.images import ImageEncoder
@@ -87,6 +95,11 @@ class ChatModel:
                 )
         return self._parser
 
+    @cached_property
+    def opening_ids(self) -> tuple[int, ...]:
+        """Tokens that the tokenizer writes before a text."""
+        return opening_ids(self.tokenizer)
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The tokens as the text of an answer."""
         return answer_text(self.tokenizer, token_ids)
@@ -149,6 +162,11 @@ class Session:
             for number, message in enumerate(messages)
             if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
         ]
+        thoughts = {number: answer.message.reasoning for number, answer in answers}
+        messages = [
+            message if message.reasoning else dataclasses.replace(message, reasoning=thoughts.get(number, ""))
+            for number, message in enumerate(messages)
+        ]  # clients seldom send back what the model thought
         try:
             return self._with_images(self._render(messages, answers, tools), messages)
         except TemplateRefused as error:
@@ -174,6 +192,11 @@ class Session:
         except ValueError as error:
             raise invalid("messages", str(error)) from error
 
+    def new_text_ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, behind those with which the tokenizer opens one, unless it has them."""
+        ids, opening = tuple(self.model.template.encode(text)), self.model.opening_ids
+        return ids if ids[: len(opening)] == opening else (*opening, *ids)
+
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt that is text; a recorded beginning keeps its tokens."""
         sequence_index = max(
@@ -187,8 +210,13 @@ class Session:
         )
         encode = self.model.template.encode
         if sequence_index is None:
-            return tuple(encode(text))
+            return self.new_text_ids(text)
         return (*self._sequences[sequence_index].token_ids, *encode(text[len(self._texts[sequence_index]) :]))
+
+    def has_answer_of(self, calls: Sequence[Call]) -> bool:
+        """True if the model wrote these calls in one answer."""
+        answers = [self._by_call.get(call.id) for call in calls]
+        return answers[0] is not None and all(answer is answers[0] for answer in answers)
 
     def _find(self, message: Message, messages_before: Sequence[Message]) -> SampledAnswer | None:
         """The answer that a message of the assistant repeats."""

@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from strop.agents.context import Generate
+from strop.agents.context import Generate, ShouldStop
 from strop.agents.openai_server.errors import ApiError, unsupported
 from strop.agents.openai_server.request import Options
 from strop.agents.openai_server.scoring import PromptScores
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from strop.agents.openai_server.prompt_scorer import PromptScorer  # with torch
 
 logger = logging.getLogger(__name__)
-
-ShouldStop = Callable[[int], bool]
-"""Called with each token as it is sampled; True once the answer has ended with it."""
 
 
 class Sampler(Protocol):
@@ -137,18 +134,11 @@ class EpisodeSampler:
                 "the episode has no tokens left (data.max_response_tokens)",
                 code="context_length_exceeded",
             )
-        num_tokens, has_ended = 0, False
-
-        def on_token(token: int, log_prob: float, version: int) -> None:
-            nonlocal num_tokens, has_ended
-            num_tokens += 1
-            has_ended = has_ended or should_stop(token)
-
         output = await self._generate(
             prompt_ids,
             stop_token_ids=options.stop_token_ids,
             max_tokens=options.max_tokens,
-            on_token=on_token,
+            should_stop=should_stop,
         )
         if output.stop_reason == "aborted":
             raise ApiError(503, "generation was aborted")

@@ -239,11 +239,11 @@ class Conversation:
                 text = profile.thinking_opening + text.removeprefix(profile.before_text)
                 return {"role": "assistant", "content": text}
             thinking, text = split_thinking(text, begins_in_thinking=profile.begins_in_thinking)
-            return {"role": "assistant", "content": text.lstrip("\n"), **_as_fields(thinking)}
+            return {"role": "assistant", "content": text.lstrip("\n"), **thinking_fields(thinking)}
         content = parsed.content or (profile.no_content if parsed.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if parsed.reasoning:
-            message |= _as_fields(parsed.reasoning)
+            message |= thinking_fields(parsed.reasoning)
         return message | self._calls_for_template(parsed)
 
     def _as_end_of_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
@@ -254,13 +254,13 @@ class Conversation:
         thinking = f"{parsed.reasoning}{CLOSE}" if is_inside else ""
         message = dict(with_answer(self._messages, f"{thinking}{parsed.content}")[-1])
         if parsed.reasoning and not is_inside:
-            message |= _as_fields(parsed.reasoning)
+            message |= thinking_fields(parsed.reasoning)
         return message | self._calls_for_template(parsed)
 
     def _as_written(self, output: TokenOutput) -> str:
         """The text of an answer with its control tokens, but for the one that ends it."""
         ids = list(output.token_ids)
-        if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
+        if ids and ids[-1] in self._context.template.ends_of_turns(self._context.stop_ids):
             ids.pop()
         return str(self._context.tokenizer.decode(ids))
 
@@ -312,7 +312,7 @@ class Conversation:
         return min(1.0, (len(token_ids) - end) / max(1, len(token_ids) - first))
 
 
-def _as_fields(thinking: str) -> dict[str, str]:
+def thinking_fields(thinking: str) -> dict[str, str]:
     """Thinking under the names that templates know, without the line breaks that they write around it."""
     return dict.fromkeys(("reasoning_content", "thinking"), thinking.strip("\n"))
 

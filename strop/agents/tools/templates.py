@@ -31,6 +31,7 @@ from strop.agents.tools.template_probe import (
     made_up_answers,
 )
 from strop.utils.chat_template import TemplateRefused, apply_template
+from strop.utils.chat_template.answers import end_of_turn, kept_special_ids, special_tokens
 from strop.utils.sanitize.control_tokens import ControlText, any_of
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class ChatTemplate:
         replies = [self.as_plain_message(message) for message in replies]
         call_names = [self.as_plain_text(name) for name in call_names]
         refused: Exception | None = None
-        ends = self.control_ids.intersection(stop_ids)
+        ends = self.ends_of_turns(stop_ids)
         ids = [str(message["tool_call_id"]) for message in replies if message.get("tool_call_id")]
         if len(ids) != len(call_names):
             ids = self.call_ids(call_names)
@@ -140,6 +141,16 @@ class ChatTemplate:
         raise refused or TemplateRefused(
             f"the chat template does not show a reply of role {replies[0]['role']!r} after an answer"
         )
+
+    def ends_of_turns(self, stop_ids: Collection[int]) -> frozenset[int]:
+        """Tokens, of those at which generation stops, that end a turn: the one that the template writes, and special
+        ones. Others, such as `</search>`, are part of the answer, and the turn has yet to be ended behind them."""
+        special = frozenset(special_tokens(self._tokenizer).values()) - kept_special_ids(self._tokenizer)
+        return self.control_ids.intersection(stop_ids) & (special | {self._end_id})
+
+    @cached_property
+    def _end_id(self) -> int | None:
+        return end_of_turn(self._tokenizer)
 
     def call_ids(self, names: Sequence[str], written: Sequence[str | None] = ()) -> list[str]:
         """Ids of the calls of an answer: those that the model wrote, where the template takes them, or made-up ones."""

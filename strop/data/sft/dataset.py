@@ -34,6 +34,7 @@ from strop.data.sft.stored_conversation import (
 )
 from strop.data.sft.token_rows import check_text, token_examples
 from strop.utils.setting_text import setting_text
+from strop.utils.token_rows import check_rows
 
 if TYPE_CHECKING:
     from strop.engines.multimodal.placeholders import RowMedia
@@ -127,7 +128,10 @@ class SftDataset:
             row, where = rows[number], self._where(number)
             with bad.reading(where):
                 if has_tokens(row):
-                    tokens[number] = [*token_examples(row, number, where=where, num_ids=len(self._tokenizer))]
+                    examples = [*token_examples(row, number, where=where, num_ids=len(self._tokenizer))]
+                    for example in examples:
+                        check_rows(self._tokenizer, example.ids, where)
+                    tokens[number] = examples
                     continue
                 trained_chat = self._to_chat(number, row)
                 if trained_chat.chat.media:
@@ -138,6 +142,7 @@ class SftDataset:
             with bad.reading(self._where(number)):
                 if isinstance(result, ValueError):
                     raise result
+                check_rows(self._tokenizer, result[0], self._where(number))
                 whole = StoredConversation(number, array("i", result[0]), bytes(result[1]))
                 tokens[number] = [with_images(whole, images[number]) if number in images else whole]
         for number in numbers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from transformers.pytorch_utils import Conv1D
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.finite_weights import check_finite
-from strop.engines.gradients import full
+from strop.engines.gradients import full, local
 from strop.engines.lora.products import add_in_place
+from strop.engines.parallel.fsdp import reshard
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
 from strop.utils.hub.models import fetch_copy
@@ -107,6 +108,35 @@ def adapter_off(model: CausalLM) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def adapter_values(model: CausalLM) -> list[Tensor]:
+    """Copies of this rank's part of the adapter's parameters, in their order."""
+    return [parameter.clone() for parameter in _parts(model)]
+
+
+@contextlib.contextmanager
+def adapter_at(model: CausalLM, values: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the model computes with these values of its adapter (`adapter_values`): the policy that continues an
+    adapter is its own reference so."""
+    present = adapter_values(model)
+    _take(model, values)
+    try:
+        yield
+    finally:
+        _take(model, present)
+
+
+def _take(model: CausalLM, values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(_parts(model), values, strict=True):
+        parameter.copy_(value)
+
+
+def _parts(model: CausalLM) -> list[Tensor]:
+    """This rank's part of each trained parameter; what a forward pass has left gathered is freed, and gathered anew."""
+    if model.is_sharded:
+        reshard(model)
+    return [local(parameter.detach()) for _, parameter in _trained(model)]
 
 
 @torch.no_grad()

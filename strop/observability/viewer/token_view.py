@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 GIVEN_STYLE = "cyan"
 """Tokens that a tool, an environment or a user wrote; they are not trained."""
+_BROKEN = "\ufffd"
+_MAX_JOINED = 6
+"""Tokens of bytes that make one character."""
 SAMPLED_STYLES = ((0.5, "green"), (0.1, "yellow"), (0.01, "dark_orange"), (0.0, "bold red"))
 """Lowest probability and style of a token that the policy sampled, most likely first."""
 
@@ -51,18 +54,44 @@ def response_tokens(row: Mapping[str, Any], decode: Callable[[Sequence[int]], st
     present = [row[name] for name in names if row.get(name) is not None]
     if len(present) < len(names) or len(set(map(len, present))) > 1:
         return []  # it was not played, or the file was changed
+    texts = pieces(row["response_ids"], decode)
     columns = zip(*present, strict=True)
     return [
         Token(
             position=position,
             id=token_id,
-            text=decode([token_id]),
+            text=texts[position],
             is_sampled=is_sampled,
             log_prob=log_prob,
             version=version,
         )
         for position, (token_id, is_sampled, log_prob, version) in enumerate(columns)
     ]
+
+
+def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """The text of each token behind the one before, which joined are the text of all; of a character that several
+    tokens make, all of it at the last of them."""
+    texts: list[str] = []
+    before: list[int] = []
+    waiting: list[int] = []
+    for token in ids:
+        waiting.append(token)
+        text = _text_behind(before, waiting, decode)
+        if _BROKEN in text and len(waiting) < _MAX_JOINED:
+            texts.append("")
+        else:
+            texts.append(text)
+            before, waiting = waiting, []
+    if waiting:
+        texts[-1] = _text_behind(before, waiting, decode)
+    return texts
+
+
+def _text_behind(before: Sequence[int], ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """The text of tokens behind others: at the beginning of a text some tokenizers drop the space of a word."""
+    start, whole = decode(before) if before else "", decode([*before, *ids])
+    return whole[len(start) :] if whole.startswith(start) else decode(ids)
 
 
 def token_text(tokens: Sequence[Token]) -> Text:

@@ -81,7 +81,7 @@ def _check_roles(config: Config) -> None:
     if config.model.lora.rank > 0 and config.reference.path:
         raise ValueError(
             f"reference.path is {config.reference.path!r}, but with model.lora the reference is the model without "
-            f"its adapter: remove one of the two"
+            f"its adapter, or with that of model.lora.path: remove one of the two"
         )
     if config.reward.weight == 0 and "reward_model" not in config.roles:
         raise ValueError(

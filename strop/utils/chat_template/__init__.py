@@ -11,9 +11,11 @@ user trusts the model's code (model.trust_remote_code).
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import datetime
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,9 @@ def apply_template(
 ) -> Any:
     """Apply the chat template, as `tokenizer.apply_chat_template` does.
 
+    Arguments of tool calls that are objects are given as JSON text where the template refuses the conversation
+    otherwise: DeepSeek's adds them to a text.
+
     Args:
         tokenizer: with a chat template.
         messages: of the conversation.
@@ -105,6 +110,43 @@ def apply_template_to_all(
 
 
 def _apply(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: list[Any],
+    tools: Sequence[Any] | None,
+    options: dict[str, Any],
+) -> Any:
+    try:
+        return _apply_once(tokenizer, conversation, tools, options)
+    except TemplateRefused:
+        with_texts = _with_argument_texts(conversation)
+        if with_texts == conversation:
+            raise
+        with contextlib.suppress(TemplateRefused):
+            return _apply_once(tokenizer, with_texts, tools, options)
+        raise
+
+
+def _with_argument_texts(messages: Any) -> Any:
+    """A conversation, or several, with the arguments of tool calls as JSON text."""
+    if isinstance(messages, list):
+        return [_with_argument_texts(message) for message in messages]
+    if not isinstance(messages, Mapping) or not isinstance(calls := messages.get("tool_calls"), list):
+        return messages
+    return {**messages, "tool_calls": [_with_argument_text(call) for call in calls]}
+
+
+def _with_argument_text(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_argument_text(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return call
+    return {**call, "arguments": json.dumps(arguments, ensure_ascii=False, default=str)}
+
+
+def _apply_once(
     tokenizer: PreTrainedTokenizerBase,
     conversation: list[Any],
     tools: Sequence[Any] | None,

@@ -15,6 +15,8 @@ from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_ANSWER = "strop:answer"
+"""Stands for an answer in a rendered chat: nothing that a template writes by itself."""
 _KEPT = "strop_kept_special_ids"
 _OPENING = re.compile(r"(<|\[)([A-Za-z]\w*)(>|\])")
 """The form of a token that opens a part, such as <think> or [THINK]; a token with / behind the bracket closes it."""
@@ -48,6 +50,11 @@ def kept_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     return tuple(text for _, text in sorted(_kept(tokenizer).items()))
 
 
+def kept_special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Their ids."""
+    return frozenset(_kept(tokenizer))
+
+
 def answer_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """Text of an answer, without special tokens but those that are part of it."""
     ids, kept_texts = list(token_ids), _kept(tokenizer)
@@ -59,6 +66,24 @@ def answer_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) ->
             [token_id for token_id in ids if token_id not in left_out], skip_special_tokens=False
         )
     )
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token with which the chat template ends an answer, where it is one of the tokenizer's added ones (<|im_end|>,
+    <|eot_id|>); None where it ends answers with text, with nothing, or knows no such conversation.
+
+    Models are trained to write it, whether or not it is also called the end of a sequence.
+    """
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = apply_template(tokenizer, messages, None, tokenize=False, add_generation_prompt=False)
+    except ValueError:
+        return None
+    _, answer, rest = text.rpartition(_ANSWER)
+    ids = tokenizer.encode(rest.lstrip(), add_special_tokens=False) if answer else []
+    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

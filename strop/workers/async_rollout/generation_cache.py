@@ -116,10 +116,12 @@ class GenerationCache:
             for token in zip(old.token_ids, old.log_probs, old.versions, strict=True):
                 request.hear(*token)
             state.stop_reason = old.stop_reason or request.end()
-        if state.stop_reason is None:
-            state.stop_reason = await self._rest(request)
-        if self._schedule is not None:
-            self._schedule.answered(request_id)
+        try:
+            if state.stop_reason is None:
+                state.stop_reason = await self._rest(request)
+        finally:  # also of a request that its agent ended at a text
+            if self._schedule is not None:
+                self._schedule.answered(request_id)
         return request.output(state.stop_reason)
 
     def _old(self, uid: str, request_id: str, request_digest: str) -> RequestState | None:

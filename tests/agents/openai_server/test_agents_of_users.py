@@ -70,6 +70,12 @@ def no_number(base_url, api_key, row):
 def silent(base_url, api_key, row):
     return None
 
+def reacts(base_url, api_key, row):
+    client, messages = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0), list(row["prompt"])
+    for _ in range(2):
+        messages += [ask(client, *messages, stop=["Observation:"]), {"role": "user", "content": "12"}]
+    return {"reward": float(len(messages))}
+
 def streams(base_url, api_key, row):
     client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     heard = ""
@@ -160,6 +166,15 @@ def test_an_episode_ends_where_its_tokens_do(agent_file: Path) -> None:
     assert trajectory.stop_reason == "length"
     assert len(trajectory.response_ids) <= 60
     assert trajectory.reward_score is None, "the reward function is asked"
+
+
+def test_what_a_model_says_behind_a_stop_text_takes_no_tokens_of_the_episode(agent_file: Path) -> None:
+    said = "look\nObservation:"
+    (trajectory,), model = episode(agent_file, "reacts", said + " it is made up" * 9, max_tokens=120)
+    assert trajectory.stop_reason == "stop"
+    assert trajectory.reward_score == 5.0, "both calls were answered"
+    assert sum(trajectory.sampled) == 2 * len(said)
+    assert [sampling.position for _, sampling in model.requests] == [0, len(said)]
 
 
 def test_a_first_prompt_without_room_for_an_answer_says_what_to_raise(agent_file: Path) -> None:

@@ -378,7 +378,7 @@ def test_one_file_has_all_numbers_and_some_samples(folder: Path, tmp_path: Path)
 
 
 def test_a_sample_of_more_than_one_token_per_letter(tmp_path: Path) -> None:
-    from strop.observability.viewer.page.texts import pieces
+    from strop.observability.viewer.token_view import pieces
 
     letters = {1: b"a", 2: b"\xe2", 3: b"\x82", 4: b"\xac", 5: b"\xff"}
     decode = lambda ids: b"".join(letters[one] for one in ids).decode(errors="replace")  # noqa: E731

@@ -9,6 +9,7 @@ import pytest
 
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.workers.async_rollout.generation_cache import GenerationCache, RequestState
+from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
 
 SAMPLING = Sampling(key=5, max_tokens=6, stop_token_ids=(0,))
 
@@ -133,5 +134,18 @@ def test_what_ended_but_was_not_written_as_ended_ends_without_another_token() ->
         cache.restore("e0-1", {"e0-1/0#0": stopped})
         found = await cache.generate("e0-1/0#0", [10], SAMPLING)
         assert (found.token_ids, found.stop_reason, client.asked) == ((11, 0), "stop", [])
+
+    asyncio.run(work())
+
+
+def test_nobody_waits_for_the_rest_of_an_answer_that_its_agent_has_ended() -> None:
+    async def work() -> None:
+        schedule = RecordedSchedule(version=1)
+        schedule.follow("e0-1", {"0#0": [[1, 5]]})
+        cache = GenerationCache(Counting(version=1, stops_after=2), schedule)
+        cache.restore("e0-1")
+        await interrupted(cache, "e0-1/0#0", [10])
+        async with asyncio.timeout(1):
+            await schedule.caught_up()
 
     asyncio.run(work())

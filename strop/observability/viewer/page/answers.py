@@ -13,7 +13,7 @@ from strop.observability.viewer.diff import changed_settings, compared
 from strop.observability.viewer.filtered import find_fates
 from strop.observability.viewer.page.catalog import Catalog
 from strop.observability.viewer.page.sample_search import PREVIEW_CHARS, Query, parts_of, row_of, search
-from strop.observability.viewer.page.texts import Decode, pieces
+from strop.observability.viewer.page.texts import Decode
 from strop.observability.viewer.page.timeline_rows import timeline_rows
 from strop.observability.viewer.postmortem import NOTABLE
 from strop.observability.viewer.records import RunRecords
@@ -188,12 +188,9 @@ ANSWERS: dict[str, Callable[[Catalog, Words], dict[str, Any]]] = {
 
 
 def _tokens(sequence: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
-    tokens = response_tokens(sequence, lambda ids: f"⟨{ids[0]}⟩")
-    texts = (
-        [token.text for token in tokens] if decode is None else pieces([token.id for token in tokens], decode)
-    )
+    tokens = response_tokens(sequence, decode or (lambda ids: "".join(f"⟨{token}⟩" for token in ids)))
     columns: dict[str, Any] = {
-        "text": [printable(text) for text in texts],
+        "text": [printable(token.text) for token in tokens],
         "id": [token.id for token in tokens],
         "sampled": [token.is_sampled for token in tokens],
         "log_prob": [_finite(token.log_prob) for token in tokens],

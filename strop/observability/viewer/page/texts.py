@@ -13,9 +13,6 @@ from strop.utils.safe_read import check_regular
 
 Decode = Callable[[Sequence[int]], str]
 _FILE = "tokenizer.json"
-_BROKEN = "\ufffd"
-_MAX_JOINED = 6
-"""Tokens of bytes that make one character."""
 
 
 def decode_of(run: RunRecords) -> Decode | None:
@@ -32,23 +29,6 @@ def decode_of(run: RunRecords) -> Decode | None:
         return decoder(run.path)
     except (RunError, ValueError, OSError):
         return None
-
-
-def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """The text of each token; of a character that several tokens make, all of it at the last of them."""
-    texts: list[str] = []
-    waiting: list[int] = []
-    for token in ids:
-        waiting.append(token)
-        text = decode(waiting)
-        if _BROKEN in text and len(waiting) < _MAX_JOINED:
-            texts.append("")
-        else:
-            texts.append(text)
-            waiting = []
-    if waiting:
-        texts[-1] = decode(waiting)
-    return texts
 
 
 def _of_file(path: Path) -> Decode | None:
