@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class PromptSampler:
         self._results_order: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
-        self._rest_until: dict[int, tuple[int, int | None]] = {}
+        self._periods: dict[int, list[tuple[int, int | None]]] = {}
         self._least_steps = 0
         self._chosen = (
             None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
@@ -193,27 +194,35 @@ class PromptSampler:
 
     def retire(self, row: int, epoch: int) -> None:
         """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
-        self._rest_until[row] = (epoch, None)
+        self._add_rest(row, epoch, None)
 
     def defer(self, row: int, epoch: int, *, epochs: int) -> None:
         """Visit this row again only after resting this many epochs after this one."""
-        if self._rest_until.get(row, (0, 0))[1] is not None:
-            self._rest_until[row] = (epoch, epoch + epochs)
+        self._add_rest(row, epoch, epoch + epochs)
+
+    def _add_rest(self, row: int, since: int, until: int | None) -> None:
+        """Add a rest to the earlier ones, which say of which epochs a continued run must not make up for visits."""
+        if not self._is_retired(row):
+            self._periods.setdefault(row, []).append((since, until))
+
+    def _is_retired(self, row: int) -> bool:
+        return row in self._periods and self._periods[row][-1][1] is None
 
     def curriculum(self) -> dict[str, list[int | None]]:
-        """Rows that rest, for the manifest of a checkpoint: row -> [epoch after which, last epoch of rest]."""
-        return {str(row): list(rest) for row, rest in sorted(self._rest_until.items())}
+        """Rests of the rows, for the manifest of a checkpoint: row -> [epoch after which, last epoch of rest (None: to
+        the end), the same of the next rest, ...]."""
+        return {str(row): list(chain(*periods)) for row, periods in sorted(self._periods.items())}
 
     def _rests(self, row: int, epoch: int) -> bool:
         if self._first_epoch.get(row, 0) > epoch:
             return True
         if self._chosen is not None and row not in self._chosen(epoch):
             return True
-        since, until = self._rest_until.get(row, (epoch, epoch))
-        return since < epoch and (until is None or epoch <= until)
+        periods = self._periods.get(row, ())
+        return any(since < epoch and (until is None or epoch <= until) for since, until in periods)
 
     def _check_not_all_retired(self) -> None:
-        if all(self._rest_until.get(int(row), (0, 0))[1] is None for row in self._rows):
+        if all(self._is_retired(int(row)) for row in self._rows):
             raise ValueError(
                 "every prompt was solved by all its samples and is retired, so there is nothing left to learn: the run "
                 "ends here; start another one with harder data, or with algorithm.filter_groups.retire_solved=false"
@@ -286,8 +295,9 @@ class PromptSampler:
         """
         if state is not None:
             self._check_same(state)
-        self._rest_until = {
-            int(row): (int(since or 0), until) for row, (since, until) in (curriculum or {}).items()
+        self._periods = {
+            int(row): [(int(since or 0), until) for since, until in zip(rests[::2], rests[1::2], strict=True)]
+            for row, rests in (curriculum or {}).items()
         }
         visits = [parse_visit_uid(uid) for uid in consumed]
         are_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)

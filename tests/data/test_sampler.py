@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import random
 from itertools import chain
 
 import pytest
@@ -51,6 +53,37 @@ def test_restore_continues_exactly(rows: list[int], per_step: int, before: int, 
     later = PromptSampler(rows, per_step, 7)
     later.restore([visit_uid(*visit) for visit in consumed], whole.state())
     assert [later.next() for _ in range(after)] == [whole.next() for _ in range(after)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 6),
+    per_step=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    before=st.integers(0, 20),
+    seed=st.integers(0, 10**6),
+)
+def test_a_row_that_rested_is_not_visited_in_that_epoch_after_a_restore(
+    rows: int, per_step: int, epochs: int, before: int, seed: int
+) -> None:
+    results = random.Random(seed)
+    whole = PromptSampler(range(rows), per_step, 7)
+
+    def step() -> list[tuple[int, int]]:
+        visits = whole.next()
+        for epoch, row in visits:
+            if results.random() < 0.4:
+                whole.defer(row, epoch, epochs=epochs)
+            elif row and results.random() < 0.1:  # row 0 stays
+                whole.retire(row, epoch)
+        return visits
+
+    consumed = [visit for _ in range(before) for visit in step()]
+    saved = json.loads(json.dumps(whole.curriculum()))
+    later = PromptSampler(range(rows), per_step, 7)
+    later.restore([visit_uid(*visit) for visit in consumed], whole.state(), saved)
+    assert later.curriculum() == saved
+    assert [later.next() for _ in range(9)] == [whole.next() for _ in range(9)]
 
 
 @settings(max_examples=40, deadline=None)
