@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import Protocol
@@ -212,6 +213,16 @@ class Config:
     def uses_reference(self) -> bool:
         """Something compares the policy with a frozen reference."""
         return self.algorithm.use_kl_loss or self.penalizes_kl or self.needs("ref_log_prob")
+
+    @property
+    def num_surplus_prompts(self) -> int:
+        """Prompts that a step begins beyond those that it trains (rollout.over_issue)."""
+        return math.ceil(self.rollout.over_issue * self.data.prompts_per_step)
+
+    @property
+    def visits_per_step(self) -> int:
+        """Visits that a step uses up: of the prompts that it trains, and of those that it drops (rollout.slowest)."""
+        return self.data.prompts_per_step + self.num_surplus_prompts * (self.rollout.slowest == "drop")
 
     @property
     def samples_per_step(self) -> int:

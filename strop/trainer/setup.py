@@ -100,7 +100,7 @@ def load_training_data(
         chosen, num_epochs = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
-        data.prompts_per_step,
+        config.visits_per_step,
         config.trainer.seed,
         data.sampler,
         num_epochs=num_epochs,
