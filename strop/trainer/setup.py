@@ -43,7 +43,7 @@ class TrainingData:
     train: TrainingPrompts
     val_prompts: list[Prompt]
     val_losses: str
-    """What of the validation files is not among them (`PromptDataset.losses`)."""
+    """Text about rows of the validation files that are not among them (`PromptDataset.losses`)."""
     sampler: PromptSampler
     max_steps: int | None
     """Limit of trainer.max_steps; None without one."""
