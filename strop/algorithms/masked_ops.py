@@ -27,18 +27,12 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
 
 
 def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """(v - mean) / sqrt(var + 1e-8) over the valid values, exactly 0 outside the mask.
-
-    Raises:
-        ValueError: fewer than two values are valid.
-    """
+    """(v - mean) / sqrt(var + 1e-8) over the valid values, exactly 0 outside the mask, and for a single valid value,
+    which has nothing to be compared with."""
     valid = mask.bool()
     count = int(valid.sum())
     if count < 2:
-        raise ValueError(
-            f"a variance needs at least two valid tokens, but the batch has {count}: raise the number of "
-            f"samples, or look for why almost every token was masked or rejected"
-        )
+        return torch.zeros_like(values)
     # Without the smallest value, equal values give exactly 0 whatever their rounding.
     shifted = values - values[valid].min()
     centered = torch.where(valid, shifted - masked_mean(shifted, valid), torch.zeros_like(shifted))

@@ -183,21 +183,25 @@ class PromptDataset:
     def report(self) -> str:
         """One line: how many prompts, how long, how many dropped or cut."""
         lengths = [len(ids) for ids in self._ids.values()]
-        line = (
+        return (
             f"{self.split}: {len(self)} prompts of {min(lengths)} to {max(lengths)} tokens (median "
-            f"{statistics.median_low(lengths)})"
+            f"{statistics.median_low(lengths)}){self.losses()}"
         )
+
+    def losses(self) -> str:
+        """End of a line about the prompts: how many were dropped, cut, or left out; empty where none were."""
+        losses = ""
         for count, text in (
             (self._num_filtered, "dropped {} longer than"),
             (self._num_cut, f"cut {{}} {_PLACES.get(self._config.truncation)} to"),
         ):
             if count:
                 share = f"{count} ({100 * count / self._num_before_filter:.1f} %)"
-                line += f"; {text.format(share)} data.max_prompt_tokens={self._config.max_prompt_tokens}"
+                losses += f"; {text.format(share)} data.max_prompt_tokens={self._config.max_prompt_tokens}"
         num_left_out = self._num_before_filter - self._num_filtered - len(self)
         if num_left_out:
-            line += f"; {num_left_out} left out by data.max_{self.split}_prompts={self._max_prompts}"
-        return line
+            losses += f"; {num_left_out} left out by data.max_{self.split}_prompts={self._max_prompts}"
+        return losses
 
     def _where(self, row: int) -> str:
         return f"{self.split} row {self._first_row + row}"

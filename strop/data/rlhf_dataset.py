@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +38,8 @@ from strop.data.chat import encode_all, render_prompt, to_chat, to_messages
 from strop.data.readers import check_entries, read_rows, without_filled_nulls
 from strop.data.rows import columns_of
 from strop.utils.sanitize import read_json
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 512
 """Prompts per call of the tokenizer."""
@@ -141,7 +144,14 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             for number, ids in zip(numbers, encode_all(self.tokenizer, texts), strict=True):
                 if len(ids) <= self.max_prompt_length:
                     numbers_kept.append(number)
-        return frame if len(numbers_kept) == len(frame) else frame.select(numbers_kept)
+        if len(numbers_kept) == len(frame):
+            return frame
+        logger.warning(
+            "%s dropped %d of %d rows (%s) whose prompt is longer than data.max_prompt_tokens=%d",
+            type(self).__name__, len(frame) - len(numbers_kept), len(frame), ", ".join(map(str, self.data_files)),
+            self.max_prompt_length, extra={"is_as_it_is": True},
+        )  # fmt: skip
+        return frame.select(numbers_kept)
 
     def _render(self, row: dict[str, Any], number: int) -> str:
         """The prompt through the chat template; media count as their placeholders."""

@@ -92,7 +92,8 @@ def evaluate(
     backend = model_backend(config)
     with environment_of(config.resources), backend.configured(config) as spoken:
         setup = _setup(spoken)
-        prompts = load_val_prompts(backend.convert_limits(spoken.data, spoken), setup.tokenizer, setup)
+        limits = backend.convert_limits(spoken.data, spoken)
+        prompts, losses = load_val_prompts(limits, setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
 
@@ -100,7 +101,7 @@ def evaluate(
         check_prompts_fit(spoken, spoken.data, prompts)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
-            f"{config.eval.temperature}"
+            f"{config.eval.temperature}{losses}"
         )
         usage: dict[str, int] = {}
         if on_ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import Protocol
@@ -214,6 +215,16 @@ class Config:
         return self.algorithm.use_kl_loss or self.penalizes_kl or self.needs("ref_log_prob")
 
     @property
+    def num_surplus_prompts(self) -> int:
+        """Prompts that a step begins beyond those that it trains (rollout.over_issue)."""
+        return math.ceil(self.rollout.over_issue * self.data.prompts_per_step)
+
+    @property
+    def visits_per_step(self) -> int:
+        """Visits that a step uses up: of the prompts that it trains, and of those that it drops (rollout.slowest)."""
+        return self.data.prompts_per_step + self.num_surplus_prompts * (self.rollout.slowest == "drop")
+
+    @property
     def samples_per_step(self) -> int:
         """Samples of a full step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
@@ -223,18 +234,32 @@ class Config:
         size = learner.samples_per_update
         return self.samples_per_step if size == "all" else min(int(size), self.samples_per_step)
 
+    def _num_learned_from(self, learner: UpdateSettings) -> int:
+        """Samples of a full step that a role learns from: all, or the best of each prompt (algorithm.keep.best)."""
+        best = self.algorithm.keep.best
+        if best is None or learner is self.prm:
+            return self.samples_per_step
+        return self.data.prompts_per_step * min(best, self.rollout.samples_per_prompt)
+
     def updates_per_step(self, learner: UpdateSettings) -> int:
         """Optimizer steps of a role that learns, in a full step."""
-        return -(-self.samples_per_step // self.samples_per_update(learner)) * learner.epochs
+        return -(-self._num_learned_from(learner) // self.samples_per_update(learner)) * learner.epochs
+
+    def updates_of_run(self, learner: UpdateSettings, num_steps: int) -> int:
+        """Optimizer steps of a role in so many full steps; the policy has none while the critic warms up."""
+        num_without = self.trainer.critic_warmup if learner is self.actor else 0
+        return max(1, num_steps - num_without) * self.updates_per_step(learner)
 
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""
         updates = self.updates_per_step(self.actor)
-        bounds = even_bounds(self.samples_per_step, self.samples_per_update(self.actor))
+        num_learned = self._num_learned_from(self.actor)
+        of_them = f", {num_learned} of them trained on" if num_learned < self.samples_per_step else ""
+        bounds = even_bounds(num_learned, self.samples_per_update(self.actor))
         sizes = sorted({after - first for first, after in pairwise(bounds)})
         return (
             f"{self.data.prompts_per_step} prompts x {self.rollout.samples_per_prompt} samples = "
-            f"{self.samples_per_step} samples/step -> {updates} optimizer step{'s' if updates > 1 else ''} of "
+            f"{self.samples_per_step} samples/step{of_them} -> {updates} optimizer step{'s' if updates > 1 else ''} of "
             f"{' or '.join(map(str, sizes))}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
         )
 

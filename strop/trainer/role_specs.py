@@ -36,7 +36,7 @@ def role_specs(
     def learning(section: UpdateSettings) -> TrainingInit:
         return TrainingInit(
             device=device,
-            num_updates=num_steps * config.updates_per_step(section),
+            num_updates=config.updates_of_run(section, num_steps),
             checkpoint=checkpoint,
             optimizer=optimizer,
         )

@@ -42,6 +42,8 @@ class TrainingData:
     tokenizer: PreTrainedTokenizerBase
     train: TrainingPrompts
     val_prompts: list[Prompt]
+    val_losses: str
+    """Text about rows of the validation files that are not among them (`PromptDataset.losses`)."""
     sampler: PromptSampler
     max_steps: int | None
     """Limit of trainer.max_steps; None without one."""
@@ -67,7 +69,7 @@ class TrainingData:
                 f"{len(self.train.row_numbers)} about {self.visits_per_step:.3g} times"
             )
         if self.val_prompts:
-            lines.append(f"val: {len(self.val_prompts)} prompts")
+            lines.append(f"val: {len(self.val_prompts)} prompts{self.val_losses}")
         if self.held_out is not None:
             lines.append(f"WARNING: {self.held_out.text}: {self.held_out.advice}")
         return lines
@@ -100,7 +102,7 @@ def load_training_data(
         chosen, num_epochs = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
-        data.prompts_per_step,
+        config.visits_per_step,
         config.trainer.seed,
         data.sampler,
         num_epochs=num_epochs,
@@ -111,7 +113,9 @@ def load_training_data(
     )
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
-    val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
+    val_prompts, val_losses = (
+        load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else ([], "")
+    )
     check_prompts_fit(config, data, val_prompts)
     if train.has_media or any(prompt.media for prompt in val_prompts):
         from strop.trainer.checks.media import check_run  # torch and Pillow: seconds
@@ -122,6 +126,7 @@ def load_training_data(
         tokenizer=tokenizer,
         train=train,
         val_prompts=val_prompts,
+        val_losses=val_losses,
         sampler=sampler,
         max_steps=config.trainer.max_steps,
         growth=growth,
@@ -170,13 +175,14 @@ def _training_prompts(
 
 def load_val_prompts(
     data: DataConfig, tokenizer: PreTrainedTokenizerBase, setup: AgentSetup, *, reads_media: bool = False
-) -> list[Prompt]:
-    """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
+) -> tuple[list[Prompt], str]:
+    """The validation prompts, in the order of the files, and what of these is not among them
+    (`PromptDataset.losses`); `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
     dataset = PromptDataset(setup.with_agent_and_tools(rows, "val"), tokenizer, data, "val")
     if reads_media:
         dataset.read_media()
-    return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
+    return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers], dataset.losses()
 
 
 def checked_tokenizer(config: Config) -> PreTrainedTokenizerBase:

@@ -56,7 +56,8 @@ def validation_metrics(
         uids: [B], equal for the samples of one prompt.
         variables: [B] each: `reward`, `acc`, `pred`, and what else the scorer returned. None where a sample
             lacks it, e.g. because scoring failed: that sample is left out of this variable, as is one whose
-            value is NaN or infinite. Variables with text are not averaged.
+            value is NaN or infinite; in pass@k of `acc` it counts as not passed, as in the pass rate. Variables
+            with text are not averaged.
         num_turns: [B] or empty, turns of each sample.
 
     Raises:
@@ -83,7 +84,11 @@ def validation_metrics(
         core_variable = "acc" if "acc" in numeric else "reward"
         for name, column in numeric.items():
             statistics = _variable_statistics(
-                column, variables.get(PREDICTION), list(prompts.values()), num_samples
+                column,
+                variables.get(PREDICTION),
+                list(prompts.values()),
+                num_samples,
+                none_fails=name == ACC,
             )
             for statistic, value in statistics.items():
                 is_core = name == core_variable and _is_core(statistic, num_samples)
@@ -122,13 +127,20 @@ def _variable_statistics(
     predictions: Sequence[Value] | None,
     prompts: Sequence[Sequence[int]],
     num_samples: int,
+    *,
+    none_fails: bool,
 ) -> dict[str, float]:
-    """Statistics of one variable in one source, averaged over the prompts that have them."""
+    """Statistics of one variable in one source, averaged over the prompts that have them. With `none_fails` a sample
+    without a value counts in pass@k as one that does not pass, so that no prompt is missing there."""
     per_prompt: dict[str, list[float]] = defaultdict(list)
     is_pass_fail = all(column[row] in (0, 1, None) for rows in prompts for row in rows)
     for rows in prompts:
         numbered = [row for row in rows if _is_number(column[row])]
         values = [float(column[row] or 0.0) for row in numbered]
+        num_counted = len(rows) if none_fails else len(values)
+        for k in powers_up_to(num_samples):
+            if is_pass_fail and k <= num_counted:
+                per_prompt[f"pass@{k}/mean"].append(pass_at_k(num_counted, int(sum(values)), k))
         if not values:
             continue
         mean = math.fsum(values) / len(values)
@@ -142,8 +154,6 @@ def _variable_statistics(
             if predictions is not None:
                 answers = [repr(predictions[row]) for row in numbered]
                 _append(per_prompt, f"maj@{k}", maj_at_k(values, answers, k))
-            if is_pass_fail and k <= len(values):
-                per_prompt[f"pass@{k}/mean"].append(pass_at_k(len(values), int(sum(values)), k))
     return {name: math.fsum(values) / len(values) for name, values in per_prompt.items()}
 
 

@@ -40,7 +40,7 @@ def compute_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: 
         kl_coef: factor of the KL penalty in this step.
 
     Raises:
-        ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
+        ValueError: a column is missing, or a number is not finite.
     """
     tensors, uids = data.tensors(), list(data.non_tensor_batch["uid"])
     mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()

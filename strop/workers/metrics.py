@@ -32,7 +32,7 @@ VALIDATION = Metric(
     "{val-core,val-aux}/<data source>/<variable>/<statistic>",
     "",
     "mean over prompts of `mean@N`, `std@N`, `best@k/mean`, `worst@k/mean`, `maj@k/mean`, `pass@k/mean`, ... of N "
-    "samples; `val-core`: of `acc`, else `reward`, at k = N",
+    "samples that have the variable, in `pass@k` of `acc` of all; `val-core`: of `acc`, else `reward`, at k = N",
 )
 OF_VALIDATION = Metric(
     "val-core/{pass_rate,mean_reward}",

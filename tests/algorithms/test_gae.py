@@ -155,9 +155,10 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(longer[:, :2], plain, rtol=1e-12, atol=1e-12)
 
 
-def test_a_single_sampled_token_is_an_error_that_says_so() -> None:
-    with pytest.raises(ValueError, match="at least two valid tokens, but the batch has 1: raise the number"):
-        estimate([[1.0, 0.0]], [[0.0, 0.0]], [[0, 1]])
+def test_a_single_sampled_token_has_no_advantage_and_its_return() -> None:
+    advantages, returns = estimate([[0.0, 1.0]], [[0.0, 0.0]], [[0, 1]])
+    assert advantages.tolist() == [[0.0, 0.0]]
+    assert returns.tolist() == [[0.0, 1.0]]
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:

@@ -54,8 +54,7 @@ def test_masked_values_get_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_too_few_tokens_for_a_variance_is_an_error_that_says_so(count: int) -> None:
-    # One valid token in the batch.
+def test_too_few_tokens_for_a_variance_whiten_to_zero(count: int) -> None:
+    # One valid token in the batch, as in a short last step, or where a correction rejected all others.
     mask = torch.tensor([1] * count + [0] * (3 - count))
-    with pytest.raises(ValueError, match=f"at least two valid tokens, but the batch has {count}"):
-        masked_whiten(torch.ones(3), mask)
+    assert masked_whiten(torch.tensor([5.0, math.nan, 7.0]), mask).tolist() == [0.0, 0.0, 0.0]

@@ -128,6 +128,17 @@ def test_a_subclass_of_verls_class_works_after_its_import_is_changed(files: Path
     assert not any("dummy_tensor" in prompt.columns for prompt in found)
 
 
+def test_the_fields_class_says_how_many_rows_it_drops(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = {"max_prompt_length": FRAME + 4}
+    RLHFDataset(str(files / "a.jsonl"), TOKENIZER, config)
+    limit = f"data.max_prompt_tokens={FRAME + 4}"
+    expected = f"RLHFDataset dropped 2 of 6 rows ({files / 'a.jsonl'}) whose prompt is longer than {limit}"
+    assert caplog.messages == [expected]
+    caplog.clear()
+    RLHFDataset(str(files / "a.jsonl"), TOKENIZER, {"max_prompt_length": FRAME + 6})
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
 def test_the_fields_class_by_itself(files: Path, name: str) -> None:
     config = {"max_prompt_length": FRAME + 4, "prompt_key": "prompt"}

@@ -72,6 +72,18 @@ def test_samples_without_a_value_are_left_out_and_never_zero() -> None:
     assert metrics["val-core/s/reward/best@3/mean"] == 1.0
 
 
+def test_an_answer_that_could_not_be_scored_does_not_pass_and_its_prompt_counts_in_pass_at_k() -> None:
+    # p: passes, unscored; q: both unscored; r: both pass. One of two passes for p and r.
+    metrics = validation_metrics(
+        data_sources=["s"] * 6,
+        uids=["p", "p", "q", "q", "r", "r"],
+        variables={"acc": [True, None, None, None, True, True], "form": [1, None, None, None, 0, 0]},
+    )
+    assert metrics["val-aux/s/acc/pass@2/mean"] == pytest.approx(2 / 3)
+    assert metrics["val-core/s/acc/mean@2"] == 1.0
+    assert metrics["val-aux/s/form/pass@2/mean"] == 0.0, "another part need not apply to a sample"
+
+
 def test_text_is_not_averaged() -> None:
     metrics = validation_metrics(data_sources=["s"], uids=["p"], variables={"pred": ["7"], "note": [None]})
     assert metrics == {}

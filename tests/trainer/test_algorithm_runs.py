@@ -202,6 +202,19 @@ def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path
     }
 
 
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gae"])
+def test_a_last_step_of_one_token_ends_no_run(project: Project, tmp_path: Path, estimator: str) -> None:
+    # Four answers of a token, three in the first step: the last token has nothing to be compared with.
+    sizes = [
+        "data.max_train_prompts=4", "data.prompts_per_step=3", "data.max_response_tokens=1", "trainer.num_epochs=1",
+        "trainer.max_steps=null", "rollout.samples_per_prompt=1", "data.val_files=[]",
+    ]  # fmt: skip
+    done = train_in(tmp_path / "run", project.config(*sizes, f"algorithm.adv_estimator={estimator}"))
+    assert [numbers["actor/pg_loss"] == 0 for numbers in done.steps][1:] == [True]
+    with RunFolder.open(done.folder, read_only=True) as run:
+        assert run.ledger.counts()["trained"] == 4
+
+
 # ---------------------------------------------------------------------------- dynamic sampling
 
 FILTER = [

@@ -19,6 +19,7 @@ from strop.data.preference_rows import PreferenceDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.evaluation.evaluate import evaluate
 from strop.trainer.config import Config
 from strop.trainer.preference.trainer import train_on_preferences
 from strop.trainer.preflight.trial import run_preflight
@@ -55,6 +56,24 @@ def with_val(project: Project, val: Path | str, *overrides: str) -> Config:
 def test_rows_of_their_own_are_no_reason_to_warn(project: Project) -> None:
     assert warning(project.config()) is None
     assert warning(project.config("data.val_files=[]")) is None
+
+
+def test_validation_rows_that_are_not_asked_are_counted(project: Project, tmp_path: Path) -> None:
+    rows = jsonl(project)[:5]
+    rows[1]["prompt"] = rows[3]["prompt"] = "x" * 200
+    val = write(tmp_path / "val.jsonl", rows)
+    config = with_val(project, val, "data.max_prompt_tokens=60", "data.max_val_prompts=2")
+    losses = (
+        "; dropped 2 (40.0 %) longer than data.max_prompt_tokens=60; 1 left out by data.max_val_prompts=2"
+    )
+    assert f"val: 2 prompts{losses}" in load_training_data(config).report()
+    lines: list[str] = []
+    evaluate(config, say=lines.append)
+    assert any(line.startswith("2 prompts x ") and line.endswith(losses) for line in lines)
+    cut = ["data.filter_overlong_prompts=false", "data.truncation=left"]
+    config = with_val(project, val, "data.max_prompt_tokens=60", *cut)
+    expected = "val: 5 prompts; cut 2 (40.0 %) on the left to data.max_prompt_tokens=60"
+    assert expected in load_training_data(config).report()
 
 
 def test_one_file_for_both_is_said_once_before_a_run_and_in_a_check(project: Project, tmp_path: Path) -> None:

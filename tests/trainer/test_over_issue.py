@@ -62,6 +62,19 @@ def test_the_slowest_are_dropped_and_the_ledger_says_so(project: Project, tmp_pa
 
 
 @pytest.mark.usefixtures("engine_clock")
+def test_a_run_of_epochs_that_drops_prompts_has_no_step_without_samples(
+    project: Project, tmp_path: Path
+) -> None:
+    # A step of four prompts uses up six visits, so 20 rows are three steps and a shorter one.
+    epochs = ["trainer.max_steps=null", "trainer.num_epochs=1", "data.max_train_prompts=20"]
+    config = project.config(*DROP, *epochs)
+    done = train_in(tmp_path / "run", config)
+    assert [len(record.reports) for record in done.records] == [16, 16, 16, 8]
+    with RunFolder.open(done.folder, read_only=True) as run:
+        assert len(run.ledger.consumed()) == 20
+
+
+@pytest.mark.usefixtures("engine_clock")
 def test_a_step_takes_what_ends_first(project: Project, tmp_path: Path) -> None:
     """By the clock of engine steps a group lasts as long as its longest answer: those of a step that are trained are
     the shortest of those that were begun, as a larger step without a surplus shows."""

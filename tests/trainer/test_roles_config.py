@@ -297,3 +297,37 @@ def test_a_section_at_several_places_says_which_one_was_meant() -> None:
         load_config(Config, overrides=["algorithm=ppo", *warm_up])
     with pytest.raises(ConfigError, match=r"^critic.lora.path is 'there', but critic.lora.rank is 0"):
         load_config(Config, overrides=["algorithm=ppo", "critic.lora.path=there"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "updates"),
+    [
+        (["actor.samples_per_update=8"], {"actor": 10 * 4}),
+        # A policy has no optimizer steps while its critic warms up.
+        (
+            ["algorithm=ppo", "trainer.critic_warmup=3", "critic.samples_per_update=16"],
+            {"actor": 7, "critic": 10 * 2},
+        ),
+        # The best 3 of each prompt: 12 samples, in two optimizer steps of 6.
+        (["actor.samples_per_update=8", "actor.epochs=3", "algorithm.keep.best=3"], {"actor": 10 * 2 * 3}),
+        (["actor.samples_per_update=8", "algorithm.keep.best=99"], {"actor": 10 * 4}),
+        # A process reward model learns from all of them.
+        (
+            ["algorithm.adv_estimator=prime", "prm.samples_per_update=8", "algorithm.keep.best=1"],
+            {"actor": 10, "prm": 10 * 4},
+        ),
+    ],
+)  # fmt: skip
+def test_schedules_end_with_the_last_optimizer_step(overrides: list[str], updates: dict[str, int]) -> None:
+    sizes = ["data.prompts_per_step=4", "rollout.samples_per_prompt=8"]
+    settings = config(*overrides, *sizes)
+    assert {
+        name: settings.updates_of_run(getattr(settings, name), num_steps=10) for name in updates
+    } == updates
+    specs = role_specs(settings, rollout_settings(settings), num_steps=10)
+    assert all(specs[name].args[-1].num_updates == number for name, number in updates.items())
+
+
+def test_the_line_about_sizes_says_how_many_samples_are_kept() -> None:
+    settings = config("actor.samples_per_update=6", "algorithm.keep.best=3", "data.prompts_per_step=4")
+    assert "32 samples/step, 12 of them trained on -> 2 optimizer steps of 6" in settings.arithmetic()

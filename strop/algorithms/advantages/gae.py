@@ -71,8 +71,7 @@ def gae(
     Both are exactly 0 outside the mask.
 
     Raises:
-        ValueError: a number is not finite, or fewer than two tokens were sampled, which have no variance to
-            whiten by.
+        ValueError: a number is not finite.
     """
     advantages = gae_advantages(token_level_rewards, values, response_mask, gamma=gamma, lam=lam)
     returns = torch.where(response_mask.bool(), advantages + values, torch.zeros_like(values))

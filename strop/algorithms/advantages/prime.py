@@ -84,8 +84,7 @@ def prime_advantages(
         of one. A sample without sampled tokens is no part of the baseline of process rewards.
 
     Raises:
-        ValueError: a reward, or a process reward of a sampled token, is NaN or infinite; or one token alone could be
-            whitened.
+        ValueError: a reward, or a process reward of a sampled token, is NaN or infinite.
 
     Source: Cui et al. 2025, arXiv:2502.01456, whose formula is R; their recipe in verl divides and whitens.
 
@@ -97,7 +96,7 @@ def prime_advantages(
     )
     returns = process_weight * process + outcome_weight * outcome
     counted = response_mask.bool() & _has_peers(group_ids)[:, None]
-    advantages = masked_whiten(returns, counted) if whiten and counted.any() else returns
+    advantages = masked_whiten(returns, counted) if whiten else returns
     return advantages, returns
 
 

@@ -26,7 +26,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, response_ma
     Shapes as in `grpo_advantages`.
 
     Raises:
-        ValueError: a reward is not finite, or a single token has anything to be compared with.
+        ValueError: a reward is not finite.
 
     Source: Hu 2025, arXiv:2501.03262, the variant with a group baseline.
     """
@@ -37,8 +37,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, response_ma
 def whiten_samples(per_sample: Tensor, has_peers: Tensor, response_mask: Tensor) -> Tensor:
     """[B] to [B, R]: whitened over the sampled tokens of samples with peers; exactly 0 elsewhere."""
     counted = response_mask.bool() & has_peers[:, None]  # [B, R]
-    per_token = expand_to_tokens(per_sample, counted)
-    return masked_whiten(per_token, counted) if counted.any() else per_token
+    return masked_whiten(expand_to_tokens(per_sample, counted), counted)
 
 
 @implements_outcome("gdpo")
@@ -61,8 +60,7 @@ def gdpo_advantages(
         reward_weights: K weights; none: 1 for each part.
 
     Raises:
-        ValueError: the number of weights is not the number of parts, a part is not finite, or a single token has
-            anything to be compared with.
+        ValueError: the number of weights is not the number of parts, or a part is not finite.
 
     Source: Liu et al. 2026, arXiv:2601.05242. The paper whitens over samples; we do over tokens, as
         implementations do, so a long response weighs more in the mean and the variance.

@@ -40,7 +40,7 @@ def reinforce_plus_plus(
     """Reward-to-go whitened over all sampled tokens of the batch, and the reward-to-go itself.
 
     Raises:
-        ValueError: a reward is not finite, or fewer than two tokens were sampled.
+        ValueError: a reward is not finite.
 
     Source: Hu 2025, arXiv:2501.03262.
 

@@ -42,7 +42,7 @@ class OverIssue:
         """Arguments are those of the run."""
         self._config, self._run, self._data = config, run, data
         self._size = config.data.prompts_per_step
-        self._surplus = math.ceil(config.rollout.over_issue * self._size)
+        self._surplus = config.num_surplus_prompts
         self._sets_aside = config.rollout.slowest == "later"
         self._num_all = data.num_steps * self._size if self._sets_aside else math.inf
         self._set_aside: dict[str, Prompt] = {}  # by uid, in the order in which they were issued
