@@ -65,7 +65,7 @@ def test_rejection_sampling_learns_the_sums_in_turns_and_from_answers_that_are_t
     train = f"data.train_files=[{tmp_path / 'train.parquet'}]"
     run = tmp_path / "raft"
     done(
-        "train", *common, *files, train, "--out", run, f"model.path={start / 'model'}", "trainer.max_steps=40"
+        "train", *common, *files, train, "--out", run, f"model.path={start / 'model'}", "trainer.max_steps=60"
     )
     assert done("eval", run, *common, *files)["pass_rate"] > before + 0.15
     answers = tmp_path / "answers.jsonl"

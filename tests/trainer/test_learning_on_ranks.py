@@ -83,9 +83,9 @@ def train_judge(folder: Path, policy: Path) -> Path:
     model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     generator = random.Random(0)
-    for step in range(2000):
+    for step in range(3000):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 2000)
+            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 3000)
         loss = sum(judge_errors(model, tokenizer, generator))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[union-attr]
