@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -71,5 +72,8 @@ def test_rows_in_memory_name_row_and_column(tmp_path: Path) -> None:
     ):
         data_files(rows, "data", tmp_path)
     with pytest.raises(ValueError, match="data has columns whose rows do not fit together: .*one type"):
-        data_files([{"prompt": "a", "answer": 1.0}, {"prompt": "b", "answer": "x"}], "data", tmp_path)
+        data_files([{"image": b"", "answer": 1.0}, {"image": b"", "answer": "x"}], "data", tmp_path)
+    mixed = [{"prompt": "a", "answer": 1.0}, {"prompt": "b", "answer": "x"}]
+    (file,) = data_files(mixed, "data", tmp_path)  # as JSON lines, in which each value has its own type
+    assert [json.loads(line) for line in Path(file).read_text().splitlines()] == mixed
     assert data_files([{"prompt": "a", "answer": uuid.UUID(int=1)}], "data", tmp_path)
