@@ -25,7 +25,6 @@ LONG = (
     "tests/trainer/test_manager_runs.py",
     "tests/trainer/test_virtual_clock.py",
     "tests/workers/test_agent_workers.py",
-    "tests/docs/test_moving_in_page.py",
     "tests/trainer/test_replays.py",
     "tests/trainer/preference/test_preference_commands.py",
     "tests/trainer/test_ahead_environments.py",

@@ -28,8 +28,13 @@ PRM = Metric(
     "prm/{loss,acc,score_mean}",
     "nats; share; 1",
     "of the process reward model, before its optimizer step: cross-entropy with the outcomes; training sequences whose "
-    "score has the sign of the outcome; mean score, which is the sum of a sequence's process rewards",
+    "score has the sign of the outcome, and half of those without one; mean score, which is the sum of a sequence's "
+    "process rewards",
 )
+
+
+NO_SCORE = 1e-6
+"""A score is 0 up to rounding before a model has learned, and then its sign would depend on the cut into passes."""
 
 
 class PrmWorker(TrainedWorker):
@@ -117,9 +122,10 @@ class PrmWorker(TrainedWorker):
                 targets = sent(outcomes[rows], now.device).to(now)
                 terms, scores = outcome_terms(rewards, inputs[1], sent(sequences, now.device), targets)
                 weights = sent(counted[rows].to(terms.dtype) / totals.num_samples, terms.device)
-                is_right = (scores > 0) == (targets > 0)
+                is_right = ((scores > 0) == (targets > 0)).to(terms)
+                is_right = torch.where(scores.abs() > NO_SCORE, is_right, 0.5)
                 of_counted = sent(torch.nonzero(counted[rows])[:, 0], scores.device)
-                statistics.append(torch.stack([is_right.to(terms), scores.detach()])[:, of_counted].double())
+                statistics.append(torch.stack([is_right, scores.detach()])[:, of_counted].double())
                 return (terms * weights).sum()
 
             return self.engine.accumulate(data, loss), statistics

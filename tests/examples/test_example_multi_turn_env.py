@@ -119,7 +119,7 @@ def test_the_small_model_learns_to_use_the_hints(
     monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
     assert prepare.main() == 0
     capsys.readouterr()
-    settings = ("--json", "trainer.max_steps=60", "eval.every=0")
+    settings = ("--json", "trainer.max_steps=90", "eval.every=0")
     assert train("multi_turn_env", tmp_path, tmp_path / "run", *settings, config=config) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pass_rate_start"] < 0.45

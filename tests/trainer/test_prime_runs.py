@@ -46,6 +46,7 @@ def test_the_update_may_come_after_the_rewards(project: Project, tmp_path: Path)
     assert process_rewards(done, 1).abs().max() < 1e-4, "it is still what it began as"
     assert process_rewards(done, 2).abs().max() > 1e-3
     assert done.steps[0]["prm/loss"] == pytest.approx(0.6931, abs=1e-3)  # ln 2: it knows nothing
+    assert done.steps[0]["prm/acc"] == 0.5
 
 
 def test_settings_of_a_model_that_nobody_asks_for_are_refused(project: Project) -> None:
