@@ -63,8 +63,13 @@ class AsyncRolloutWorker(RolloutWorker):
         return self._generations, self._scores
 
     def _together(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Engines that go on between calls serve others at any time, so that nobody waits for the end of a call."""
-        return work
+        """Engines that go on between calls serve others at any time, so that nobody waits for the end of a call. What a
+        step began goes on beside a validation, whether or not the step had to wait."""
+        return self._beside_groups(work)
+
+    async def _beside_groups(self, work: Coroutine[Any, Any, T]) -> T:
+        await self._groups.start()
+        return await work
 
     def join_router(self, address: RouterAddress) -> None:
         """As RolloutWorker, for engines that go on between calls."""
@@ -98,7 +103,7 @@ class AsyncRolloutWorker(RolloutWorker):
         self._groups.add(batch, samples_per_prompt, sampling)
         if self._runs_between_calls:
             with self._generating():
-                pass  # they are started
+                self._event_loop.run(self._groups.start())
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
     def take_completed(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> DataProto:
@@ -117,6 +122,7 @@ class AsyncRolloutWorker(RolloutWorker):
         """
         with self._generating():
             if self._schedule is not None:
+                self._event_loop.run(self._groups.start())
                 self._event_loop.run(self._schedule.caught_up())
             groups = self._event_loop.run(self._groups.take(due, at_least, within_s))
         episodes = [episode for group in groups for episode in group]
@@ -173,8 +179,6 @@ class AsyncRolloutWorker(RolloutWorker):
             if self._is_paused:
                 self._event_loop.run(self._engines.resume())
                 self._is_paused = False
-            # In every call, also of a validation: whether one came before that had to wait makes no difference.
-            self._event_loop.run(self._groups.start())
             yield
             if not self._runs_between_calls and not self._groups.is_idle:
                 self._event_loop.run(self._engines.pause())
