@@ -235,6 +235,7 @@ def _template_message(
     names = [template.as_plain_text(call.name) for call in message.calls]
     ids = template.call_ids(names, [written_ids.get(call.id) for call in message.calls])
     for call, written_id, name in zip(message.calls, ids, names, strict=True):
+        calls.pop(call.id, None)  # an id that an earlier answer had stands where it was used last
         calls[call.id] = (written_id, name)
     functions = [
         {

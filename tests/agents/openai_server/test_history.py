@@ -137,6 +137,19 @@ def test_outputs_between_the_calls_of_one_answer_leave_it_whole() -> None:
     )
 
 
+def test_reused_ids_of_calls_have_the_place_of_their_last_use() -> None:
+    def turn(*names: str) -> list[dict[str, Any]]:
+        calls = [
+            {"id": name, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+            for name in names
+        ]
+        results = [{"role": "tool", "tool_call_id": name, "content": f"result of {name}"} for name in names]
+        return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+    shown = asked("qwen25", [QUESTION, *turn("b"), *turn("a", "b")])
+    assert 0 < shown.find("result of a") < shown.rfind("result of b")
+
+
 def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:
     assert "[1, 2" in asked("qwen25", history(None, "[1, 2"))
     assert '"arguments": {}' in asked("qwen25", history(None, ""))
