@@ -34,7 +34,7 @@ from strop.data.rows import (
     value_inside,
 )
 from strop.protocol.trajectory import Prompt
-from strop.utils.token_rows import check_rows
+from strop.utils.embedding_rows import check_tokens_known
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512
@@ -357,6 +357,6 @@ def encode_prompts(
                 texts.append((chat, text))
         for (chat, _), ids in zip(texts, encode_all(tokenizer, [text for _, text in texts]), strict=True):
             with reading(chat):
-                check_rows(tokenizer, ids, chat.where)
+                check_tokens_known(tokenizer, ids, chat.where)
                 encoded.append(array("i", ids))
     return encoded
