@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from strop.engines.plain_gates import is_plain_gate
-from strop.utils.triton import has_kernels, jit_of_any, tl, triton
+from strop.utils.triton import has_kernels, jit, tl, triton
 
 _NUMBERS = 1024
 """Numbers that a program computes."""
@@ -76,7 +76,7 @@ def gradients_of(grad: Tensor, gates: Tensor, ups: Tensor) -> tuple[Tensor, Tens
     return grad_gates, grad_ups
 
 
-@jit_of_any("count")
+@jit
 def _gate(gates, ups, out, count, NUMBERS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     g = tl.load(gates + at, mask=at < count, other=0.0).to(tl.float32)
@@ -84,7 +84,7 @@ def _gate(gates, ups, out, count, NUMBERS: tl.constexpr):
     tl.store(out + at, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=at < count)
 
 
-@jit_of_any("count")
+@jit
 def _gate_back(grad, gates, ups, grad_gates, grad_ups, count, NUMBERS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     d = tl.load(grad + at, mask=at < count, other=0.0).to(tl.float32)

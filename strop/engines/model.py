@@ -79,8 +79,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer.decode(
             tokenizer("probe", add_special_tokens=False)["input_ids"]
         )  # also settings are used here
-    size = shape.get_text_config().vocab_size
-    if config.tokenizer_path and len(tokenizer) > size:
+    size: int | None = getattr(shape.get_text_config(), "vocab_size", None)
+    if config.tokenizer_path and size is not None and len(tokenizer) > size:
         raise ValueError(
             f"{key} {source!r} has {len(tokenizer)} tokens, and the model in {config.path!r} knows {size}: give a "
             f"tokenizer that it was trained with"
@@ -100,7 +100,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if asks_for_time(tokenizer.chat_template):
         stop_clock(tokenizer, config.template_date)
     keep_special_tokens(tokenizer, config.keep_special_tokens)
-    set_num_rows(tokenizer, size)
+    if size is not None:
+        set_num_rows(tokenizer, size)
     return tokenizer
 
 

@@ -220,8 +220,8 @@ class Config:
         return math.ceil(self.rollout.over_issue * self.data.prompts_per_step)
 
     @property
-    def visits_per_step(self) -> int:
-        """Visits that a step uses up: of the prompts that it trains, and of those that it drops (rollout.slowest)."""
+    def prompts_drawn_per_step(self) -> int:
+        """Prompts that a step uses up: those that it trains, and those that it drops (rollout.slowest)."""
         return self.data.prompts_per_step + self.num_surplus_prompts * (self.rollout.slowest == "drop")
 
     @property

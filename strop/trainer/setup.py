@@ -102,7 +102,7 @@ def load_training_data(
         chosen, num_epochs = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
-        config.visits_per_step,
+        config.prompts_drawn_per_step,
         config.trainer.seed,
         data.sampler,
         num_epochs=num_epochs,
@@ -131,7 +131,7 @@ def load_training_data(
         max_steps=config.trainer.max_steps,
         growth=growth,
         visits_per_step=min(
-            data.prompts_per_step / max(len(train.row_numbers), 1),
+            config.prompts_drawn_per_step / max(len(train.row_numbers), 1),
             math.inf if num_epochs is None else num_epochs,
         ),
         held_out=check_prompts(data, train, val_prompts) if val_prompts else None,

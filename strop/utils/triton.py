@@ -1,7 +1,7 @@
 """Triton, where this build of torch brings it: GPU kernels are written in it, and elsewhere torch computes the same.
 
-Triton builds a module of Python when a kernel is first launched, and another one for each kernel: without a C compiler
-or Python's headers, which small containers lack, it launches none.
+Triton builds a module of Python when a kernel is first launched, and another one for each kernel, which it keeps in the
+user's cache: without a C compiler or Python's headers, which small containers lack, it launches no new one.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class ActorWorker(TrainedWorker):
         self._algorithm = algorithm
         self._loss = loss_spec(algorithm)
         self._moe = actor.moe
-        self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
+        self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor", keeps_first=True)
         self.engine.replays_routing = True
         self._sender: WeightSender | None = None
 
@@ -104,6 +104,7 @@ class ActorWorker(TrainedWorker):
             )
         self.engine.replays_routing = False  # the experts are those of another model
         try:
+            self.engine.load_to_device()  # where the values of an adapter can be changed
             first, policy = self._first_adapter, self.engine.model
             with adapters.adapter_off(policy) if first is None else adapters.adapter_at(policy, first):
                 return self.token_columns(data, log_prob_column("ref_log_prob", data))

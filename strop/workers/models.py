@@ -146,14 +146,15 @@ class TrainedWorker(ModelWorker):
         learning: TrainingInit,
         *,
         role: str,
+        keeps_first: bool = False,
     ) -> Parallel:
         """Load this model for training, at the state of a checkpoint if there is one, else with the optimizer's state
-        of another run; the ranks of the role."""
+        of another run; the ranks of the role. With `keeps_first` the adapter that is continued is kept as it was."""
         parallel = self.join(engine, device=learning.device)
         loaded = load(model, parallel=parallel)
         self.engine = train_engine(loaded, engine, optim, total_steps=learning.num_updates, parallel=parallel)
-        self._first_adapter = adapter_values(loaded) if model.lora.path else None
-        """Values of the adapter that is continued; None where it begins at zero, or there is none."""
+        self._first_adapter = adapter_values(loaded) if keeps_first and model.lora.path else None
+        """Values of the adapter that is continued; None where it begins at zero, there is none, or nobody asks."""
         self._role = role
         self._pending: Future[None] | None = None
         if learning.checkpoint is not None:

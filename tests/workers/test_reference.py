@@ -13,6 +13,7 @@ from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import save_adapter
 from strop.engines.model import load_model
+from strop.engines.parallel import offload as offloading
 from strop.protocol import columns
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
@@ -46,8 +47,10 @@ def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path)
 
 
 def test_a_policy_that_continues_an_adapter_is_its_own_reference_with_it(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where it has left the device before (resources.offload_idle); here those of the CPU leave."""
+    monkeypatch.setattr(offloading, "_on_device", iter)
     earlier = load_model(
         ModelConfig(path=str(tiny_model), dtype="float32", lora=LoraConfig(rank=2)), device="cpu"
     )
@@ -57,6 +60,9 @@ def test_a_policy_that_continues_an_adapter_is_its_own_reference_with_it(
     save_adapter(earlier, tmp_path)
     batch, algorithm = random_batch(torch.float32), AlgorithmConfig(use_kl_loss=True, kl_loss_coef=0.1)
     actor = make_actor(tiny_model, algorithm, dtype="float32", lora=LoraConfig(rank=2, path=str(tmp_path)))
+
+    for parameter in actor.engine.model.module.parameters():
+        parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
 
     def log_probs() -> tuple[torch.Tensor, torch.Tensor]:
         policy = actor.compute_log_prob(batch).tensors()["old_log_probs"]
@@ -70,6 +76,9 @@ def test_a_policy_that_continues_an_adapter_is_its_own_reference_with_it(
     now, begun_later = log_probs()
     assert float((now - first).abs().max()) > 1e-3
     assert torch.equal(begun_later, begun)
+    actor.offload()
+    of_reference = actor.compute_ref_log_prob(batch).tensors()["ref_log_prob"]
+    assert torch.equal(columns.flat(of_reference), begun)
 
 
 def test_log_probs_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:

@@ -171,7 +171,7 @@ class StaticStep:
             logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
             self.is_disabled = True
         self._shapes.clear()  # their pool has room for nothing else
-        if not self.is_disabled:  # nor has the capture that failed, which is gone with its error
+        if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
 
