@@ -200,6 +200,7 @@ GPT_OSS = """\
 {%- if m.thinking and loop.index0 > ns.final - (1 if loop.last else 0) %}
 {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{%- endif %}
 {%- if m.tool_calls %}
+{%- if m.content and m.thinking %}{{- raise_exception('Cannot pass both content and thinking in an assistant message with tool calls') }}{%- endif %}
 {%- set f = m.tool_calls[0].function %}
 {%- set ns.call = f.name %}
 {{- '<|start|>assistant to=functions.' + f.name + '<|channel|>commentary json<|message|>' }}{{- f.arguments | tojson }}{{- '<|call|>' }}

@@ -236,9 +236,13 @@ def _written_lines(lines: Sequence[bytes], name: str, folder: Path) -> str:
 
 
 def _json_lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
-    """The rows as JSON lines, which keep the keys, nulls and empty objects of each; None where a value is of a type
-    that JSON has not."""
+    """The rows as JSON lines, which keep the keys, nulls and empty objects of each, but for nulls in chats and tools:
+    a list that came from a table has those that the table filled in. None where a value is of a type that JSON has not.
+    """
+    from strop.data.readers import without_filled_nulls  # pyarrow
+
     try:
+        rows = list(map(without_filled_nulls, rows))
         if all(map(_is_json, rows)):
             return [json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n" for row in rows]
     except (ValueError, RecursionError):  # a number that is not finite, a text that is no Unicode, a cycle

@@ -26,7 +26,7 @@ from strop.data.config import DataConfig
 from strop.data.prompts import truncate
 from strop.data.rendering import prompt_part, render_parts
 from strop.data.rows import missing_values, prompt_messages, row_data_source, row_extra_info, row_messages
-from strop.utils.token_rows import check_rows
+from strop.utils.embedding_rows import check_tokens_known
 
 _MAX_BINS = 10
 _BATCH = 512
@@ -215,7 +215,7 @@ class _Prompts:
     def _keep(self, row: int, ids: list[int]) -> None:
         if not ids:
             raise ValueError(f"row {row} has a prompt of no tokens; check its messages and the template")
-        check_rows(self._tokenizer, ids, f"row {row}")
+        check_tokens_known(self._tokenizer, ids, f"row {row}")
         self.encoded[row] = self.media[row].expand(ids).tolist() if row in self.media else ids
 
 

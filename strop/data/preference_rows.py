@@ -32,7 +32,7 @@ from strop.data.rendering import ChatPart, render_parts
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample, longest_parts
-from strop.utils.token_rows import check_rows
+from strop.utils.embedding_rows import check_tokens_known
 
 Messages = tuple[dict[str, Any], ...]
 _CHATS_AT_ONCE = 512
@@ -315,7 +315,7 @@ class PreferenceDataset:
             if isinstance(tokenized, ValueError):
                 raise tokenized
             ids, mask = tokenized
-            check_rows(self._tokenizer, ids, self._where(row.row))
+            check_tokens_known(self._tokenizer, ids, self._where(row.row))
             sides.append(SftExample(row=row.row, token_ids=tuple(ids), loss_mask=tuple(mask)))
         if self._loss == "kto":
             sides[1] = _cut(sides[1], self._config.max_tokens)

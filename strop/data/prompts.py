@@ -34,7 +34,7 @@ from strop.data.rows import (
     value_inside,
 )
 from strop.protocol.trajectory import Prompt
-from strop.utils.token_rows import check_rows
+from strop.utils.embedding_rows import check_tokens_known
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512
@@ -185,23 +185,23 @@ class PromptDataset:
         lengths = [len(ids) for ids in self._ids.values()]
         return (
             f"{self.split}: {len(self)} prompts of {min(lengths)} to {max(lengths)} tokens (median "
-            f"{statistics.median_low(lengths)}){self.losses()}"
+            f"{statistics.median_low(lengths)}){self.left_out()}"
         )
 
-    def losses(self) -> str:
+    def left_out(self) -> str:
         """End of a line about the prompts: how many were dropped, cut, or left out; empty where none were."""
-        losses = ""
-        for count, text in (
+        text = ""
+        for count, form in (
             (self._num_filtered, "dropped {} longer than"),
             (self._num_cut, f"cut {{}} {_PLACES.get(self._config.truncation)} to"),
         ):
             if count:
                 share = f"{count} ({100 * count / self._num_before_filter:.1f} %)"
-                losses += f"; {text.format(share)} data.max_prompt_tokens={self._config.max_prompt_tokens}"
+                text += f"; {form.format(share)} data.max_prompt_tokens={self._config.max_prompt_tokens}"
         num_left_out = self._num_before_filter - self._num_filtered - len(self)
         if num_left_out:
-            losses += f"; {num_left_out} left out by data.max_{self.split}_prompts={self._max_prompts}"
-        return losses
+            text += f"; {num_left_out} left out by data.max_{self.split}_prompts={self._max_prompts}"
+        return text
 
     def _where(self, row: int) -> str:
         return f"{self.split} row {self._first_row + row}"
@@ -357,6 +357,6 @@ def encode_prompts(
                 texts.append((chat, text))
         for (chat, _), ids in zip(texts, encode_all(tokenizer, [text for _, text in texts]), strict=True):
             with reading(chat):
-                check_rows(tokenizer, ids, chat.where)
+                check_tokens_known(tokenizer, ids, chat.where)
                 encoded.append(array("i", ids))
     return encoded

@@ -51,8 +51,8 @@ from strop.engines.weights import WeightsMetadata, weights_metadata
 from strop.utils.chat_template import asks_for_time, render_with, stop_clock, trust_template
 from strop.utils.chat_template.answers import keep_special_tokens
 from strop.utils.device import device_name
+from strop.utils.embedding_rows import set_num_rows
 from strop.utils.hub.models import fetch_copy
-from strop.utils.token_rows import set_num_rows
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

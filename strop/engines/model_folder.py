@@ -109,25 +109,34 @@ def model_json(path: Path, complaint: str) -> dict[str, Any]:
 
 def end_tokens(folder: Path) -> list[int]:
     """The end-of-sequence tokens in the generation settings of a model folder; where it has no such file, those in its
-    config.json, from which transformers and vLLM make the settings then.
+    config.json, from which transformers and vLLM make the settings then. There a number below 0 means that there is
+    none.
 
     Raises:
         ValueError: the file cannot be read, or names something else.
     """
-    complaint = f"the generation settings of {str(folder)!r} cannot be used"
     path = folder / "generation_config.json"
     if os.path.lexists(path):
-        token_ids = model_json(path, complaint).get("eos_token_id")
+        complaint = f"the generation settings of {str(folder)!r} cannot be used"
+        tokens = _listed(model_json(path, complaint).get("eos_token_id"))
     elif os.path.lexists(path := folder / "config.json"):
+        complaint = f"the settings of the model {str(folder)!r} cannot be used"
         config = model_json(path, complaint)
         parts = [config, *(part for name in _DECODERS if isinstance(part := config.get(name), dict))]
-        token_ids = next((ids for part in parts if (ids := part.get("eos_token_id")) is not None), None)
+        named = next((ids for part in parts if (ids := part.get("eos_token_id")) is not None), None)
+        tokens = [token for token in _listed(named) if not (type(token) is int and token < 0)]
     else:
         return []
-    tokens = token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
     if not all(type(token) is int and token >= 0 for token in tokens):
-        raise ValueError(f"{complaint}: eos_token_id is {token_ids!r:.80}, and tokens are numbers from 0")
+        raise ValueError(
+            f"{complaint}: eos_token_id of {path.name} is {tokens!r:.80}, and tokens are numbers from 0"
+        )
     return tokens
+
+
+def _listed(value: Any) -> list[Any]:
+    """One value or several, as a list; none where there is none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def named_ends(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

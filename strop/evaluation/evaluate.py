@@ -93,7 +93,7 @@ def evaluate(
     with environment_of(config.resources), backend.configured(config) as spoken:
         setup = _setup(spoken)
         limits = backend.convert_limits(spoken.data, spoken)
-        prompts, losses = load_val_prompts(limits, setup.tokenizer, setup)
+        prompts, left_out = load_val_prompts(limits, setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
 
@@ -101,7 +101,7 @@ def evaluate(
         check_prompts_fit(spoken, spoken.data, prompts)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
-            f"{config.eval.temperature}{losses}"
+            f"{config.eval.temperature}{left_out}"
         )
         usage: dict[str, int] = {}
         if on_ranks:

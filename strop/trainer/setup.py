@@ -42,8 +42,8 @@ class TrainingData:
     tokenizer: PreTrainedTokenizerBase
     train: TrainingPrompts
     val_prompts: list[Prompt]
-    val_losses: str
-    """Text about rows of the validation files that are not among them (`PromptDataset.losses`)."""
+    val_left_out: str
+    """Text about rows of the validation files that are not among them (`PromptDataset.left_out`)."""
     sampler: PromptSampler
     max_steps: int | None
     """Limit of trainer.max_steps; None without one."""
@@ -69,7 +69,7 @@ class TrainingData:
                 f"{len(self.train.row_numbers)} about {self.visits_per_step:.3g} times"
             )
         if self.val_prompts:
-            lines.append(f"val: {len(self.val_prompts)} prompts{self.val_losses}")
+            lines.append(f"val: {len(self.val_prompts)} prompts{self.val_left_out}")
         if self.held_out is not None:
             lines.append(f"WARNING: {self.held_out.text}: {self.held_out.advice}")
         return lines
@@ -113,7 +113,7 @@ def load_training_data(
     )
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
-    val_prompts, val_losses = (
+    val_prompts, val_left_out = (
         load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else ([], "")
     )
     check_prompts_fit(config, data, val_prompts)
@@ -126,7 +126,7 @@ def load_training_data(
         tokenizer=tokenizer,
         train=train,
         val_prompts=val_prompts,
-        val_losses=val_losses,
+        val_left_out=val_left_out,
         sampler=sampler,
         max_steps=config.trainer.max_steps,
         growth=growth,
@@ -177,12 +177,12 @@ def load_val_prompts(
     data: DataConfig, tokenizer: PreTrainedTokenizerBase, setup: AgentSetup, *, reads_media: bool = False
 ) -> tuple[list[Prompt], str]:
     """The validation prompts, in the order of the files, and what of these is not among them
-    (`PromptDataset.losses`); `setup` knows what their agents and tools show."""
+    (`PromptDataset.left_out`); `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
     dataset = PromptDataset(setup.with_agent_and_tools(rows, "val"), tokenizer, data, "val")
     if reads_media:
         dataset.read_media()
-    return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers], dataset.losses()
+    return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers], dataset.left_out()
 
 
 def checked_tokenizer(config: Config) -> PreTrainedTokenizerBase:

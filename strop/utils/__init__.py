@@ -11,6 +11,7 @@ call_loop.py           The event loop of a worker whose work outlives the call t
 deadline.py            Time that has limits of its own, as that of a program in a sandbox, is not counted by the
                        deadline of a sample
 device.py              The device this machine computes on
+embedding_rows.py      Rows of a model's embedding, and tokens for which it has none
 field_types.py         Types of configuration fields
 gc_freeze.py           Python's garbage collection during a run
 glibc.py               The heap of glibc's allocator
@@ -40,7 +41,6 @@ tensor_metrics.py      Metrics of a loss
 terminal.py            Terminal output
 timeline.py            Timeline of this process
 token_bucket.py        Calls per second, as a bucket of tokens
-token_rows.py          Rows of a model's embedding, and tokens for which it has none
 triton.py              Triton, where this build of torch brings it
 trust.py               Trust in settings
 user_files.py          Python files of the user's own, imported once per process; what they define registers itself

@@ -181,6 +181,33 @@ def test_rows_of_memory_are_those_of_the_run(tmp_path: Path) -> None:
     assert [row["extra_info"] for row in read_rows([file], tmp_path)] == [{}, {}, {}]
 
 
+def test_nulls_that_a_table_filled_into_chats_and_tools_are_left_out(tmp_path: Path) -> None:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"properties": {name: {"type": "string"}}}},
+        }
+        for name in "xy"
+    ]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "1"}}}
+    chats = [
+        [{"role": "user", "content": "q"}],
+        [{"role": "user", "content": "q", "name": "Ann"}, {"role": "assistant", "tool_calls": [call]}],
+    ]
+    given: list[dict[str, Any]] = [
+        {"prompt": chat, "tools": [tool]} for chat, tool in zip(chats, tools, strict=True)
+    ]
+    table = datasets.Dataset.from_list(given)
+    assert table.to_list() != given
+    (file,) = data_files(table.to_list(), "rows", tmp_path)
+    assert read_rows([file], tmp_path) == given
+    # An object without keys has no form in Parquet.
+    (file,) = data_files(
+        datasets.Dataset.from_list([row | {"extra_info": {}} for row in given]), "set", tmp_path
+    )
+    assert read_rows([file], tmp_path) == [row | {"extra_info": {}} for row in given]
+
+
 def test_a_row_with_bytes_keeps_what_the_first_one_lacks(tmp_path: Path) -> None:
     given = [{"prompt": "a"}, {"prompt": "b", "solution": "c", "images": [b"x"]}]
     (file,) = data_files(given, "data", tmp_path)

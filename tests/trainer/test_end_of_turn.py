@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.engines.model_folder import end_tokens
 from strop.evaluation.evaluate import evaluate
 from strop.trainer.setup import end_of_turn, load_training_data, stop_token_ids
 
@@ -83,3 +84,23 @@ def test_a_folder_without_generation_settings_ends_as_its_configuration_says(
     assert list(stop_token_ids(model, tokenizer)) == sorted(made.eos_token_id)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
     assert stop_token_ids(model, tokenizer) == (tokenizer.eos_token_id,)
+
+
+@pytest.mark.parametrize(("named", "ends"), [(-1, []), ([-1, 50], [50]), (50, [50]), (None, [])])
+def test_a_negative_end_in_a_configuration_is_none(
+    tmp_path: Path, named: int | list[int] | None, ends: list[int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": named}))
+    assert end_tokens(tmp_path) == ends
+
+
+@pytest.mark.parametrize(
+    ("file", "named", "subject"),
+    [("config.json", "x", "settings of the model"), ("generation_config.json", -1, "generation settings of")],
+)
+def test_a_bad_end_is_told_with_the_file_that_has_it(
+    tmp_path: Path, file: str, named: object, subject: str
+) -> None:
+    (tmp_path / file).write_text(json.dumps({"eos_token_id": named}))
+    with pytest.raises(ValueError, match=rf"the {subject} .* cannot be used: eos_token_id of {file} is "):
+        end_tokens(tmp_path)

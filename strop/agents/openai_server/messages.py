@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strop.agents.openai_server.errors import invalid
@@ -235,6 +235,7 @@ def _template_message(
     names = [template.as_plain_text(call.name) for call in message.calls]
     ids = template.call_ids(names, [written_ids.get(call.id) for call in message.calls])
     for call, written_id, name in zip(message.calls, ids, names, strict=True):
+        calls.pop(call.id, None)  # an id that an earlier answer had stands where it was used last
         calls[call.id] = (written_id, name)
     functions = [
         {
@@ -246,6 +247,38 @@ def _template_message(
     ]
     content = content or template.profile.no_content
     return {"role": message.role, "content": content, **thinking, "tool_calls": functions}
+
+
+def forms_of(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The messages in the forms in which a template may take them, best first.
+
+    Some templates refuse thinking beside a content and calls, and some refuse arguments that are no object: the later
+    forms have no thinking, `{}` in place of such arguments, or both.
+    """
+    yield messages
+    has_thinking = any(message.reasoning for message in messages)
+    if has_thinking:
+        yield _without_thinking(messages)
+    mended = [_with_objects(message) for message in messages]
+    if mended != list(messages):
+        yield mended
+        if has_thinking:
+            yield _without_thinking(mended)
+
+
+def _without_thinking(messages: Sequence[Message]) -> list[Message]:
+    return [replace(message, reasoning="") if message.reasoning else message for message in messages]
+
+
+def _with_objects(message: Message) -> Message:
+    """The message with `{}` where arguments of its calls are no object."""
+    if all(isinstance(_object(call.arguments), dict) for call in message.calls):
+        return message
+    calls = (
+        call if isinstance(_object(call.arguments), dict) else replace(call, arguments="{}")
+        for call in message.calls
+    )
+    return replace(message, calls=tuple(calls))
 
 
 def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:

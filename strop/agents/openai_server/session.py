@@ -23,6 +23,7 @@ from strop.agents.openai_server.messages import (
     Message,
     as_template,
     conversation_key,
+    forms_of,
 )
 from strop.agents.openai_server.token_bytes import opening_ids
 from strop.agents.tools.conversation import CONTINUED
@@ -162,15 +163,27 @@ class Session:
             for number, message in enumerate(messages)
             if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
         ]
-        thoughts = {number: answer.message.reasoning for number, answer in answers}
-        messages = [
-            message if message.reasoning else dataclasses.replace(message, reasoning=thoughts.get(number, ""))
-            for number, message in enumerate(messages)
-        ]  # clients seldom send back what the model thought
-        try:
-            return self._with_images(self._render(messages, answers, tools), messages)
-        except TemplateRefused as error:
-            raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from error
+        completed = list(messages)  # clients seldom send back what the model thought
+        for number, answer in answers:
+            if answer.message.reasoning and not messages[number].reasoning:
+                completed[number] = dataclasses.replace(messages[number], reasoning=answer.message.reasoning)
+        return self._with_images(self._render_any(completed, answers, tools), messages)
+
+    def _render_any(
+        self, messages: Sequence[Message], answers: Sequence[tuple[int, SampledAnswer]], tools: Tools
+    ) -> tuple[int, ...]:
+        """Rendered in the first form that the template takes.
+
+        Raises:
+            ApiError: it takes none.
+        """
+        refused: TemplateRefused | None = None
+        for form in forms_of(messages):
+            try:
+                return self._render(form, answers, tools)
+            except TemplateRefused as error:
+                refused = refused or error
+        raise ApiError(400, f"messages: {refused}", param="messages", code="invalid_value") from refused
 
     def _with_images(self, token_ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids with those of the images in their places; they were never among the sampled ones."""

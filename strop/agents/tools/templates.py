@@ -145,12 +145,13 @@ class ChatTemplate:
     def ends_of_turns(self, stop_ids: Collection[int]) -> frozenset[int]:
         """Tokens, of those at which generation stops, that end a turn: the one that the template writes, and special
         ones. Others, such as `</search>`, are part of the answer, and the turn has yet to be ended behind them."""
-        special = frozenset(special_tokens(self._tokenizer).values()) - kept_special_ids(self._tokenizer)
-        return self.control_ids.intersection(stop_ids) & (special | {self._end_id})
+        return self._possible_ends.intersection(stop_ids)
 
     @cached_property
-    def _end_id(self) -> int | None:
-        return end_of_turn(self._tokenizer)
+    def _possible_ends(self) -> frozenset[int]:
+        """Control tokens that end a turn where generation stops at them; of a large vocabulary, so made once."""
+        special = frozenset(special_tokens(self._tokenizer).values()) - kept_special_ids(self._tokenizer)
+        return self.control_ids & (special | {end_of_turn(self._tokenizer)})
 
     def call_ids(self, names: Sequence[str], written: Sequence[str | None] = ()) -> list[str]:
         """Ids of the calls of an answer: those that the model wrote, where the template takes them, or made-up ones."""

@@ -33,8 +33,8 @@ from strop.data.sft.stored_conversation import (
     with_images,
 )
 from strop.data.sft.token_rows import check_text, token_examples
+from strop.utils.embedding_rows import check_tokens_known
 from strop.utils.setting_text import setting_text
-from strop.utils.token_rows import check_rows
 
 if TYPE_CHECKING:
     from strop.engines.multimodal.placeholders import RowMedia
@@ -130,7 +130,7 @@ class SftDataset:
                 if has_tokens(row):
                     examples = [*token_examples(row, number, where=where, num_ids=len(self._tokenizer))]
                     for example in examples:
-                        check_rows(self._tokenizer, example.ids, where)
+                        check_tokens_known(self._tokenizer, example.ids, where)
                     tokens[number] = examples
                     continue
                 trained_chat = self._to_chat(number, row)
@@ -142,7 +142,7 @@ class SftDataset:
             with bad.reading(self._where(number)):
                 if isinstance(result, ValueError):
                     raise result
-                check_rows(self._tokenizer, result[0], self._where(number))
+                check_tokens_known(self._tokenizer, result[0], self._where(number))
                 whole = StoredConversation(number, array("i", result[0]), bytes(result[1]))
                 tokens[number] = [with_images(whole, images[number]) if number in images else whole]
         for number in numbers:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gateway_cases import Open, ScriptedEngine, served
 from template_family import FAMILIES, family_tokenizer
 
+from strop.agents.openai_server import session as session_module
+from strop.agents.openai_server.messages import Message
+from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.tools.templates import ChatTemplate
 from strop.utils.chat_template import apply_template
 
 QUESTION = {"role": "user", "content": "How much?"}
@@ -137,6 +143,66 @@ def test_outputs_between_the_calls_of_one_answer_leave_it_whole() -> None:
     )
 
 
-def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:
-    assert "[1, 2" in asked("qwen25", history(None, "[1, 2"))
+def test_reused_ids_of_calls_have_the_place_of_their_last_use() -> None:
+    def turn(*names: str) -> list[dict[str, Any]]:
+        calls = [
+            {"id": name, "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+            for name in names
+        ]
+        results = [{"role": "tool", "tool_call_id": name, "content": f"result of {name}"} for name in names]
+        return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+    shown = asked("qwen25", [QUESTION, *turn("b"), *turn("a", "b")])
+    assert 0 < shown.find("result of a") < shown.rfind("result of b")
+
+
+TEXT_TAKERS = [family.name for family in FAMILIES if family.name not in ("gemma", "glm", "coder", "pythonic")]
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.name != "gemma"])
+@pytest.mark.parametrize("arguments", ["[1, 2", "[1, 2]", "null", " "])
+def test_arguments_that_are_no_object_are_shown_as_they_are_where_the_template_takes_a_text(
+    name: str, arguments: str
+) -> None:
+    shown = asked(name, history(None, arguments)).rpartition("How much?")[2]
+    assert "look_up" in shown
+    if name in TEXT_TAKERS:
+        assert arguments in shown.partition("look_up")[2]
+    else:
+        assert shown == asked(name, history(None, "{}")).rpartition("How much?")[2]
+
+
+def test_no_arguments_are_an_empty_object() -> None:
     assert '"arguments": {}' in asked("qwen25", history(None, ""))
+
+
+def test_thinking_is_left_out_where_the_template_refuses_it() -> None:
+    messages = history("reasoning", json.dumps(ARGUMENTS))
+    assert "It is small." in asked("gpt_oss", messages)
+    messages[1]["content"] = "Wait."
+    shown = asked("gpt_oss", messages)
+    assert "It is small." not in shown
+    assert "wörd" in shown or json.dumps("wörd") in shown
+
+
+def test_arguments_stay_as_they_are_where_thinking_alone_is_refused() -> None:
+    messages = history("reasoning", "[1, 2")
+    messages[1]["content"] = "Wait."
+    shown = asked("gpt_oss", messages)
+    assert "[1, 2" in shown
+    assert "It is small." not in shown
+
+
+def test_messages_without_a_thought_are_taken_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = family_tokenizer("qwen25")
+    session = Session(ChatModel("any", tokenizer, ChatTemplate(tokenizer), ()), uid="one")
+    given = [Message("user", "How much?"), Message("assistant", "Three."), Message("user", "Sure?")]
+    made_anew: list[object] = []
+
+    def replace(message: Message, **changes: Any) -> Message:
+        made_anew.append(message)
+        return dataclasses.replace(message, **changes)
+
+    monkeypatch.setattr(session_module, "dataclasses", SimpleNamespace(replace=replace))
+    session.chat_ids(given, [])
+    assert not made_anew

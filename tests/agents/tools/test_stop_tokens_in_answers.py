@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_cases import ScriptedModel, play, prompt_of
@@ -13,8 +14,9 @@ from tokenizers import AddedToken
 from strop.agents.config import AgentConfig
 from strop.agents.envs.config import EnvironmentConfig
 from strop.agents.setup import AgentSetup
+from strop.agents.tools import templates
 from strop.rollout.types import Sampling
-from strop.utils.chat_template.answers import keep_special_tokens
+from strop.utils.chat_template.answers import keep_special_tokens, special_tokens
 
 ENVIRONMENT = """
 class Search:
@@ -53,3 +55,18 @@ def test_the_token_is_part_of_the_answer_and_the_turn_is_ended_behind_it(
     )
     assert sum(sequence.sampled) == 2 * len(said)
     assert sequence.extra["reward_parts"]["said"] == "<search>how much</search>"
+
+
+def test_the_tokens_that_may_end_a_turn_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[object] = []
+
+    def look_up(tokenizer: Any) -> dict[str, int]:
+        looked_up.append(tokenizer)
+        return special_tokens(tokenizer)
+
+    monkeypatch.setattr(templates, "special_tokens", look_up)
+    tokenizer = family_tokenizer("qwen25")
+    template = templates.ChatTemplate(tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert template.ends_of_turns((end, 0)) == template.ends_of_turns([end]) == {end}
+    assert len(looked_up) == 1

@@ -15,7 +15,7 @@ def set_num_rows(tokenizer: Any, num_rows: int) -> None:
     setattr(tokenizer, _NUM_ROWS, num_rows)
 
 
-def check_rows(tokenizer: Any, token_ids: Sequence[int], where: str) -> None:
+def check_tokens_known(tokenizer: Any, token_ids: Sequence[int], where: str) -> None:
     """Refuse tokens for which the model has no row.
 
     Args:
