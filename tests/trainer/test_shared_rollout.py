@@ -18,7 +18,7 @@ from strop.data.tiny_model import make_tiny_model
 from strop.trainer import worker_groups
 from strop.trainer.worker_groups import rollout_settings
 
-LONG, SHORT = 250, 4
+LONG, SHORT = 900, 4
 AGENT = f'''
 from strop.agents import agents
 
@@ -98,7 +98,7 @@ def test_four_workers_on_two_nodes_idle_less_and_sample_what_one_does(
                     head_dim=16, intermediate_size=48, max_position_embeddings=1024)  # fmt: skip
     (tmp_path / "agent.py").write_text(AGENT)
     config = project.config(
-        f"model.path='{tmp_path / 'model'}'", "data.max_response_tokens=420", "data.val_files=[]",
+        f"model.path='{tmp_path / 'model'}'", "data.max_response_tokens=950", "data.val_files=[]",
         f"agent.files=['{tmp_path / 'agent.py'}']", "agent.default_agent=uneven",
         "actor.engine.max_tokens_per_device=4096",
     )  # fmt: skip

@@ -17,6 +17,10 @@ from torch import Tensor
 from strop.algorithms.preference_loss_config import PreferenceLossConfig
 
 
+EVEN = 1e-6
+"""A margin that is nothing but rounding, as before a policy has learned: neither answer is the better one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """n examples of two conversations each; float64."""
@@ -112,9 +116,10 @@ def _kto(config: PreferenceLossConfig, ratios: Tensor, batch: Batch) -> tuple[Te
 
 def _reward_metrics(rewards: Tensor) -> dict[str, float]:
     margins = rewards[:, 0] - rewards[:, 1]
+    signs = torch.where(margins.abs() > EVEN, margins.sign(), 0.0)
     return {
         "rewards/chosen": float(rewards[:, 0].mean()),
         "rewards/rejected": float(rewards[:, 1].mean()),
         "rewards/margins": float(margins.mean()),
-        "rewards/accuracies": float((margins.sign() / 2 + 0.5).mean()),
+        "rewards/accuracies": float((signs / 2 + 0.5).mean()),
     }

