@@ -16,7 +16,6 @@ from torch import Tensor
 
 from strop.algorithms.preference_loss_config import PreferenceLossConfig
 
-
 EVEN = 1e-6
 """A margin that is nothing but rounding, as before a policy has learned: neither answer is the better one."""
 
