@@ -108,6 +108,11 @@ def test_gpg_makes_up_for_samples_that_teach_nothing() -> None:
     torch.testing.assert_close(gpg_advantages(rewards, groups, mask), unit * 1.25, **EXACT)
     got = gpg_advantages(rewards, groups, mask, f_norm=0.5, count_mixed_groups=True)
     torch.testing.assert_close(got, unit * 2.5 / 0.5, **EXACT)
+    # A KL penalty that is rounding makes no reward of none, and no group mixed.
+    rounded = double([1.0, 1e-17, 1.0, 1.0 + 3e-16, 5.0])
+    torch.testing.assert_close(gpg_advantages(rounded, groups, mask), unit * 1.25, **EXACT)
+    got = gpg_advantages(rounded, groups, mask, f_norm=0.5, count_mixed_groups=True)
+    torch.testing.assert_close(got, unit * 2.5 / 0.5, **EXACT)
     # Nothing is counted: the divisor is 1, and all advantages are 0.
     assert gpg_advantages(double([0.0, 0.0]), torch.tensor([0, 0]), torch.ones(2, 1)).abs().max().item() == 0
     with pytest.raises(ValueError, match=r"f_norm is 0.0, but it divides the rewards: use a number above 0"):

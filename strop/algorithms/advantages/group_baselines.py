@@ -73,6 +73,11 @@ def opo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) ->
     return expand_to_tokens(centered - baseline[group], response_mask)
 
 
+EQUAL = 1e-9
+"""Share of the largest reward below which a reward or a difference is rounding: a KL penalty is that before the first
+update."""
+
+
 @implements_outcome("gpg")
 def gpg_advantages(
     rewards: Tensor,
@@ -101,11 +106,12 @@ def gpg_advantages(
     if not f_norm > 0:
         raise ValueError(f"f_norm is {f_norm}, but it divides the rewards: use a number above 0, such as 1.0")
     centered, group, count = center_groups(rewards, group_ids)
+    least = EQUAL * rewards.abs().max() if len(rewards) else 0.0
     if count_mixed_groups:
         width = torch.zeros_like(count).index_add(0, group, centered.abs())  # [G]
-        counted = (width > 0)[group].sum()
+        counted = (width > least)[group].sum()
     else:
-        counted = (rewards != 0).sum()
+        counted = (rewards.abs() > least).sum()
     alpha = len(rewards) / counted.clamp(min=1).to(rewards.dtype)
     return expand_to_tokens(centered * (alpha / f_norm), response_mask)
 
