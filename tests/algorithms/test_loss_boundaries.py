@@ -133,7 +133,8 @@ def drawn_by_hand(old: Sequence[float], advantages: Sequence[float], seed: int, 
     """The tokens of the smallest uniform numbers; number k of a key made of the bits of what the token is."""
 
     def bits(value: float) -> int:
-        return int.from_bytes(struct.pack("<d", value or 0.0), "little")
+        rounded = float(round(value * 1024))  # so that rounding in the last digits draws no other token
+        return int.from_bytes(struct.pack("<d", rounded or 0.0), "little")
 
     numbers = []
     seen: dict[int, int] = {}

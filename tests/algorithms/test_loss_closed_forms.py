@@ -331,6 +331,8 @@ def test_clip_cov_draws_its_share_by_the_seed_and_by_what_a_token_is(
     assert torch.equal(first, draw(many_tokens))
     overlap = int((first & draw(many_tokens, seed=1)).sum())
     assert overlap < 20  # 5 of 100 are expected of an independent draw
+    rounded = {**many_tokens, "old_log_probs": many_tokens["old_log_probs"] * (1 + 2e-16)}
+    assert torch.equal(first, draw(rounded))
     order = torch.randperm(2000, generator=torch.Generator().manual_seed(2))
     assert torch.equal(draw({key: column[order] for key, column in many_tokens.items()}), first[order])
 

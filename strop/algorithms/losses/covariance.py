@@ -30,6 +30,8 @@ KL_COV_FRAC = Metric("actor/kl_cov_frac", "share", "tokens that kl_cov penalises
 _ODD_1 = np.uint64(0xFF51AFD7ED558CCD)
 _ODD_2 = np.uint64(0xC4CEB9FE1A85EC53)
 """Odd multipliers that spread two numbers over one 64-bit key."""
+_GRAIN = 2.0**-10
+"""To which numbers are rounded before: another cut into passes changes their last bits."""
 
 
 def token_covariances(log_probs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
@@ -58,8 +60,8 @@ def select_clip_cov(
 
     Of the tokens with clip_cov_lb < covariance < clip_cov_ub that PPO's clip leaves alone, max(1, floor(ratio *
     N)) are drawn, or all if there are fewer; N counts the tokens trained on. A draw depends on `seed` and on the
-    token's old log-prob and advantage, which are fixed for the step, and not on where the token lies or on other
-    random numbers; tokens equal in both are told apart by their order.
+    token's old log-prob and advantage, both rounded, which are fixed for the step, and not on where the token lies or
+    on other random numbers; tokens equal in both are told apart by their order.
 
     Args:
         log_probs, old_log_probs, advantages: [N], all tokens of the optimizer batch.
@@ -182,7 +184,7 @@ def _draws(old_log_probs: Tensor, advantages: Tensor, seed: int) -> NDArray[np.f
     """One uniform number per token [M], from what the token is; equal tokens get the numbers 0, 1, ... of one key."""
     bits = [
         # Adding 0 makes one zero of the two that floating point has.
-        (values.detach().double() + 0.0).cpu().numpy().view(np.uint64)
+        ((values.detach().double() / _GRAIN).round() + 0.0).cpu().numpy().view(np.uint64)
         for values in (old_log_probs, advantages)
     ]
     keys = bits[0] * _ODD_1 + bits[1] * _ODD_2 + np.uint64(random_key(seed, "clip_cov"))
