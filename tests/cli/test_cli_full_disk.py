@@ -35,7 +35,7 @@ def test_a_disk_that_is_full_at_any_moment_is_one_sentence_and_the_run_goes_on(
     project: Project, tmp_path: Path
 ) -> None:
     # In samples of the first validation, its metrics, samples of a step, the first checkpoint, the second.
-    sizes = ("40", "60", "68", "120", "400")
+    sizes = ("56", "72", "80", "120", "400")
     (tmp_path / "disk").mkdir()
     words = [sys.executable, "-c", PROGRAM, str(project.config), str(tmp_path / "disk"), *sizes]
     done = subprocess.run(
