@@ -35,7 +35,8 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
         output: Tensor = type(layer).forward(layer, hidden)
         return output
     rows = hidden.flatten(0, -2)
-    if hidden.device.type == "cpu" and not torch.is_grad_enabled():
+    is_computed_here = hidden.device.type == "cpu" and not torch.compiler.is_compiling()
+    if is_computed_here and not torch.is_grad_enabled():  # a compiler would make a function for few rows
         rows = with_zeros(rows)
     product: Tensor = layer.base_layer(rows)
     product.addmm_(inner(rows), outer.weight.T, alpha=layer.scaling[adapter])
