@@ -181,11 +181,7 @@ class _Episode:
         self.calls += 1
         self._num_open += 1
         try:
-            if should_stop is not None:
-                output = await self._answer_until(should_stop, name, token_ids, options, on_token)
-            else:
-                callbacks = {} if on_token is None else {"on_token": on_token}
-                output = await self._client.generate(name, token_ids, options, **callbacks)
+            output = await self._answer(name, token_ids, options, on_token, should_stop)
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)
@@ -202,6 +198,19 @@ class _Episode:
             stop_reason=output.stop_reason,
         )
         return output
+
+    async def _answer(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        options: Sampling,
+        on_token: OnToken | None,
+        should_stop: ShouldStop | None,
+    ) -> TokenOutput:
+        if should_stop is not None:
+            return await self._answer_until(should_stop, name, token_ids, options, on_token)
+        callbacks = {} if on_token is None else {"on_token": on_token}
+        return await self._client.generate(name, token_ids, options, **callbacks)
 
     async def _answer_until(
         self,
