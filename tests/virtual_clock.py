@@ -66,6 +66,8 @@ class StepClock:
         the next `look`."""
         self.num_asked = 0
         """Requests that the engine has."""
+        self.is_held = False
+        """The engine takes no step, and no time passes."""
         self._num_busy = 0
         self._asleep: dict[str, tuple[int, asyncio.Future[None]]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
@@ -119,6 +121,8 @@ class StepClock:
                     turn.set_result(None)
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._settle)  # behind those that enter
+        elif self.is_held:
+            return
         elif self._gate is not None and not self._gate.done():
             self._gate.set_result(None)
         elif (
@@ -187,7 +191,16 @@ class _Gated(asyncio.Event):
     def __init__(self, engine: NativeEngine, clock: StepClock) -> None:
         super().__init__()
         self._engine, self._clock, self._is_at_gate = engine, clock, False
-        self.set()
+        super().set()
+
+    def set(self) -> None:
+        super().set()
+        self._clock.is_held = False
+        self._clock.look()
+
+    def clear(self) -> None:
+        super().clear()
+        self._clock.is_held = True
 
     def is_set(self) -> bool:
         return super().is_set() and not self._is_at_gate
@@ -285,11 +298,11 @@ class _ClockedGroups(GroupsInFlight):
         for uid in [uid for uid in self._in_flight if uid in self._unsettled]:
             super()._on_done(uid, self._unsettled[uid])
         self._unsettled.clear()
-        return self._wanted is not None and self._has(*self._wanted)
+        return self._wanted is not None and self.have_ended(*self._wanted)
 
-    async def take(self, due: Collection[str], at_least: int, within_s: float | None = None) -> list[Group]:
+    async def take(self, due: frozenset[str], at_least: int, within_s: float | None = None) -> list[Group]:
         await self.start()
-        self._wanted = frozenset(due), at_least
+        self._wanted = due, at_least
         self._clock.look()
         try:
             return await super().take(due, at_least, within_s)

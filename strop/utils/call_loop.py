@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterator
-from typing import Any, TypeVar
+from asyncio import Handle
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+QUIET_TURNS = 10_000
+"""Turns of a loop after which nobody waits for it to become quiet."""
 
 
 class CallLoop(asyncio.SelectorEventLoop):
@@ -21,12 +26,21 @@ class CallLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._stood_s = 0.0
         self._stands_since: float | None = time.monotonic()
+        self.num_scheduled = 0
+        """Callbacks that were to be called in the turn after."""
         super().__init__()
 
     def time(self) -> float:
         """Seconds, of those in which it ran."""
         now = time.monotonic() if self._stands_since is None else self._stands_since
         return now - self._stood_s
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> Handle:
+        """As of every loop."""
+        self.num_scheduled += 1
+        return super().call_soon(callback, *args, context=context)
 
     @contextlib.contextmanager
     def going(self) -> Iterator[None]:
@@ -38,6 +52,18 @@ class CallLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._stands_since = time.monotonic()
+
+
+async def quiet() -> None:
+    """Wait until every other task of a CallLoop waits for something from outside, or for this one; no longer than
+    QUIET_TURNS."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, CallLoop), "its turns are counted"
+    for _ in range(QUIET_TURNS):
+        before = loop.num_scheduled
+        await asyncio.sleep(0)
+        if loop.num_scheduled == before + 1:  # this task alone
+            return
 
 
 class CallEventLoop:

@@ -86,11 +86,14 @@ def test_a_run_that_is_interrupted_beside_validations_is_the_one_that_was_not(
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in validated.chain]
 
 
-def test_so_it_is_where_every_second_step_finds_its_groups_there(project: Project, tmp_path: Path) -> None:
-    """Groups that a step began without having to wait go on beside the validation, too."""
-    settings = ["rollout.max_staleness=1", "eval.every=1", "trainer.max_steps=4", *VIRTUAL[-2:]]
-    whole = train_in(tmp_path / "whole", project.config(*settings))
-    rest = resume_in(cut_after(whole.folder, tmp_path / "cut", step=1))
+@pytest.mark.parametrize(("every", "step", "num_steps"), [(1, 1, 4), (2, 2, 5)])
+def test_so_it_is_where_every_second_step_finds_its_groups_there(
+    project: Project, tmp_path: Path, every: int, step: int, num_steps: int
+) -> None:
+    """Groups that a step began without having to wait go on beside the validation, and beside those of a later one."""
+    words = [f"eval.every={every}", f"trainer.max_steps={num_steps}", "run.save_every=1", "run.keep_last=9"]
+    whole = train_in(tmp_path / "whole", project.config("rollout.max_staleness=1", *words))
+    rest = resume_in(cut_after(whole.folder, tmp_path / "cut", step=step))
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
 
 

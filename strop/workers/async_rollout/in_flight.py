@@ -72,7 +72,7 @@ class GroupsInFlight:
             self._busy_since = None
         self._changed.set()
 
-    async def take(self, due: Collection[str], at_least: int, within_s: float | None = None) -> list[Group]:
+    async def take(self, due: frozenset[str], at_least: int, within_s: float | None = None) -> list[Group]:
         """The groups that have ended, first the one that ended first; they are forgotten here.
 
         Waits until all of `due` that are played here have ended, and `at_least` so many in all; where fewer are played,
@@ -82,16 +82,15 @@ class GroupsInFlight:
             RewardError: the scorers cannot go on.
         """
         await self.start()
-        uids = frozenset(due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self._has(uids, at_least):
+                while not self.have_ended(due, at_least):
                     self._changed.clear()
                     await self._changed.wait()
         completed, self._completed = self._completed, {}
         return [task.result() for task in completed.values()]
 
-    def _has(self, due: frozenset[str], at_least: int) -> bool:
+    def have_ended(self, due: frozenset[str], at_least: int) -> bool:
         """True when `take` need not wait: its groups have ended, or one with an error."""
         if not self._in_flight or any(task.exception() for task in self._completed.values()):
             return True

@@ -24,9 +24,9 @@ from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.types import Probe, SyncReport
 from strop.run.replay_schedule import Spans
 from strop.utils.background_loop import EventLoopThread
-from strop.utils.call_loop import CallEventLoop
+from strop.utils.call_loop import CallEventLoop, quiet
 from strop.workers.async_rollout.generation_cache import GenerationCache
-from strop.workers.async_rollout.in_flight import GroupsInFlight
+from strop.workers.async_rollout.in_flight import Group, GroupsInFlight
 from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
 from strop.workers.async_rollout.saved_group import SavedGroup
 from strop.workers.async_rollout.score_cache import ScoreCache
@@ -68,8 +68,29 @@ class AsyncRolloutWorker(RolloutWorker):
         return self._beside_groups(work)
 
     async def _beside_groups(self, work: Coroutine[Any, Any, T]) -> T:
-        await self._groups.start()
+        await self._start_groups()
+        await self._go_on()
         return await work
+
+    async def _start_groups(self) -> None:
+        """Start the groups that were added. In the process of a training role the engine stands still until agents
+        have asked for what they need: how many tokens a group has then depends neither on the call that started it, nor
+        on an interruption before."""
+        if not self._runs_between_calls and not self._groups.is_idle:
+            await self._pause()
+        await self._groups.start()
+        if self._is_paused:
+            await quiet()
+
+    async def _pause(self) -> None:
+        if not self._is_paused:
+            await self._engines.pause()
+            self._is_paused = True
+
+    async def _go_on(self) -> None:
+        if self._is_paused:
+            await self._engines.resume()
+            self._is_paused = False
 
     def join_router(self, address: RouterAddress) -> None:
         """As RolloutWorker, for engines that go on between calls."""
@@ -103,7 +124,7 @@ class AsyncRolloutWorker(RolloutWorker):
         self._groups.add(batch, samples_per_prompt, sampling)
         if self._runs_between_calls:
             with self._generating():
-                self._event_loop.run(self._groups.start())
+                self._event_loop.run(self._start_groups())
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
     def take_completed(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> DataProto:
@@ -121,13 +142,19 @@ class AsyncRolloutWorker(RolloutWorker):
             As `run_episodes`, first the prompt that ended first; possibly none.
         """
         with self._generating():
-            if self._schedule is not None:
-                self._event_loop.run(self._groups.start())
-                self._event_loop.run(self._schedule.caught_up())
-            groups = self._event_loop.run(self._groups.take(due, at_least, within_s))
+            groups = self._event_loop.run(self._take(frozenset(due), at_least, within_s))
         episodes = [episode for group in groups for episode in group]
         reports = [episode_report(episode) for episode in episodes]
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
+
+    async def _take(self, due: frozenset[str], at_least: int, within_s: float | None) -> list[Group]:
+        await self._start_groups()
+        if self._schedule is not None:
+            await self._go_on()
+            await self._schedule.caught_up()
+        if not self._groups.have_ended(due, at_least):
+            await self._go_on()
+        return await self._groups.take(due, at_least, within_s)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def uids_in_play(self) -> list[str]:
@@ -176,13 +203,9 @@ class AsyncRolloutWorker(RolloutWorker):
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
         with super()._generating():
-            if self._is_paused:
-                self._event_loop.run(self._engines.resume())
-                self._is_paused = False
             yield
             if not self._runs_between_calls and not self._groups.is_idle:
-                self._event_loop.run(self._engines.pause())
-                self._is_paused = True
+                self._event_loop.run(self._pause())
 
     def set_version(self, version: int) -> None:
         """As RolloutWorker."""

@@ -6,7 +6,8 @@ import gc
 
 import pytest
 
-from strop.utils.call_loop import CallEventLoop
+from strop.utils import call_loop
+from strop.utils.call_loop import CallEventLoop, quiet
 
 
 async def groups_of_samples(ended: list[int]) -> None:
@@ -52,3 +53,37 @@ def test_an_interrupt_in_a_nested_task_ends_all_tasks_of_the_call_and_no_other()
         assert runner.run(later()) == "still here"
     gc.collect()
     assert complaints == []
+
+
+async def counting(seen: list[int], turns: int) -> None:
+    for number in range(turns):
+        await asyncio.sleep(0)
+        seen.append(number)
+
+
+def test_it_is_quiet_when_all_others_wait_for_something_from_outside() -> None:
+    seen: list[int] = []
+
+    async def work() -> None:
+        tasks = [asyncio.create_task(counting(seen, turns)) for turns in (3, 40)]
+        tasks.append(asyncio.create_task(asyncio.sleep(60)))
+        await quiet()
+        assert len(seen) == 43
+        assert [task.done() for task in tasks] == [True, True, False]
+
+    with contextlib.closing(CallEventLoop()) as runner:
+        runner.run(work())
+
+
+def test_a_task_that_never_waits_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_loop, "QUIET_TURNS", 50)
+    seen: list[int] = []
+
+    async def work() -> None:
+        task = asyncio.create_task(counting(seen, 10**9))
+        await quiet()
+        assert 49 <= len(seen) <= 51
+        task.cancel()
+
+    with contextlib.closing(CallEventLoop()) as runner:
+        runner.run(work())
