@@ -9,6 +9,8 @@ from strop.algorithms.names import KL_KINDS
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""
+SAME = 1e-5
+"""Difference of two log-probs, in nats, that rounding may make of none."""
 K3_BOUND = 10.0
 """Largest value of one token under k3; beyond it the token is an outlier without gradient."""
 
@@ -41,11 +43,17 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
     return value.detach() + (k2 - k2.detach())
 
 
+def distance(difference: Tensor) -> Tensor:
+    """|difference| of log-probs; without gradient up to SAME, where its sign would be that of a rounding."""
+    size = difference.abs()
+    return torch.where(size > SAME, size, size.detach())
+
+
 def _estimate(difference: Tensor, base: str) -> Tensor:
     if base in ("k1", "kl"):
         return difference
     if base == "abs":
-        return difference.abs()
+        return distance(difference)
     if base in ("k2", "mse"):
         return difference.square() / 2
     bounded = (-difference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)

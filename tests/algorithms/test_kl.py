@@ -46,6 +46,15 @@ def test_kl_equals_the_reference(log_prob: float, ref: float, kind: str) -> None
     assert got.item() == pytest.approx(reference.kl(log_prob, ref, kind.removesuffix("+")), abs=1e-10)
 
 
+def test_a_rounding_of_equal_log_probs_gives_no_direction() -> None:
+    log_probs = torch.tensor([1e-7, -1e-7, 1e-4, -1e-4], dtype=torch.float64, requires_grad=True)
+    got = kl_penalty(log_probs, torch.zeros(4, dtype=torch.float64), "abs")
+    got.sum().backward()
+    assert got.tolist() == [1e-7, 1e-7, 1e-4, 1e-4]
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [0.0, 0.0, 1.0, -1.0]
+
+
 def test_k3_keeps_its_digits_for_small_differences_in_float32() -> None:
     # For small d, k3 = d^2 / 2. With exp(d) - 1 in float32 the rounding (6e-8) would exceed the value (5e-9).
     difference = torch.tensor([1e-4, -1e-4, 3e-5])

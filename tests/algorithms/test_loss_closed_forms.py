@@ -280,6 +280,18 @@ def test_kl_cov_penalises_the_token_of_highest_covariance() -> None:
     close(got.statistics["kl_cov_frac"], [1.0, 0.0, 0.0, 0.0])
 
 
+def test_kl_cov_gives_a_token_that_has_not_moved_but_for_rounding_no_direction() -> None:
+    log_probs = double(COV_LOG_PROBS).requires_grad_()
+    columns = {
+        "log_probs": log_probs,
+        "old_log_probs": log_probs.detach() + double([1e-9, -1e-9, 0.0, 0.0]),
+        "advantages": double(COV_ADVANTAGES),
+        "cov_selected": torch.ones(4, dtype=torch.bool),
+    }
+    got = policy_loss_terms("kl_cov", mask=torch.ones(4, dtype=torch.bool), columns=columns, settings={})
+    torch.testing.assert_close(gradient(got, log_probs), double([-3, 1, 1, 1]), rtol=0, atol=1e-8)
+
+
 def test_covariances_are_those_under_the_mask() -> None:
     # With the last token masked, A = 3, -1, -1 has mean 1/3 and the log-probs mean -7/6: covariances 16/9, 4/9, 4/9.
     mask = torch.tensor([True, True, True, False])

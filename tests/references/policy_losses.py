@@ -169,7 +169,7 @@ def kl_cov(rows: list[Row], chosen: set[int], *, coef: float) -> Result:
         for log_prob, old, a in row:
             ratio, slope = ratio_of(log_prob, old)
             moved = log_prob - old
-            sign = (moved > 0) - (moved < 0)
+            sign = (moved > 1e-5) - (moved < -1e-5)  # less may be a rounding
             is_chosen = next(numbers) in chosen
             out.append(
                 (-a * ratio + (coef * abs(moved) if is_chosen else 0), -a * slope + (coef * sign * is_chosen))

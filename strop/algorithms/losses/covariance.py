@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.algorithms.kl import distance
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     clipped_surrogate,
@@ -158,8 +159,8 @@ def kl_cov_loss(
 
         term = -A * ratio + (ppo_kl_coef * |log_probs - old_log_probs| where selected)
 
-    The penalty has a gradient of -+ppo_kl_coef as soon as the token has moved, also at advantage 0, and none
-    before.
+    The penalty has a gradient of -+ppo_kl_coef as soon as the token has moved by more than rounding does, also at
+    advantage 0, and none before.
 
     Args:
         log_probs: with gradient; any shape, that of all columns.
@@ -175,7 +176,7 @@ def kl_cov_loss(
     """
     log_ratio = log_probs - old_log_probs
     ratio = probability_ratio(log_ratio)
-    penalty = torch.where(cov_selected, log_ratio.abs(), torch.zeros_like(log_ratio))
+    penalty = torch.where(cov_selected, distance(log_ratio), torch.zeros_like(log_ratio))
     statistics = {KL_COV_FRAC.last: cov_selected.to(ratio.dtype), **ratio_statistics(log_ratio, ratio)}
     return PolicyLossTerms(terms=-advantages * ratio + ppo_kl_coef * penalty, statistics=statistics)
 
