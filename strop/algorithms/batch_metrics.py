@@ -17,8 +17,12 @@ from strop.utils.metrics import Metric
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 Metrics: TypeAlias = dict[str, float]
 
-SCORE = Metric("critic/score/{mean,max,min}", "reward", "what the scorer gave, over trained samples")
-REWARDS = Metric("critic/rewards/{mean,max,min}", "reward", "the same after penalties, over trained samples")
+SCORE = Metric(
+    "critic/score/{mean,max,min}",
+    "reward",
+    "what the scorer gave, over the samples of a step, also those that `algorithm.keep` and resampling leave out",
+)
+REWARDS = Metric("critic/rewards/{mean,max,min}", "reward", "the same after penalties")
 ADVANTAGES = Metric("critic/advantages/{mean,max,min}", "1", "over trained tokens")
 RETURNS = Metric("critic/returns/{mean,max,min}", "reward", "over trained tokens")
 VALUES = Metric(

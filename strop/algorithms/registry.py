@@ -247,6 +247,7 @@ def check_settings(
     declaration: Declaration,
     settings: Mapping[str, object],
     *,
+    key: str = "",
     elsewhere: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse settings that the function under `name` does not have, or values of another type than its own.
@@ -257,6 +258,7 @@ def check_settings(
         kind: what the function is, for the message: "policy loss".
         declaration: with the function's own settings.
         settings: what the user wrote, by name.
+        key: of the config, that has them.
         elsewhere: settings that have a key of their own in the config: name to key.
 
     Raises:
@@ -276,7 +278,8 @@ def check_settings(
         if setting not in valid:
             nearest = difflib.get_close_matches(setting, valid, n=1, cutoff=0.0)
             hint = f"did you mean {nearest[0]!r}? It has {', '.join(valid)}" if nearest else "it has none"
-            raise ValueError(f"{kind} {name!r} has no setting {setting!r}; {hint}")
+            home = f" ({key})" if key else ""
+            raise ValueError(f"{kind} {name!r} has no setting {setting!r}; {hint}{home}")
         _check_type(f"the setting {setting!r} of {kind} {name!r}", value, options.get(setting))
 
 

@@ -73,7 +73,14 @@ def check_adv_settings(name: str, settings: Mapping[str, object]) -> None:
             another type than the setting's default.
     """
     declaration = adv_estimator_declaration(name)
-    check_settings("advantage estimator", name, declaration, settings, elsewhere=ADV_SHARED_SETTINGS)
+    check_settings(
+        "advantage estimator",
+        name,
+        declaration,
+        settings,
+        key="algorithm.adv_settings",
+        elsewhere=ADV_SHARED_SETTINGS,
+    )
 
 
 LOSS_SHARED_SETTINGS = {
@@ -112,4 +119,11 @@ def check_loss_settings(name: str, settings: Mapping[str, object]) -> None:
             default; a setting that has a key of its own.
     """
     declaration = policy_loss_declaration(name)
-    check_settings("policy loss", name, declaration, settings, elsewhere=LOSS_SHARED_SETTINGS)
+    check_settings(
+        "policy loss",
+        name,
+        declaration,
+        settings,
+        key="algorithm.loss_settings",
+        elsewhere=LOSS_SHARED_SETTINGS,
+    )

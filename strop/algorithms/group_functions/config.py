@@ -40,7 +40,8 @@ def check_shaping_function(name: str, settings: Mapping[str, Any]) -> None:
         ValueError: the sentence says which.
     """
     if name:
-        check_settings(REWARD_SHAPINGS.kind, name, REWARD_SHAPINGS.declaration(name), settings)
+        declaration = REWARD_SHAPINGS.declaration(name)
+        check_settings(REWARD_SHAPINGS.kind, name, declaration, settings, key="algorithm.shaping_settings")
 
 
 def check_overlong_buffer(buffer: int, limit: int) -> None:
