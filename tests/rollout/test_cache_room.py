@@ -46,6 +46,13 @@ def test_with_less_memory_it_grows_as_it_must() -> None:
     assert size(cache) == (2, 192)
 
 
+def test_a_layer_that_is_read_has_the_length_of_the_step_before() -> None:
+    cache = table_for(64 * 320)
+    assert cache.make_room(300, num_slots=2)
+    lengths = [cache.layer(0, 2, num_tokens)[0].shape[2] for num_tokens in (1, 64, 65, 100, 128, 300)]
+    assert lengths == [64, 64, 128, 128, 128, 320]
+
+
 @pytest.mark.parametrize(
     ("num_tokens_free", "grown"),
     [(64 * 64, (64, 64)), (64 * 64 - 1, (6, 64)), (6 * 64 - 1, (5, 64)), (5 * 64 - 1, None)],

@@ -271,8 +271,9 @@ class SlotCache:
             table[slots, : new.shape[1], lengths, : new.shape[2]] = new.to(table.dtype)
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """As strop.rollout.native.key_values.KeyValueCache has it: views."""
-        keys, values = self.table[:, layer, :num_slots, :, :num_tokens]
+        """As strop.rollout.native.key_values.KeyValueCache has it: views, a little longer. Copies of them that a product
+        makes then fit into the place of those of the step before; each a token longer, they would fill the heap."""
+        keys, values = self.table[:, layer, :num_slots, :, : _rounded(num_tokens)]
         return keys, values
 
 
@@ -298,13 +299,13 @@ class DecodeAttention:
         if out is not None:
             return out
         self._cache.append(layer, self._slots, self._lengths, key, value)
-        keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
+        keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D], T at least num_tokens
         value_dim = value.shape[2]
         keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]
         # The cache is read in its own precision: casting it would touch all of it in every step.
         grouped = (query.reshape(b, kv_heads, -1, dim) * form.scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
         scores = torch.matmul(grouped, keys.transpose(-1, -2))
-        mask = self._mask(form, grouped)
+        mask = self._mask(form, grouped, keys.shape[2])
         if form.is_fused:
             scores += mask
             probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
@@ -313,11 +314,11 @@ class DecodeAttention:
         output = torch.matmul(probs.to(values.dtype), values)
         return output.view(b, -1, value_dim).to(query.dtype)
 
-    def _mask(self, form: AttentionForm, like: Tensor) -> Tensor:
-        """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""
+    def _mask(self, form: AttentionForm, like: Tensor, num_keys: int) -> Tensor:
+        """[B, 1, 1, num_keys]: 0 where a key may be seen, -inf where not; made once per step."""
         sizes = form.window, form.chunk
         if sizes not in self._masks:
-            at_key = torch.arange(self._num_tokens, device=self._lengths.device)[None]
+            at_key = torch.arange(num_keys, device=self._lengths.device)[None]
             at_query = self._lengths[:, None]
             hidden = at_key > at_query
             if form.window is not None:

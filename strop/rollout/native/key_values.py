@@ -124,7 +124,7 @@ class KeyValueCache(Protocol):
         """Put one token behind those of each slot: key [B, Hkv, D] and value [B, Hkv, Dv]."""
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, Hkv, T, D] of one layer."""
+        """Keys and values [B, Hkv, T, D] of one layer, T at least `num_tokens`."""
 
 
 def no_room(num_tokens: int) -> MemoryError:
