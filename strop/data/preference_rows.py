@@ -25,6 +25,7 @@ from strop.data.chat import (
     require_chat_template,
     to_chat,
     to_messages,
+    without_padding,
 )
 from strop.data.media import has_media
 from strop.data.preference_config import PreferDataConfig
@@ -78,6 +79,7 @@ class PreferenceDataset:
         *,
         loss: Loss,
         split: str = "train",
+        padding: int | None = None,
     ) -> None:
         """Read all rows.
 
@@ -87,6 +89,7 @@ class PreferenceDataset:
             config: column names, the longest conversation, and variables for the template.
             loss: decides the kind of rows.
             split: word for the rows in messages.
+            padding: with loss=reward, `strop.engines.value_models.padding_token` of the model.
 
         Raises:
             ValueError: a row is malformed; or none is left.
@@ -95,6 +98,7 @@ class PreferenceDataset:
         if not rows:
             raise ValueError(f"{split} data has no rows; check prefer.data.{split}_files")
         self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
+        self._padding = padding
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
         bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
@@ -299,12 +303,13 @@ class PreferenceDataset:
             yield from tokenize_chats(self._tokenizer, batch, control_ids=self._control)
 
     def _tokenize_whole(self, chats: Sequence[TrainedChat]) -> Iterator[Tokenized | ValueError]:
-        """The text as a reward model is given it in a run, and one place behind it with the loss of its score."""
+        """The text as a reward model is given it in a run, up to the token that it scores, and one place behind it with
+        the loss of the score."""
         for text in render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats]):
             if isinstance(text, ValueError):
                 yield text
             else:
-                ids = encode(self._tokenizer, text)
+                ids = without_padding(encode(self._tokenizer, text), self._padding)
                 yield [*ids, 0], [*(False for _ in ids), True]
 
     def _example(

@@ -84,6 +84,15 @@ def _only_errors() -> Iterator[None]:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
+def padding_token(config: ModelConfig) -> int | None:
+    """Token id that the classifier of a folder takes for padding: its score stands at the last token that is another
+    one. None where it names none, or the folder holds no classifier."""
+    if not is_classifier(config.path):
+        return None
+    padding: int | None = load_model_config(config).get_text_config().pad_token_id
+    return padding
+
+
 def architecture(folder: str) -> str:
     """Class name in config.json; empty when it names none, or there is no such file."""
     path = Path(folder) / "config.json"

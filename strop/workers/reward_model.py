@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from strop.controller import Dispatch, register
-from strop.data.chat import Chat, encode, render
+from strop.data.chat import Chat, encode, render, without_padding
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import frozen_engine
@@ -23,7 +23,13 @@ from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.token_budget import within_memory
-from strop.engines.value_models import architecture, check_value_model, is_classifier, load_value_model
+from strop.engines.value_models import (
+    architecture,
+    check_value_model,
+    is_classifier,
+    load_value_model,
+    padding_token,
+)
 from strop.protocol import DataProto
 from strop.utils.sanitize.control_tokens import ControlText
 from strop.workers.config import RewardModelConfig
@@ -48,6 +54,7 @@ class RewardModelWorker(ModelWorker):
         self._tokenizer = load_tokenizer(model)
         self._use_template()
         self._control = ControlText(self._tokenizer)
+        self._padding = padding_token(model)
         parallel = self.join(reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel, holds_half=reward_model.engine.kind == "torch")
         self.engine = frozen_engine(loaded, reward_model.engine, parallel)
@@ -98,16 +105,17 @@ class RewardModelWorker(ModelWorker):
                 f"with its template"
             )
 
-    def _encoded(self, messages: Sequence[Mapping[str, Any]], answer: str, row: int) -> list[int]:
-        """Token ids of one conversation."""
+    def _encoded(self, messages: Sequence[Mapping[str, Any]], answer: str, row: int) -> Sequence[int]:
+        """Token ids of one conversation, up to the one at which it is scored."""
         plain = self._control.as_plain_text(
             answer
         )  # it ends its turn where the template says so, and nowhere else
         conversation = (*messages, {"role": "assistant", "content": plain})
         chat = Chat(messages=conversation, where=f"row {row} of a batch for the reward model")
-        return encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
+        ids = encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
+        return without_padding(ids, self._padding)
 
-    def _fit(self, ids: list[int], row: int) -> list[int]:
+    def _fit(self, ids: Sequence[int], row: int) -> Sequence[int]:
         """The tokens that are read."""
         limit, truncation = self._max_tokens, self._config.truncation
         if len(ids) <= limit:

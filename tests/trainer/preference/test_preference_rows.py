@@ -74,6 +74,16 @@ def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> Non
     assert example.pair[0].loss_mask.index(True) == len(example.pair[0].token_ids) - 1
 
 
+def test_a_reward_model_reads_up_to_its_padding_token(tokenizer: Any) -> None:
+    """A classifier of transformers scores the last token that is no padding; here turns end with padding."""
+    whole = PreferenceDataset([PAIR], tokenizer, PreferDataConfig(), loss="reward")[0]
+    cut = PreferenceDataset(
+        [PAIR], tokenizer, PreferDataConfig(), loss="reward", padding=tokenizer.eos_token_id
+    )[0]
+    assert whole.pair[0].token_ids[-2] == tokenizer.eos_token_id
+    assert cut.pair[0].token_ids == (*whole.pair[0].token_ids[:-2], 0)
+
+
 def test_rated_answers_have_another_ones_answer_beside_them(tokenizer: Any) -> None:
     rows = [{"prompt": word, "completion": word.upper(), "label": word == "a"} for word in "abc"]
     dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
