@@ -269,13 +269,15 @@ class PreferenceDataset:
         if empty := null_in(row, (key, label_key)):
             raise ValueError(f"{where} has {empty}: give the answer and true or false, or remove the row")
         label = row.get(label_key)
-        if not isinstance(label, bool) or row.get(key) is None:
+        if label is None or row.get(key) is None:
             raise ValueError(
                 f"{where} needs an answer in {key!r} and true or false in {label_key!r}; columns found: "
                 f"{', '.join(row)}. Map them with prefer.data.completion_key and prefer.data.label_key"
             )
+        if label not in (0, 1):
+            raise ValueError(f"{where} has {label!r:.40} in {label_key!r}; write true or false, 1 or 0")
         answer = self._read(row, key, "assistant", where)
-        return self._prompt(row, where), answer, label
+        return self._prompt(row, where), answer, bool(label)
 
     def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
         if has_media(row, (*prompt, *answer)):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _COMPARED = 16
 """Rows with tokens whose text is compared with them."""
+_OTHER_KEYS = ("weight", "loss", "train", "trainable")
+"""Keys by which rows for other programs say whether a message is trained."""
 _ROWS_AT_ONCE = 256
 """Rows whose conversations are rendered together."""
 
@@ -306,7 +308,8 @@ class SftDataset:
         """Numbers of the messages that are trained, where not all are that may be.
 
         Raises:
-            ValueError: a message says something else than yes or no, one of another role says yes, or all say no.
+            ValueError: a message says something else than yes or no, one of another role says yes, or all say no; or
+                it seems to be said under another key.
         """
         key = self._config.trained_key
         answers = [
@@ -315,7 +318,14 @@ class SftDataset:
             if message["role"] == "assistant" and number >= max(first_trained, 1)
         ]
         if not any(key in message for message in messages):
-            return answers[-1:] if self._config.trained_turns == "last" and not first_trained else None
+            takes_last = self._config.trained_turns == "last" and not first_trained
+            for number in answers[-1:] if takes_last else answers:
+                if other := next((name for name in _OTHER_KEYS if messages[number].get(name, 1) == 0), None):
+                    raise ValueError(
+                        f"{where}: message {number + 1} has {other}={setting_text(messages[number][other])}, and would "
+                        f"be trained: set sft.data.trained_key={other}, or remove it"
+                    )
+            return answers[-1:] if takes_last else None
         for number, message in enumerate(messages):
             value = message.get(key, 0)
             if value not in (0, 1):

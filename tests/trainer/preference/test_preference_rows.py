@@ -85,7 +85,11 @@ def test_a_reward_model_reads_up_to_its_padding_token(tokenizer: Any) -> None:
 
 
 def test_rated_answers_have_another_ones_answer_beside_them(tokenizer: Any) -> None:
-    rows = [{"prompt": word, "completion": word.upper(), "label": word == "a"} for word in "abc"]
+    labels = (True, False, 0)
+    rows = [
+        {"prompt": word, "completion": word.upper(), "label": label}
+        for word, label in zip("abc", labels, strict=True)
+    ]
     dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
     assert [one.is_good for one in dataset] == [True, False, False]
     assert [texts(tokenizer, one.pair[1])[1] for one in dataset] == [
@@ -117,7 +121,8 @@ def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
             {"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assistant("d")]}, "reward",
             "no conversations that begin alike",
         ),
-        ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "an answer in 'completion' and true or false"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "has 'good' in 'label'; write true or false"),
+        ({"prompt": "a", "completion": "b"}, "kto", "an answer in 'completion' and true or false"),
         ({**PAIR, "images": ["a.png"]}, "sigmoid", "has images or videos, which training on preferences"),
         ({"prompt": "a", "completion": "b", "label": True}, "kto", "has one row; prefer.loss=kto sets rows"),
     ],
@@ -156,4 +161,4 @@ def test_null_cells_are_called_null_and_told_together(tokenizer: Any) -> None:
         PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
     assert "row 1: has null in 'label': give the answer and true or false" in str(caught.value)
     assert "row 2: has null in 'completion'" in str(caught.value)
-    assert "row 3: needs an answer in 'completion' and true or false in 'label'" in str(caught.value)
+    assert "row 3: has 'yes' in 'label'; write true or false, 1 or 0" in str(caught.value)
