@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.config import JsonMessages
-from strop.data.media import has_media, refuse_audio
+from strop.data.media import MEDIA_COLUMNS, has_media, refuse_unread
 from strop.protocol.trajectory import Media, continues
 from strop.utils.chat_template import TemplateRefused, apply_template
 from strop.utils.sanitize import encodable_value, read_json
@@ -209,7 +209,7 @@ def to_chat(
         ValueError: one of these is malformed, or the row has sound, media that nothing here reads, or other media than
             its messages have places for.
     """
-    refuse_audio(row, messages, where)  # before the other media, which may be missing
+    refuse_unread(row, messages, where, media_columns or MEDIA_COLUMNS)  # before media that may be missing
     media: tuple[Any, ...] = ()
     if media_columns is not None and has_media(row, messages, media_columns):
         from strop.data.media_rows import take_media  # torch and Pillow: seconds
