@@ -47,6 +47,8 @@ def said(migration: Migration, key: str) -> tuple[str, str]:
          {"prefer.max_steps": 20, "prefer.optim.warmup_steps": 2, "prefer.engine.offload_activations": True}),
         ("KTO", "desirable_weight=1.5, undesirable_weight=0.5",
          {"prefer.loss": "kto", "prefer.desirable_weight": 1.5, "prefer.undesirable_weight": 0.5}),
+        ("DPO", "max_length=32768", {"prefer.data.max_tokens": 32768, "prefer.engine.max_tokens_per_device": 32769}),
+        ("DPO", "evaluation_strategy='steps', eval_steps=5", {"eval.every": 5, "eval.before_train": None}),
         ("Reward", "center_rewards_coefficient=0.01",
          {"prefer.loss": "reward", "prefer.center_coef": 0.01, "prefer.optim.lr": 1e-4, "eval.every": 0}),
         ("Reward", "eval_strategy='steps', eval_steps=5, learning_rate=1e-5",
@@ -115,6 +117,8 @@ def openrlhf(folder: Path, program: str, flags: str) -> Migration:
         ("train_kto", "--input_key q --output_key a --undesirable_loss_weight 2",
          {"prefer.loss": "kto", "prefer.data.prompt_key": "q", "prefer.data.completion_key": "a", "prefer.beta": 0.01,
           "prefer.undesirable_weight": 2.0, "prefer.data.max_tokens": 2048}),
+        ("train_rm", "--max_len 32768", {"prefer.engine.max_tokens_per_device": 32769}),
+        ("train_rm", "--max_len 32768 --micro_train_batch_size 1", {"prefer.engine.max_tokens_per_device": 65536}),
         ("train_rm", "--adam_offload", {"prefer.loss": "reward", "prefer.optim.lr": 9e-6,
                                         "prefer.engine.offload": "optimizer"}),
         # Today's names, and what is assumed with them.
