@@ -99,6 +99,8 @@ class PreferenceDataset:
             raise ValueError(f"{split} data has no rows; check prefer.data.{split}_files")
         self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
         self._padding = padding
+        self._num_beyond_messages = 0
+        """With loss=reward: conversations whose template is given more than messages."""
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
         bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
@@ -158,6 +160,11 @@ class PreferenceDataset:
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
+        if count := self._num_beyond_messages:
+            line += (
+                f"; WARNING: the template of {count} conversations is given tools or variables, and a reward model in "
+                f"a run is given the messages alone: train it on what it will read there"
+            )
         if warning := self.ends.warning():
             line += f"; {warning}"
         return line
@@ -307,6 +314,7 @@ class PreferenceDataset:
     def _tokenize_whole(self, chats: Sequence[TrainedChat]) -> Iterator[Tokenized | ValueError]:
         """The text as a reward model is given it in a run, up to the token that it scores, and one place behind it with
         the loss of the score."""
+        self._num_beyond_messages += sum(bool(chat.chat.tools or chat.chat.options) for chat in chats)
         for text in render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats]):
             if isinstance(text, ValueError):
                 yield text

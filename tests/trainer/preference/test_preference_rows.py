@@ -74,6 +74,19 @@ def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> Non
     assert example.pair[0].loss_mask.index(True) == len(example.pair[0].token_ids) - 1
 
 
+def test_what_a_reward_model_is_not_shown_in_a_run_is_said(tokenizer: Any) -> None:
+    rows = [PAIR, {**PAIR, "tools": [{"type": "function", "function": {"name": "f"}}]}]
+    said = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="reward").report()
+    assert (
+        "WARNING: the template of 2 conversations is given tools or variables" in said
+    )  # both sides of the second
+    assert "WARNING" not in PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="sigmoid").report()
+    with_variables = PreferDataConfig(chat_template_kwargs={"enable_thinking": False})
+    assert (
+        "of 2 conversations" in PreferenceDataset([PAIR], tokenizer, with_variables, loss="reward").report()
+    )
+
+
 def test_a_reward_model_reads_up_to_its_padding_token(tokenizer: Any) -> None:
     """A classifier of transformers scores the last token that is no padding; here turns end with padding."""
     whole = PreferenceDataset([PAIR], tokenizer, PreferDataConfig(), loss="reward")[0]
