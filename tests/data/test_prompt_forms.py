@@ -182,3 +182,12 @@ def test_what_looks_like_messages_and_is_none_is_refused(form: str) -> None:
         ):
             from_json_text(UNREADABLE[form], how, **given)  # type: ignore[arg-type]
     assert from_json_text(UNREADABLE[form], "text", **given) == UNREADABLE[form]
+
+
+def test_calls_of_a_prompt_that_the_template_leaves_out_are_refused() -> None:
+    call = {"type": "function", "function": {"name": "adder", "arguments": {"a": 1}}}
+    said = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(
+        ValueError, match="train row 0: the chat template leaves out the tool calls of message 2"
+    ):
+        prompt_of([*said, {"role": "user", "content": "go on"}])

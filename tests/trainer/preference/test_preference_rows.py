@@ -80,8 +80,8 @@ def test_what_a_reward_model_is_not_shown_in_a_run_is_said(tokenizer: Any) -> No
     assert (
         "WARNING: the template of 2 conversations is given tools or variables" in said
     )  # both sides of the second
-    assert "WARNING" not in PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="sigmoid").report()
     with_variables = PreferDataConfig(chat_template_kwargs={"enable_thinking": False})
+    assert "WARNING" not in PreferenceDataset([PAIR], tokenizer, with_variables, loss="sigmoid").report()
     assert (
         "of 2 conversations" in PreferenceDataset([PAIR], tokenizer, with_variables, loss="reward").report()
     )
