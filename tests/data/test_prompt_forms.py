@@ -11,6 +11,7 @@ import pytest
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset
 from strop.data.chat import Chat, from_json_text
+from strop.data.file_check import examine
 from strop.data.preference_config import PreferDataConfig
 from strop.data.preference_rows import PreferenceDataset
 from strop.evaluation.offline_answers import encoded
@@ -191,3 +192,5 @@ def test_calls_of_a_prompt_that_the_template_leaves_out_are_refused() -> None:
         ValueError, match="train row 0: the chat template leaves out the tool calls of message 2"
     ):
         prompt_of([*said, {"role": "user", "content": "go on"}])
+    report = examine([row([*said, {"role": "user", "content": "go on"}])], make_tokenizer(CHATML), config())
+    assert "leaves out the tool calls of message 2" in report.malformed[0]
