@@ -10,6 +10,7 @@ import hashlib
 import math
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from strop.data.chat import (
 from strop.data.media import has_media
 from strop.data.preference_config import PreferDataConfig
 from strop.data.rendering import ChatPart, render_parts
+from strop.data.rows import unread_columns, unread_warning
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample, longest_parts
@@ -99,6 +101,7 @@ class PreferenceDataset:
             raise ValueError(f"{split} data has no rows; check prefer.data.{split}_files")
         self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
         self._padding = padding
+        self._unread: Counter[str] = Counter()
         self._num_beyond_messages = 0
         """With loss=reward: conversations whose template is given more than messages."""
         self._control = control_token_ids(tokenizer)
@@ -160,6 +163,8 @@ class PreferenceDataset:
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
+        if warning := unread_warning(self._unread):
+            line += f"; {warning}"
         if count := self._num_beyond_messages:
             line += (
                 f"; WARNING: the template of {count} conversations is given tools or variables, and a reward model in "
@@ -192,6 +197,7 @@ class PreferenceDataset:
                     f"and prefer.data.rejected_key"
                 )
         prompt, chosen, rejected = self._parts(row, where)
+        self._unread.update(unread_columns(row, prompt, (config.prompt_key,)))
         return _Untokenized(
             row=number,
             pair=(self._chat(row, prompt, chosen, where), self._chat(row, prompt, rejected, where)),
@@ -284,7 +290,9 @@ class PreferenceDataset:
         if label not in (0, 1):
             raise ValueError(f"{where} has {label!r:.40} in {label_key!r}; write true or false, 1 or 0")
         answer = self._read(row, key, "assistant", where)
-        return self._prompt(row, where), answer, bool(label)
+        prompt = self._prompt(row, where)
+        self._unread.update(unread_columns(row, prompt, (self._config.prompt_key, key)))
+        return prompt, answer, bool(label)
 
     def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
         if has_media(row, (*prompt, *answer)):

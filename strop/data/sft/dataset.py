@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from strop.data.chat import (
     to_messages,
 )
 from strop.data.media import MEDIA_COLUMNS, content_parts
-from strop.data.rows import value_inside
+from strop.data.rows import unread_columns, unread_warning, value_inside
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
 from strop.data.sft.conversations import TrainedChat, tokenize_chats
@@ -85,6 +86,7 @@ class SftDataset:
         self._num_rows = len(rows)
         self._num_cut = self._num_dropped = 0
         self.ends = AnswerEnds(tokenizer)
+        self._unread: Counter[str] = Counter()
         self._examples: list[StoredConversation] = []
         self._sources: list[str] = []
         chosen = chosen_rows(rows, config, split=split)
@@ -243,6 +245,8 @@ class SftDataset:
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
         if shares := [f"{verb} {n} ({100 * n / self._num_chosen:.1f} %)" for verb, n in counts.items() if n]:
             line += f"; {', '.join(shares)} longer than sft.data.max_tokens={self._config.max_tokens}"
+        if warning := unread_warning(self._unread):
+            line += f"; {warning}"
         if warning := self.ends.warning():
             line += f"; {warning}"
         return line
@@ -251,6 +255,10 @@ class SftDataset:
         """The row's conversation."""
         config, where = self._config, self._where(number)
         messages, first_trained = self._messages(row, where)
+        mapped = (
+            () if row.get(config.messages_key) is not None else (config.prompt_key, config.completion_key)
+        )
+        self._unread.update(unread_columns(row, messages, mapped))
         trained = self._trained(messages, first_trained, where)
         messages = tuple(
             {key: value for key, value in message.items() if key != config.trained_key}

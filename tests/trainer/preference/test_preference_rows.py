@@ -74,6 +74,16 @@ def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> Non
     assert example.pair[0].loss_mask.index(True) == len(example.pair[0].token_ids) - 1
 
 
+def test_a_system_prompt_in_a_column_of_its_own_is_said(tokenizer: Any) -> None:
+    row = {**PAIR, "system": "be brief"}
+    said = PreferenceDataset([row], tokenizer, PreferDataConfig(), loss="sigmoid").report()
+    assert "WARNING: column 'system' of 1 rows is not read" in said
+    rated = [{**row, "completion": "a", "label": True}, {**row, "completion": "b", "label": False}]
+    assert (
+        "'system' of 2 rows" in PreferenceDataset(rated, tokenizer, PreferDataConfig(), loss="kto").report()
+    )
+
+
 def test_what_a_reward_model_is_not_shown_in_a_run_is_said(tokenizer: Any) -> None:
     rows = [PAIR, {**PAIR, "tools": [{"type": "function", "function": {"name": "f"}}]}]
     said = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="reward").report()

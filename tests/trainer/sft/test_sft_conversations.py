@@ -190,6 +190,23 @@ def test_thinking_that_the_template_leaves_out_is_refused() -> None:
     assert len(SftDataset([{"messages": thinking}], make_tokenizer(writes), at_most(99))) == 1
 
 
+def test_parts_of_the_prompt_that_no_mapping_takes_are_said() -> None:
+    alpaca = {"instruction": "add", "input": "1+1", "output": "2", "system": "be brief"}
+    mapped = at_most(99, prompt_key="instruction", completion_key="output")
+    said = SftDataset(
+        [alpaca, {**alpaca, "input": "", "system": None}], make_tokenizer(CHATML), mapped
+    ).report()
+    assert (
+        "WARNING: column 'system' of 1 rows and column 'input' of 1 rows is not read: write it into" in said
+    )
+    whole = {
+        "messages": [{"role": "system", "content": "s"}, user("a"), assistant("b")],
+        "system": "s",
+        "input": "a",
+    }
+    assert "not read" not in SftDataset([whole], make_tokenizer(CHATML), at_most(99)).report()
+
+
 def test_tools_of_a_row_reach_the_template() -> None:
     tokenizer = make_tokenizer("{% for t in tools or [] %}[{{ t['name'] }}]{% endfor %}" + CHATML)
     rows = [{"messages": [user("hi"), assistant("yo")], "tools": json.dumps([{"name": "add"}])}]
