@@ -78,6 +78,14 @@ def test_what_dpo_does_otherwise_is_refused(tmp_path: Path, arguments: str, key:
     assert sentence in note
 
 
+def test_an_argument_of_a_model_that_is_refused_keeps_no_other_one_from_being_set(tmp_path: Path) -> None:
+    loading = "'load_in_4bit': True, 'revision': 'v1', 'attn_implementation': 'kernels-community/flash-attn2'"
+    migration = trl(tmp_path, "DPO", f"model_init_kwargs={{'dtype': 'bfloat16', {loading}}}")
+    assert said(migration, "DPOConfig.model_init_kwargs")[0] == "refused"
+    found = ours(migration)
+    assert (found["model.dtype"], found["model.revision"]) == ("bfloat16", "v1")
+
+
 def test_models_and_rows_of_a_trainer_of_trl(tmp_path: Path) -> None:
     load = "AutoModelForCausalLM.from_pretrained('/models/m')"
     data = "load_dataset('a/b', split='train')"

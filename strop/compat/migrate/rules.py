@@ -225,7 +225,7 @@ def attention(value: object) -> Any:
         return skip("not set")
     if value in ("sdpa", "eager"):
         return value
-    if isinstance(value, str) and value.startswith("flash_attention"):
+    if isinstance(value, str) and re.search("flash[-_]att", value):  # kernels-community/flash-attn2, too
         return skip(
             "model.attn_implementation=sdpa computes by FlashAttention's kernel on CUDA, in bfloat16 and float16"
         )
