@@ -221,7 +221,8 @@ class PreferenceDataset:
         config = self._config
         keys = (config.chosen_key, config.rejected_key)
         chosen, rejected = (self._read(row, key, "assistant", where) for key in keys)
-        if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        is_greeted = row.get(config.prompt_key) is None and chosen[0] == rejected[0] and len(chosen) > 1
+        if chosen[0]["role"] == rejected[0]["role"] == "assistant" and not is_greeted:
             return self._prompt(row, where), chosen, rejected
         shared = 0
         while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:

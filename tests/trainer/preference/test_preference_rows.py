@@ -74,6 +74,16 @@ def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> Non
     assert example.pair[0].loss_mask.index(True) == len(example.pair[0].token_ids) - 1
 
 
+def test_whole_conversations_may_begin_with_a_greeting(tokenizer: Any) -> None:
+    begun = [assistant("hello"), user("hi")]
+    row = {"chosen": [*begun, assistant("Yes")], "rejected": [*begun, assistant("no")]}
+    (example,) = PreferenceDataset([row], tokenizer, PreferDataConfig(), loss="sigmoid")
+    assert [texts(tokenizer, side)[1] for side in example.pair] == ["Yes<|im_end|>", "no<|im_end|>"]
+    # Beside a prompt, answers that begin alike are answers to it.
+    (example,) = PreferenceDataset([{**row, "prompt": "hi"}], tokenizer, PreferDataConfig(), loss="sigmoid")
+    assert texts(tokenizer, example.pair[0])[1] == "hello<|im_end|>Yes<|im_end|>"
+
+
 def test_a_system_prompt_in_a_column_of_its_own_is_said(tokenizer: Any) -> None:
     row = {**PAIR, "system": "be brief"}
     said = PreferenceDataset([row], tokenizer, PreferDataConfig(), loss="sigmoid").report()
