@@ -1,9 +1,10 @@
 """A model that scores answers: a sequence-classification model with its own tokenizer and chat template.
 
-What it reads is always the conversation as text: the messages of the prompt and the answer as the assistant's,
-through its own template and tokenizer. The policy's token ids are not used, even where both tokenizers are
-equal: a policy may sample ids that encoding the same text would not give, the template may close a turn that the
-policy left open at its length limit, and one text then has one score, whoever wrote it.
+What it reads is always the conversation as text: the messages of the prompt and the answer as the assistant's, or
+behind the words of the assistant's that it continues, through its own template and tokenizer. The policy's token ids
+are not used, even where both tokenizers are equal: a policy may sample ids that encoding the same text would not give,
+the template may close a turn that the policy left open at its length limit, and one text then has one score, whoever
+wrote it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from strop.engines.value_models import (
     padding_token,
 )
 from strop.protocol import DataProto
+from strop.protocol.trajectory import with_answer
 from strop.utils.sanitize.control_tokens import ControlText
 from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
@@ -110,8 +112,7 @@ class RewardModelWorker(ModelWorker):
         plain = self._control.as_plain_text(
             answer
         )  # it ends its turn where the template says so, and nowhere else
-        conversation = (*messages, {"role": "assistant", "content": plain})
-        chat = Chat(messages=conversation, where=f"row {row} of a batch for the reward model")
+        chat = Chat(messages=with_answer(messages, plain), where=f"row {row} of a batch for the reward model")
         ids = encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
         return without_padding(ids, self._padding)
 

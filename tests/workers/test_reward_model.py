@@ -99,6 +99,17 @@ def test_a_model_that_takes_the_end_of_a_turn_for_padding_scores_the_token_befor
 
 
 @pytest.mark.usefixtures("float64_norms")
+def test_an_answer_that_continues_a_message_is_read_as_one_with_it(reward_folder: Path) -> None:
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hel"}]
+    (score,) = (
+        make_worker(reward_folder).compute_rm_score(batch_of([(begun, "lo")])).tensors()["rm_scores"].tolist()
+    )
+    assert score == pytest.approx(
+        plain_score(reward_folder, plain_ids(reward_folder, begun[:1], "hello")), rel=1e-6
+    )
+
+
+@pytest.mark.usefixtures("float64_norms")
 def test_the_template_can_come_from_a_file(reward_folder: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(PLAIN_TEMPLATE)
