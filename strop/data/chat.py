@@ -153,6 +153,16 @@ def check_last(messages: Sequence[Mapping[str, Any]], where: str, *, may_continu
         )
 
 
+def check_begun(prompt: Sequence[Mapping[str, Any]], answer: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse, by a ValueError, an answer of the assistant to a prompt that ends with the assistant's words: in a run
+    it goes on with them, and here it would be a turn of its own."""
+    if continues(prompt) and answer[0]["role"] == "assistant":
+        raise ValueError(
+            f"{where}: the prompt ends with a message of the assistant, and the answer would not continue it, but be "
+            f"another one: put its text at the beginning of the answer"
+        )
+
+
 def _with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects."""
     calls = message.get("tool_calls")

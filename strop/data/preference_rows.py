@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
+    check_begun,
     control_token_ids,
     encode,
     from_json_text,
@@ -296,6 +297,7 @@ class PreferenceDataset:
         return prompt, answer, bool(label)
 
     def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
+        check_begun(prompt, answer, where)
         if has_media(row, (*prompt, *answer)):
             raise ValueError(f"{where} has images or videos, which training on preferences does not take")
         chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)

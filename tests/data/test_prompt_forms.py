@@ -80,6 +80,18 @@ def test_an_answer_of_a_file_is_encoded_behind_what_it_continues() -> None:
     assert tokenizer.decode(answered) == " is 4<|im_end|>"
 
 
+def test_an_answer_to_train_on_does_not_continue_a_message() -> None:
+    sentence = (
+        "train row 0: the prompt ends with a message of the assistant, and the answer would not continue it"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        SftDataset([{"prompt": BEGUN, "completion": " is 4"}], make_tokenizer(CHATML), SftDataConfig())
+    pair = {"prompt": BEGUN, "chosen": " is 4", "rejected": " is 5"}
+    for loss in ("sigmoid", "reward"):
+        with pytest.raises(ValueError, match=sentence):
+            PreferenceDataset([pair], make_tokenizer(CHATML), PreferDataConfig(), loss=loss)
+
+
 def test_parts_of_a_message_are_continued_by_a_part() -> None:
     begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
     assert with_answer([begun], " is")[-1]["content"] == [

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
     Chat,
+    check_begun,
     control_token_ids,
     from_json_text,
     require_chat_template,
@@ -286,6 +287,7 @@ class SftDataset:
         ) is not None:
             prompt = self._read(question, role="user", where=where, key=prompt_key)
             completion = self._read(answer, role="assistant", where=where, key=completion_key)
+            check_begun(prompt, completion, where)
             messages, first_trained = prompt + completion, len(prompt)
         elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
             raise ValueError(
