@@ -460,6 +460,19 @@ def test_a_pass_of_fine_tuning_has_room_for_the_longest_conversation(
     assert found.get("sft.data.image_key") == ("pictures" if "image" in settings else None)
 
 
+def test_what_a_template_of_fine_tuning_is_given(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    launch = "torchrun -m verl.trainer.sft_trainer data.train_files=t.parquet model.path=/m/q"
+    given = "data.enable_thinking_default=False +data.apply_chat_template_kwargs.tone=dry data.tools_key=functions"
+    script.write_text(f"{launch} {given}")
+    migration = migrate_verl_sft(read_verl([script], {}).found)
+    assert migration.open_rows == ()
+    config = config_of(Config, migration.values)
+    assert config.sft.data.chat_template_kwargs == {"enable_thinking": False, "tone": "dry"}
+    (row,) = (row for row in migration.rows if row.key == "data.tools_key")
+    assert (row.outcome.status, row.outcome.note) == ("refused", "rename the column to `tools`")
+
+
 def test_todays_fine_tuning_has_other_defaults(tmp_path: Path) -> None:
     script = tmp_path / "sft.sh"
     script.write_text("torchrun -m verl.trainer.sft_trainer data.train_files=t.parquet model.path=/m/q\n")
