@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.config import JsonMessages
-from strop.data.media import has_media, refuse_audio
+from strop.data.media import MEDIA_COLUMNS, has_media, refuse_unread
 from strop.protocol.trajectory import Media, continues
 from strop.utils.chat_template import TemplateRefused, apply_template
 from strop.utils.sanitize import encodable_value, read_json
@@ -153,6 +153,16 @@ def check_last(messages: Sequence[Mapping[str, Any]], where: str, *, may_continu
         )
 
 
+def check_begun(prompt: Sequence[Mapping[str, Any]], answer: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse, by a ValueError, an answer of the assistant to a prompt that ends with the assistant's words: in a run
+    it goes on with them, and here it would be a turn of its own."""
+    if continues(prompt) and answer[0]["role"] == "assistant":
+        raise ValueError(
+            f"{where}: the prompt ends with a message of the assistant, and the answer would not continue it, but be "
+            f"another one: put its text at the beginning of the answer"
+        )
+
+
 def _with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects."""
     calls = message.get("tool_calls")
@@ -209,7 +219,7 @@ def to_chat(
         ValueError: one of these is malformed, or the row has sound, media that nothing here reads, or other media than
             its messages have places for.
     """
-    refuse_audio(row, messages, where)  # before the other media, which may be missing
+    refuse_unread(row, messages, where, media_columns or MEDIA_COLUMNS)  # before media that may be missing
     media: tuple[Any, ...] = ()
     if media_columns is not None and has_media(row, messages, media_columns):
         from strop.data.media_rows import take_media  # torch and Pillow: seconds
@@ -292,6 +302,47 @@ def template_refused(chat: Chat, error: Exception) -> str:
     )
 
 
+def check_tools_shown(chat: Chat, text: str) -> None:
+    """Refuse a conversation of whose tools its text has nothing.
+
+    Raises:
+        ValueError: the template does not write them.
+    """
+    names = [name for tool in chat.tools or () if (name := _name_of(tool))]
+    if names and not any(name in text for name in names):
+        raise ValueError(
+            f"{chat.where}: the chat template shows no tool of column 'tools': use a template that does, or describe "
+            f"the tools in the system message and remove the column"
+        )
+
+
+def check_calls_shown(chat: Chat, text: str) -> None:
+    """Refuse a conversation whose text has nothing of one of its tool calls.
+
+    Raises:
+        ValueError: the template does not write it.
+    """
+    for number, message in enumerate(chat.messages, start=1):
+        if not writes_calls(message, text):
+            raise ValueError(
+                f"{chat.where}: the chat template leaves out the tool calls of message {number} "
+                f"({message['role']}): use a template that writes them, or remove the row"
+            )
+
+
+def writes_calls(message: Mapping[str, Any], text: str) -> bool:
+    """True if a text has all tool calls of a message, by the names of their functions or their own ids."""
+    calls = [(_name_of(call), str(call.get("id") or "")) for call in message.get("tool_calls") or ()]
+    return all(name in text or (call_id and call_id in text) for name, call_id in calls)
+
+
+def _name_of(tool: object) -> str:
+    """Name of a function in a schema or a call, with or without OpenAI's `function` around it; empty for none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of rendered text; control tokens in it become their single ids, none is added."""
     return encode_all(tokenizer, [text])[0]
@@ -304,6 +355,14 @@ def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
     # verbose=False: the tokenizer's own length warning is about a limit that is not ours.
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [list(ids) for ids in encoded["input_ids"]]
+
+
+def without_padding(ids: Sequence[int], padding: int | None) -> Sequence[int]:
+    """A text up to the token at which a classifier with this padding token scores it."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == padding:
+        end -= 1
+    return ids[:end]
 
 
 def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

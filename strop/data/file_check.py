@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import (
     Chat,
+    check_calls_shown,
     check_last,
     encode_all,
     require_chat_template,
@@ -200,11 +201,14 @@ class _Prompts:
         """Encode the pending prompts."""
         texts: dict[int, str] = {}
         rendered = render_parts(self._tokenizer, [prompt_part(chat) for _, chat in self._pending])
-        for (row, _), text in zip(self._pending, rendered, strict=True):
-            if isinstance(text, ValueError):
-                self.malformed[row] = str(text)
-            else:
+        for (row, chat), text in zip(self._pending, rendered, strict=True):
+            try:
+                if isinstance(text, ValueError):
+                    raise text
+                check_calls_shown(chat, text)
                 texts[row] = text
+            except ValueError as error:
+                self.malformed[row] = str(error)
         for row, ids in zip(texts, encode_all(self._tokenizer, [*texts.values()]), strict=True):
             try:
                 self._keep(row, ids)

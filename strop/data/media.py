@@ -6,15 +6,22 @@ A row has media in the columns `data.image_key` and `data.video_key`, or right i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
 
+PLACEHOLDER = re.compile(r"<(image|video)>")
+"""Place of a medium of a column, in a text."""
+
 AUDIO_COLUMNS = ("audio", "audios")
 _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
 """Types of parts of a message that are sound: in chat templates, and in two forms of OpenAI's interface."""
+
+_UNREAD_PARTS = frozenset({"image_url", "video_url", "input_image"})
+"""Types of parts with media that templates of some models take, and whose media would be lost."""
 
 
 def has_media(
@@ -22,25 +29,61 @@ def has_media(
     messages: Sequence[Mapping[str, Any]],
     columns: Mapping[str, str] = MEDIA_COLUMNS,
 ) -> bool:
-    """True if a row has one of the columns of media, or a message with a part that is one."""
+    """True if a row has one of the columns of media, empty ones beside a placeholder too, or a message with a part
+    that is one."""
     if any(source.get(column) is not None for column in columns.values()):
+        return True
+    if any(column in source for column in columns.values()) and any(map(_has_placeholder, messages)):
         return True
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
 
 
-def refuse_audio(source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse a row with sound: no model here hears.
+def _has_placeholder(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in content_parts(message)]
+    return any(PLACEHOLDER.search(text) for text in texts if isinstance(text, str))
+
+
+def refuse_unread(
+    source: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    where: str,
+    columns: Mapping[str, str] = MEDIA_COLUMNS,
+) -> None:
+    """Refuse a row with sound, since no model here hears, or with media in a form that is not read.
 
     Raises:
-        ValueError: it has a column of sound, or a message with a part that is one.
+        ValueError: it has a column of sound, or a message with a part that is sound or such a medium; or a
+            placeholder, and its media in a column `image` or `video`.
     """
     remedy = "which no model is given here: use rows with text, images and videos"
-    if columns := [name for name in AUDIO_COLUMNS if source.get(name)]:
-        raise ValueError(f"{where} has sound in column {columns[0]!r}, {remedy}, or remove the column")
+    if sounds := [name for name in AUDIO_COLUMNS if source.get(name)]:
+        raise ValueError(f"{where} has sound in column {sounds[0]!r}, {remedy}, or remove the column")
     for number, message in enumerate(messages, start=1):
         for part in content_parts(message):
             if part.get("type") in _AUDIO_PARTS:
                 raise ValueError(f"{where} has sound in message {number} (a part {part['type']!r}), {remedy}")
+            if unread := _unread(part):
+                raise ValueError(
+                    f"{where} has a medium in message {number} in a form that is not read ({unread}): write "
+                    f'{{"type": "image", "image": ...}} with a path or the contents of the file'
+                )
+    singular = next((kind for kind in columns if source.get(kind) is not None), None)
+    is_named = any(column in source for column in columns.values())
+    if singular and not is_named and any(map(_has_placeholder, messages)):
+        raise ValueError(
+            f"{where} has a placeholder in its messages and a column {singular!r}, which is not read: rename it to "
+            f"{columns[singular]!r}, with a list in each row"
+        )
+
+
+def _unread(part: Mapping[str, Any]) -> str:
+    """The words of a part that hold a medium in a form that is not read; empty for any other."""
+    kind = part.get("type")
+    if kind in _UNREAD_PARTS:
+        return f"type {kind!r}"
+    held = next((key for key in (*MEDIA_COLUMNS, *_UNREAD_PARTS) if part.get(key) is not None), None)
+    return f"{held!r} without a type" if kind is None and held else ""
 
 
 def without_contents(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

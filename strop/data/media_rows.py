@@ -7,19 +7,16 @@ read here; `row_media` reads the head of each file, whose size says how many tok
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.media import MEDIA_COLUMNS, content_parts
+from strop.data.media import MEDIA_COLUMNS, PLACEHOLDER, content_parts
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.placeholders import RowMedia, measured_media
 from strop.engines.multimodal.sources import MediaSource, source_of
-
-_PLACEHOLDER = re.compile(r"<(image|video)>")
 
 
 def take_media(
@@ -44,11 +41,12 @@ def take_media(
                     num_placeholders[kind] += 1
                     medium = next(column_media[kind].rest, None)
                 if medium is not None:
-                    if kind == "video":  # with the settings for its frames
-                        options = {
-                            name: value for name, value in part.items() if name not in ("type", "path")
-                        }
-                        medium = {**options, "video": medium}
+                    # with the settings for its size or its frames
+                    options = {
+                        name: value for name, value in part.items() if name not in ("type", "path", kind)
+                    }
+                    if options:
+                        medium = {**options, kind: medium}
                     sources.append(source_of(kind, medium, where))
                 part = {"type": kind}
             parts.append(part)
@@ -100,6 +98,10 @@ def _column(value: object, kind: str, column: str, where: str) -> _Column:
         raise ValueError(
             f"{where}: column {column!r} holds a {type(value).__name__}; it must be a list of {kind}s"
         )
+    if any(item is None for item in value):
+        raise ValueError(
+            f"{where}: column {column!r} has null among its {kind}s; remove the row, or give the {kind}"
+        )
     return _Column(rest=iter(value), count=len(value))
 
 
@@ -112,7 +114,7 @@ def _with_placeholders(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             parts.append(part)
             continue
-        for number, piece in enumerate(_PLACEHOLDER.split(part["text"])):
+        for number, piece in enumerate(PLACEHOLDER.split(part["text"])):
             if number % 2:
                 parts.append({"type": piece})
             elif piece or part["text"] == "":

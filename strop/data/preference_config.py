@@ -39,7 +39,7 @@ class PreferDataConfig:
     margin_key: Column = "margin"
     """With loss=reward: column with how much better the better answer is; 0 for a row without it."""
     label_key: Column = "label"
-    """With loss=kto: column that says whether it is good."""
+    """With loss=kto: column that says whether it is good, true or false, 1 or 0."""
     max_tokens: PositiveInt = 1024
     """Longest conversation, in tokens after the chat template; rows with a longer one are dropped and counted."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

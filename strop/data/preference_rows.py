@@ -10,6 +10,7 @@ import hashlib
 import math
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +20,19 @@ from transformers import PreTrainedTokenizerBase
 from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
+    check_begun,
     control_token_ids,
     encode,
     from_json_text,
     require_chat_template,
     to_chat,
     to_messages,
+    without_padding,
 )
 from strop.data.media import has_media
 from strop.data.preference_config import PreferDataConfig
 from strop.data.rendering import ChatPart, render_parts
+from strop.data.rows import unread_columns, unread_warning
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample, longest_parts
@@ -78,6 +82,7 @@ class PreferenceDataset:
         *,
         loss: Loss,
         split: str = "train",
+        padding: int | None = None,
     ) -> None:
         """Read all rows.
 
@@ -87,6 +92,7 @@ class PreferenceDataset:
             config: column names, the longest conversation, and variables for the template.
             loss: decides the kind of rows.
             split: word for the rows in messages.
+            padding: with loss=reward, `strop.engines.value_models.padding_token` of the model.
 
         Raises:
             ValueError: a row is malformed; or none is left.
@@ -95,6 +101,10 @@ class PreferenceDataset:
         if not rows:
             raise ValueError(f"{split} data has no rows; check prefer.data.{split}_files")
         self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
+        self._padding = padding
+        self._unread: Counter[str] = Counter()
+        self._num_beyond_messages = 0
+        """With loss=reward: conversations whose template is given more than messages."""
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
         bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
@@ -154,6 +164,13 @@ class PreferenceDataset:
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
+        if warning := unread_warning(self._unread):
+            line += f"; {warning}"
+        if count := self._num_beyond_messages:
+            line += (
+                f"; WARNING: the template of {count} conversations is given tools or variables, and a reward model in "
+                f"a run is given the messages alone: train it on what it will read there"
+            )
         if warning := self.ends.warning():
             line += f"; {warning}"
         return line
@@ -181,6 +198,7 @@ class PreferenceDataset:
                     f"and prefer.data.rejected_key"
                 )
         prompt, chosen, rejected = self._parts(row, where)
+        self._unread.update(unread_columns(row, prompt, (config.prompt_key,)))
         return _Untokenized(
             row=number,
             pair=(self._chat(row, prompt, chosen, where), self._chat(row, prompt, rejected, where)),
@@ -204,7 +222,8 @@ class PreferenceDataset:
         config = self._config
         keys = (config.chosen_key, config.rejected_key)
         chosen, rejected = (self._read(row, key, "assistant", where) for key in keys)
-        if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        is_greeted = row.get(config.prompt_key) is None and chosen[0] == rejected[0] and len(chosen) > 1
+        if chosen[0]["role"] == rejected[0]["role"] == "assistant" and not is_greeted:
             return self._prompt(row, where), chosen, rejected
         shared = 0
         while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
@@ -265,15 +284,20 @@ class PreferenceDataset:
         if empty := null_in(row, (key, label_key)):
             raise ValueError(f"{where} has {empty}: give the answer and true or false, or remove the row")
         label = row.get(label_key)
-        if not isinstance(label, bool) or row.get(key) is None:
+        if label is None or row.get(key) is None:
             raise ValueError(
                 f"{where} needs an answer in {key!r} and true or false in {label_key!r}; columns found: "
                 f"{', '.join(row)}. Map them with prefer.data.completion_key and prefer.data.label_key"
             )
+        if label not in (0, 1):
+            raise ValueError(f"{where} has {label!r:.40} in {label_key!r}; write true or false, 1 or 0")
         answer = self._read(row, key, "assistant", where)
-        return self._prompt(row, where), answer, label
+        prompt = self._prompt(row, where)
+        self._unread.update(unread_columns(row, prompt, (self._config.prompt_key, key)))
+        return prompt, answer, bool(label)
 
     def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
+        check_begun(prompt, answer, where)
         if has_media(row, (*prompt, *answer)):
             raise ValueError(f"{where} has images or videos, which training on preferences does not take")
         chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)
@@ -299,12 +323,14 @@ class PreferenceDataset:
             yield from tokenize_chats(self._tokenizer, batch, control_ids=self._control)
 
     def _tokenize_whole(self, chats: Sequence[TrainedChat]) -> Iterator[Tokenized | ValueError]:
-        """The text as a reward model is given it in a run, and one place behind it with the loss of its score."""
+        """The text as a reward model is given it in a run, up to the token that it scores, and one place behind it with
+        the loss of the score."""
+        self._num_beyond_messages += sum(bool(chat.chat.tools or chat.chat.options) for chat in chats)
         for text in render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats]):
             if isinstance(text, ValueError):
                 yield text
             else:
-                ids = encode(self._tokenizer, text)
+                ids = without_padding(encode(self._tokenizer, text), self._padding)
                 yield [*ids, 0], [*(False for _ in ids), True]
 
     def _example(

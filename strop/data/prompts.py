@@ -16,6 +16,7 @@ from strop.data.bad_rows import BadRows, null_in
 from strop.data.cache.prompts import load_or_encode
 from strop.data.chat import (
     Chat,
+    check_calls_shown,
     check_last,
     encode_all,
     require_chat_template,
@@ -354,6 +355,7 @@ def encode_prompts(
             with reading(chat):
                 if isinstance(text, ValueError):
                     raise text
+                check_calls_shown(chat, text)
                 texts.append((chat, text))
         for (chat, _), ids in zip(texts, encode_all(tokenizer, [text for _, text in texts]), strict=True):
             with reading(chat):

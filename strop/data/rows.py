@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from strop.data.chat import from_json_text, messages_in, to_messages
@@ -86,6 +86,33 @@ def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             f"fields"
         )
     return extra_info
+
+
+def unread_columns(
+    source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], mapped: Collection[str]
+) -> list[str]:
+    """Columns in which well-known data sets have a part of the prompt, and which a mapping leaves out.
+
+    Args:
+        source: of the data.
+        messages: of the row.
+        mapped: columns that are read.
+    """
+    has_system = any(message["role"] == "system" for message in messages)
+    parts = {"system": not has_system, "input": "instruction" in mapped}
+    return [
+        name
+        for name, is_left_out in parts.items()
+        if is_left_out and name not in mapped and isinstance(source.get(name), str) and source[name].strip()
+    ]
+
+
+def unread_warning(counts: Mapping[str, int]) -> str:
+    """Warning about columns of `unread_columns`, by their numbers of rows; empty for none."""
+    parts = [f"column {name!r} of {count} rows" for name, count in counts.items() if count]
+    return (
+        f"WARNING: {' and '.join(parts)} is not read: write it into the prompt, or remove it" if parts else ""
+    )
 
 
 def _suggestion(source: Mapping[str, Any]) -> str:

@@ -327,7 +327,7 @@ def read_module(
         raise ValueError(
             f"model folder {source!r} has no weights for {missing[0]}"
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of {type(module).__name__}, which would "
-            f"start at random; give a folder with all weights of a causal language model"
+            f"start at random; give a folder with all weights of a {kind}"
         )
     check_finite(saved_tensors(module), f"model folder {source!r}")
     settle_config(module, source)

@@ -60,13 +60,14 @@ def load_value_model(
     check_value_model(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
     computes_on = device_of(config, device, parallel)
+    has_head = is_classifier(config.path)
     # transformers warns of a missing head, and fills it with random numbers first.
     with _only_errors(), torch.random.fork_rng(devices=[]):
         module = read_module(
             config,
             AutoModelForSequenceClassification,
-            kind="model that can have a value head",
-            may_miss="score.",
+            kind="classifier" if has_head else "model that can have a value head",
+            may_miss=None if has_head else "score.",
             half=half_to_read(config, computes_on, holds_half),
             num_labels=1,
         )
@@ -82,6 +83,15 @@ def _only_errors() -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
+
+
+def padding_token(config: ModelConfig) -> int | None:
+    """Token id that the classifier of a folder takes for padding: its score stands at the last token that is another
+    one. None where it names none, or the folder holds no classifier."""
+    if not is_classifier(config.path):
+        return None
+    padding: int | None = load_model_config(config).get_text_config().pad_token_id
+    return padding
 
 
 def architecture(folder: str) -> str:

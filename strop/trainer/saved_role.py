@@ -23,10 +23,12 @@ from strop.engines.role_tensors import MODEL
 from strop.engines.value_models import load_value_model
 
 ACTOR, CRITIC, PRM = "actor", "critic", "prm"
-"""Roles that can be exported: a language model, a value model (one number per text), and the process reward model, a
-language model too."""
+"""Roles that can be exported: the model that a run trains (a language model; of `strop reward-model` a reward model), a
+value model (one number per text), and the process reward model, a language model too."""
 HF_FOLDER = "model"
 """Folder of a checkpoint with the actor as a Hugging Face folder, where the run wrote one."""
+_VALUE_HEAD = "score.weight"
+"""Of critics and reward models."""
 _CPU = torch.device("cpu")
 
 
@@ -49,15 +51,25 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
         raise ValueError(
             f"{checkpoint} holds no {role} (found: {names}); give a checkpoint of a run that trains one"
         )
-    if any(".lora_" in name for name in SavedTensors(folder).tensors):
-        load = load_value_model if role == CRITIC else load_model
+    saved = SavedTensors(folder).tensors
+    described = _config_folder(checkpoint, role, config)
+    has_value_head = MODEL + _VALUE_HEAD in saved
+    if any(".lora_" in name for name in saved):
+        load = load_value_model if has_value_head else load_model
         double = _saved_dtype(folder) == torch.float64
         model = load(_plain(config, Path(config.path), "float64" if double else "float32"), device="cpu")
         add_lora(model, config.lora)
+        if has_value_head:
+            settings = read_model_config(described, config, f"the model in {described} cannot be built")
+            module: Any = model.module
+            module.config.get_text_config().pad_token_id = settings.get_text_config().pad_token_id
     else:
-        described = _config_folder(checkpoint, role, config)
         model = _unread_model(
-            described, config, role, _saved_dtype(folder), num_saved=SavedTensors(folder).num_weights
+            described,
+            config,
+            _saved_dtype(folder),
+            num_saved=SavedTensors(folder).num_weights,
+            has_value_head=has_value_head,
         )
     load_weights(folder, model)
     if not has_adapter(model):
@@ -104,18 +116,19 @@ def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
 
 
 def _unread_model(
-    folder: Path, config: ModelConfig, role: str, dtype: torch.dtype, *, num_saved: int
+    folder: Path, config: ModelConfig, dtype: torch.dtype, *, num_saved: int, has_value_head: bool
 ) -> CausalLM:
     """The architecture that a folder describes, with any weights; `check_packed` then makes it ready.
 
     Args:
         num_saved: numbers in the checkpoint, above which no memory is asked for.
+        has_value_head: it is a critic or a reward model.
     """
     trust = runs_own_code(config)
     complaint = f"the model in {folder} cannot be built"
     settings = read_model_config(folder, config, complaint)
     auto_class: Any = language_model_class(settings)
-    if role == CRITIC:
+    if has_value_head:
         settings.num_labels = 1
         auto_class = AutoModelForSequenceClassification
     with reading(folder, complaint), no_init_weights():

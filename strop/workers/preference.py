@@ -32,13 +32,22 @@ class PreferenceWorker(TrainedWorker):
         learning: TrainingInit,
         *,
         scores: bool,
+        padding: int | None = None,
     ) -> None:
-        """With `scores` the model is a classifier with one score, else it says the log-prob of answers."""
+        """Load the model.
+
+        Args:
+            model, engine, optim, learning: as of every trained role.
+            scores: the model is a classifier with one score, else it says the log-prob of answers.
+            padding: token id that the saved classifier takes for padding.
+        """
         super().__init__()
         self._scores = scores
         load = load_value_model if scores else load_model
         self._learn(load, model, engine, optim, learning, role="actor")
         self.engine.model.unused_tokens = ()
+        if scores:
+            self.engine.model.module.config.get_text_config().pad_token_id = padding  # type: ignore[operator, union-attr]
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_numbers(self, data: DataProto) -> DataProto:

@@ -1,9 +1,10 @@
 """A model that scores answers: a sequence-classification model with its own tokenizer and chat template.
 
-What it reads is always the conversation as text: the messages of the prompt and the answer as the assistant's,
-through its own template and tokenizer. The policy's token ids are not used, even where both tokenizers are
-equal: a policy may sample ids that encoding the same text would not give, the template may close a turn that the
-policy left open at its length limit, and one text then has one score, whoever wrote it.
+What it reads is always the conversation as text: the messages of the prompt and the answer as the assistant's, or
+behind the words of the assistant's that it continues, through its own template and tokenizer. The policy's token ids
+are not used, even where both tokenizers are equal: a policy may sample ids that encoding the same text would not give,
+the template may close a turn that the policy left open at its length limit, and one text then has one score, whoever
+wrote it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from strop.controller import Dispatch, register
-from strop.data.chat import Chat, encode, render
+from strop.data.chat import Chat, encode, render, without_padding
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import frozen_engine
@@ -23,8 +24,15 @@ from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.token_budget import within_memory
-from strop.engines.value_models import architecture, check_value_model, is_classifier, load_value_model
+from strop.engines.value_models import (
+    architecture,
+    check_value_model,
+    is_classifier,
+    load_value_model,
+    padding_token,
+)
 from strop.protocol import DataProto
+from strop.protocol.trajectory import with_answer
 from strop.utils.sanitize.control_tokens import ControlText
 from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
@@ -48,6 +56,7 @@ class RewardModelWorker(ModelWorker):
         self._tokenizer = load_tokenizer(model)
         self._use_template()
         self._control = ControlText(self._tokenizer)
+        self._padding = padding_token(model)
         parallel = self.join(reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel, holds_half=reward_model.engine.kind == "torch")
         self.engine = frozen_engine(loaded, reward_model.engine, parallel)
@@ -98,16 +107,16 @@ class RewardModelWorker(ModelWorker):
                 f"with its template"
             )
 
-    def _encoded(self, messages: Sequence[Mapping[str, Any]], answer: str, row: int) -> list[int]:
-        """Token ids of one conversation."""
+    def _encoded(self, messages: Sequence[Mapping[str, Any]], answer: str, row: int) -> Sequence[int]:
+        """Token ids of one conversation, up to the one at which it is scored."""
         plain = self._control.as_plain_text(
             answer
         )  # it ends its turn where the template says so, and nowhere else
-        conversation = (*messages, {"role": "assistant", "content": plain})
-        chat = Chat(messages=conversation, where=f"row {row} of a batch for the reward model")
-        return encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
+        chat = Chat(messages=with_answer(messages, plain), where=f"row {row} of a batch for the reward model")
+        ids = encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
+        return without_padding(ids, self._padding)
 
-    def _fit(self, ids: list[int], row: int) -> list[int]:
+    def _fit(self, ids: Sequence[int], row: int) -> Sequence[int]:
         """The tokens that are read."""
         limit, truncation = self._max_tokens, self._config.truncation
         if len(ids) <= limit:

@@ -392,6 +392,52 @@ def test_the_command_line_of_trl_is_read(tmp_path: Path) -> None:
     assert ours(migration, "trainer.experiment_name") == "a"
 
 
+REWARD = """\
+parser = HfArgumentParser((ScriptArguments, RewardConfig, ModelConfig))
+script_args, training_args, model_config = parser.parse_args_into_dataclasses()
+model = AutoModelForSequenceClassification.from_pretrained(model_config.model_name_or_path, num_labels=1)
+dataset = load_dataset(script_args.dataset_name)
+trainer = RewardTrainer(
+    model=model, args=training_args, train_dataset=dataset[script_args.dataset_train_split],
+    eval_dataset=dataset[script_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
+)
+"""
+
+
+def test_rows_of_a_script_that_takes_them_from_flags_are_those_of_the_flags(tmp_path: Path) -> None:
+    written(tmp_path, REWARD, "score.py")
+    launch = "python score.py --model_name_or_path Q/q --eval_strategy steps --eval_steps 50"
+    text = f"{launch} --dataset_name o/pairs --dataset_train_split prefs"
+    script = read_trl(written(tmp_path, text), {}, rewards=tmp_path / "r.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert not migration.open_rows
+    assert ours(migration, "prefer.data.train_files") == ["hub:o/pairs@prefs"]
+    assert ours(migration, "prefer.data.val_files") == ["hub:o/pairs@test"]
+    # Flags without the data set, or none at all, leave the question open.
+    for path in (written(tmp_path, launch), tmp_path / "score.py"):
+        script = read_trl(path, {}, rewards=tmp_path / "r.py")
+        unsaid = migrate_trl(script.found, script.kind).open_rows
+        assert "give the launch script" in next(
+            row.outcome.note for row in unsaid if row.key == "RewardTrainer.train_dataset"
+        )
+
+
+def test_a_recipe_may_be_a_word_by_itself(tmp_path: Path) -> None:
+    """As alignment-handbook starts its scripts, in the names of older versions of transformers."""
+    recipe = "model_name_or_path: Q/q\nmax_length: 20000\nevaluation_strategy: steps\neval_steps: 7\ndataset_name: o/p"
+    written(tmp_path, f"{recipe}\nchat_template: '{{{{ messages }}}}'\n", "recipe.yaml")
+    text = "accelerate launch --num_processes 2 scripts/run_sft.py recipe.yaml --load_in_4bit=false"
+    script = read_trl(written(tmp_path, text), {}, rewards=tmp_path / "r.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert not migration.open_rows
+    assert ours(migration, "model.chat_template") == "{{ messages }}"
+    assert ours(migration, "eval.every") == 7
+    assert ours(migration, "sft.data.val_files") == ["hub:o/p@test"]
+    assert ours(migration, "sft.engine.max_tokens_per_device") == 20000
+    with pytest.raises(ValueError, match=r"names the file other\.yaml, which is not there"):
+        read_trl(written(tmp_path, "python run_sft.py other.yaml"), {}, rewards=tmp_path / "r.py")
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

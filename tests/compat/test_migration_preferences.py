@@ -47,6 +47,8 @@ def said(migration: Migration, key: str) -> tuple[str, str]:
          {"prefer.max_steps": 20, "prefer.optim.warmup_steps": 2, "prefer.engine.offload_activations": True}),
         ("KTO", "desirable_weight=1.5, undesirable_weight=0.5",
          {"prefer.loss": "kto", "prefer.desirable_weight": 1.5, "prefer.undesirable_weight": 0.5}),
+        ("DPO", "max_length=32768", {"prefer.data.max_tokens": 32768, "prefer.engine.max_tokens_per_device": 32769}),
+        ("DPO", "evaluation_strategy='steps', eval_steps=5", {"eval.every": 5, "eval.before_train": None}),
         ("Reward", "center_rewards_coefficient=0.01",
          {"prefer.loss": "reward", "prefer.center_coef": 0.01, "prefer.optim.lr": 1e-4, "eval.every": 0}),
         ("Reward", "eval_strategy='steps', eval_steps=5, learning_rate=1e-5",
@@ -74,6 +76,14 @@ def test_what_dpo_does_otherwise_is_refused(tmp_path: Path, arguments: str, key:
     status, note = said(trl(tmp_path, "DPO", arguments), f"DPOConfig.{key}")
     assert status == "refused"
     assert sentence in note
+
+
+def test_an_argument_of_a_model_that_is_refused_keeps_no_other_one_from_being_set(tmp_path: Path) -> None:
+    loading = "'load_in_4bit': True, 'revision': 'v1', 'attn_implementation': 'kernels-community/flash-attn2'"
+    migration = trl(tmp_path, "DPO", f"model_init_kwargs={{'dtype': 'bfloat16', {loading}}}")
+    assert said(migration, "DPOConfig.model_init_kwargs")[0] == "refused"
+    found = ours(migration)
+    assert (found["model.dtype"], found["model.revision"]) == ("bfloat16", "v1")
 
 
 def test_models_and_rows_of_a_trainer_of_trl(tmp_path: Path) -> None:
@@ -115,6 +125,8 @@ def openrlhf(folder: Path, program: str, flags: str) -> Migration:
         ("train_kto", "--input_key q --output_key a --undesirable_loss_weight 2",
          {"prefer.loss": "kto", "prefer.data.prompt_key": "q", "prefer.data.completion_key": "a", "prefer.beta": 0.01,
           "prefer.undesirable_weight": 2.0, "prefer.data.max_tokens": 2048}),
+        ("train_rm", "--max_len 32768", {"prefer.engine.max_tokens_per_device": 32769}),
+        ("train_rm", "--max_len 32768 --micro_train_batch_size 1", {"prefer.engine.max_tokens_per_device": 65536}),
         ("train_rm", "--adam_offload", {"prefer.loss": "reward", "prefer.optim.lr": 9e-6,
                                         "prefer.engine.offload": "optimizer"}),
         # Today's names, and what is assumed with them.

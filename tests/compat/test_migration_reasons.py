@@ -148,9 +148,6 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "the conversation is rendered again with its own template": (
         "workers/test_reward_model.py::test_scores_are_those_of_transformers",
     ),
-    "the row's own `tools` are shown to the model": (
-        "trainer/sft/test_sft_conversations.py::test_tools_of_a_row_reach_the_template",
-    ),
     "tokens are those of the whole conversation": (
         "trainer/sft/test_sft_conversations.py::test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given",
     ),

@@ -275,3 +275,25 @@ def test_a_model_and_an_adapter_of_unsloth(tmp_path: Path) -> None:
     }
     assert differs(ours(migration), expected) == {}
     config_of(Config, migration.values)
+
+
+@pytest.mark.parametrize("tower", [True, False])
+def test_a_vision_language_model_of_unsloth(tmp_path: Path, tower: bool) -> None:
+    adapter = (
+        f"r=16, finetune_vision_layers={tower}, finetune_language_layers=True, finetune_mlp_modules=True"
+    )
+    text = (
+        "from unsloth import FastVisionModel\nfrom datasets import load_dataset\nfrom trl import SFTTrainer\n"
+        'model, tokenizer = FastVisionModel.from_pretrained("models/vl")\n'
+        f"model = FastVisionModel.get_peft_model(model, {adapter})\n"
+        'rows = load_dataset("json", data_files="train.jsonl", split="train")\n'
+        'SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(dataset_text_field="")).train()\n'
+    )
+    (tmp_path / "train.py").write_text(text)
+    script = read_calls(tmp_path / "train.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert migration.open_rows == ()
+    assert ours(migration).get("model.freeze_vision_tower", False) is not tower
+    assert "SFTConfig.dataset_text_field" not in [
+        row.key for row in migration.rows if row.outcome.status == "refused"
+    ]

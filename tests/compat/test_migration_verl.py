@@ -10,7 +10,7 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.compat.migrate import Migration, migrate_verl, migrate_verl_sft, read_verl, verl_command
 from strop.compat.migrate.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
-from strop.config import load_config
+from strop.config import config_of, load_config
 from strop.trainer.checks import parallel
 from strop.trainer.config import Config
 
@@ -439,6 +439,38 @@ def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
     assert (found["run.save_every"], found["trainer.seed"]) == (0, 1)
     assert found["sft.data.truncation"] == "error"
     assert "eval.every" not in found, "strop sft does not read it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [("", 32768), ("data.max_token_len_per_gpu=65536", 65536), ("data.micro_batch_size_per_gpu=2", 65536),
+     ("data.micro_batch_size_per_gpu=0", 32768), ("data.image_key=pictures data.shuffle=False", 32768)],
+)  # fmt: skip
+def test_a_pass_of_fine_tuning_has_room_for_the_longest_conversation(
+    tmp_path: Path, settings: str, tokens: int
+) -> None:
+    script = tmp_path / "sft.sh"
+    launch = "torchrun -m verl.trainer.sft_trainer data.train_files=t.parquet model.path=/m/q"
+    script.write_text(f"{launch} data.max_length=32768 {settings}")
+    migration = migrate_verl_sft(read_verl([script], {}).found)
+    found = ours(migration)
+    assert migration.open_rows == ()
+    config_of(Config, migration.values)
+    assert found["sft.engine.max_tokens_per_device"] == tokens
+    assert found.get("sft.data.image_key") == ("pictures" if "image" in settings else None)
+
+
+def test_what_a_template_of_fine_tuning_is_given(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    launch = "torchrun -m verl.trainer.sft_trainer data.train_files=t.parquet model.path=/m/q"
+    given = "data.enable_thinking_default=False +data.apply_chat_template_kwargs.tone=dry data.tools_key=functions"
+    script.write_text(f"{launch} {given}")
+    migration = migrate_verl_sft(read_verl([script], {}).found)
+    assert migration.open_rows == ()
+    config = config_of(Config, migration.values)
+    assert config.sft.data.chat_template_kwargs == {"enable_thinking": False, "tone": "dry"}
+    (row,) = (row for row in migration.rows if row.key == "data.tools_key")
+    assert (row.outcome.status, row.outcome.note) == ("refused", "rename the column to `tools`")
 
 
 def test_todays_fine_tuning_has_other_defaults(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset
 from strop.data.chat import Chat, from_json_text
+from strop.data.file_check import examine
 from strop.data.preference_config import PreferDataConfig
 from strop.data.preference_rows import PreferenceDataset
 from strop.evaluation.offline_answers import encoded
@@ -77,6 +78,18 @@ def test_an_answer_of_a_file_is_encoded_behind_what_it_continues() -> None:
     asked, answered = encoded(tokenizer, chat, " is 4", [stop], "row 0")
     assert tokenizer.decode(asked + answered).endswith("assistant\nLet me think. The answer is 4<|im_end|>")
     assert tokenizer.decode(answered) == " is 4<|im_end|>"
+
+
+def test_an_answer_to_train_on_does_not_continue_a_message() -> None:
+    sentence = (
+        "train row 0: the prompt ends with a message of the assistant, and the answer would not continue it"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        SftDataset([{"prompt": BEGUN, "completion": " is 4"}], make_tokenizer(CHATML), SftDataConfig())
+    pair = {"prompt": BEGUN, "chosen": " is 4", "rejected": " is 5"}
+    for loss in ("sigmoid", "reward"):
+        with pytest.raises(ValueError, match=sentence):
+            PreferenceDataset([pair], make_tokenizer(CHATML), PreferDataConfig(), loss=loss)
 
 
 def test_parts_of_a_message_are_continued_by_a_part() -> None:
@@ -182,3 +195,14 @@ def test_what_looks_like_messages_and_is_none_is_refused(form: str) -> None:
         ):
             from_json_text(UNREADABLE[form], how, **given)  # type: ignore[arg-type]
     assert from_json_text(UNREADABLE[form], "text", **given) == UNREADABLE[form]
+
+
+def test_calls_of_a_prompt_that_the_template_leaves_out_are_refused() -> None:
+    call = {"type": "function", "function": {"name": "adder", "arguments": {"a": 1}}}
+    said = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(
+        ValueError, match="train row 0: the chat template leaves out the tool calls of message 2"
+    ):
+        prompt_of([*said, {"role": "user", "content": "go on"}])
+    report = examine([row([*said, {"role": "user", "content": "go on"}])], make_tokenizer(CHATML), config())
+    assert "leaves out the tool calls of message 2" in report.malformed[0]

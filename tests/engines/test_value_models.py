@@ -152,6 +152,18 @@ def test_missing_body_weights_are_named(tiny_folder: Folder, tmp_path: Path) -> 
         load(folder)
 
 
+def test_a_classifier_without_its_head_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    """As one is whose head has another name: every score would be 0."""
+    load(tiny_folder("llama")).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["value_head.weight"] = tensors.pop("score.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"has no weights for score\.weight of LlamaForSequenceClassification, which"
+    ):
+        load(tmp_path)
+
+
 def test_layers_that_packed_computation_does_not_have_are_refused(tmp_path: Path) -> None:
     save_tiny("doge_score", tmp_path)
     module = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,32 @@ def test_scores_are_those_of_transformers(reward_folder: Path) -> None:
     assert scores.tolist() == pytest.approx(expected, rel=1e-6)
     assert len({round(score, 6) for score in scores.tolist()}) == 3, "equal conversations have equal scores"
     assert scored.tensors()["rm_cut_tokens"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("float64_norms")
+def test_a_model_that_takes_the_end_of_a_turn_for_padding_scores_the_token_before(
+    reward_folder: Path, tmp_path: Path
+) -> None:
+    ordinary = [plain_score(reward_folder, plain_ids(reward_folder, *c)) for c in CONVERSATIONS]
+    folder = Path(shutil.copytree(reward_folder, tmp_path / "reward_model"))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["pad_token_id"] = AutoTokenizer.from_pretrained(folder).eos_token_id
+    (folder / "config.json").write_text(json.dumps(settings))
+    scores = make_worker(folder).compute_rm_score(batch_of(CONVERSATIONS)).tensors()["rm_scores"].tolist()
+    expected = [plain_score(folder, plain_ids(folder, *c)) for c in CONVERSATIONS]
+    assert scores == pytest.approx(expected, rel=1e-6)
+    assert all(abs(a - b) > 1e-4 for a, b in zip(expected, ordinary, strict=True))
+
+
+@pytest.mark.usefixtures("float64_norms")
+def test_an_answer_that_continues_a_message_is_read_as_one_with_it(reward_folder: Path) -> None:
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hel"}]
+    (score,) = (
+        make_worker(reward_folder).compute_rm_score(batch_of([(begun, "lo")])).tensors()["rm_scores"].tolist()
+    )
+    assert score == pytest.approx(
+        plain_score(reward_folder, plain_ids(reward_folder, begun[:1], "hello")), rel=1e-6
+    )
 
 
 @pytest.mark.usefixtures("float64_norms")

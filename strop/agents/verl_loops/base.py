@@ -12,7 +12,7 @@ from typing import Any
 from strop.agents.context import AgentContext
 from strop.agents.verl_loops.inputs import refuse
 from strop.agents.verl_loops.server import ServerManager
-from strop.data.media import refuse_audio
+from strop.data.media import refuse_unread
 
 
 class AgentLoopBase(ABC):
@@ -98,7 +98,7 @@ class AgentLoopBase(ABC):
             kwargs: not used; template variables are those of the run.
         """
         refuse(videos=videos, audio=audios)
-        refuse_audio({}, messages, "a conversation of an agent loop")
+        refuse_unread({}, messages, "a conversation of an agent loop")
         if remove_system_prompt:
             return await self.ct_merge_non_assistant_msg([], messages, tools, images)
         return self._with_images(self.context.template.prompt_ids(messages, _schemas(tools)), images)
@@ -150,7 +150,7 @@ class AgentLoopBase(ABC):
     ) -> list[int]:
         """The tokens so far, with tool results or user turns appended and the header of the next answer."""
         refuse(videos=videos)
-        refuse_audio({}, messages, "a turn of an agent loop")
+        refuse_unread({}, messages, "a turn of an agent loop")
         names = [str(m.get("name") or "tool") for m in messages if m["role"] == "tool"]
         stop_ids = self.context.stop_ids
         reply = self.context.template.reply(

@@ -36,7 +36,9 @@ step {{ facts.step }}.
 
 ## How good it is
 
-{% if not validations -%}
+{% if losses -%}
+Loss on held-out data: {{ losses[-1] }}{% if losses[1:] %} ({{ losses[0] }} before training){% endif %}.
+{%- elif not validations -%}
 No validation was made at the step of this checkpoint.
 {%- else -%}
 | | {{ "pass rate | 95 % interval" if has_pass_rates else "mean reward" }} | answers |
@@ -98,13 +100,14 @@ All are the defaults.
 
 {% if facts.is_loadable -%}
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {{ model_class }}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({{ quoted_name }})
-model = AutoModelForCausalLM.from_pretrained({{ quoted_name }})
+model = {{ model_class }}.from_pretrained({{ quoted_name }})
 ```
 {%- else -%}
-Fetch the folder, or name its address as MODEL of `strop eval` and `strop generate`.
+Fetch the folder, or name its address \
+{{ "as `reward_model.path` of `strop train`" if is_classifier else "as MODEL of `strop eval` and `strop generate`" }}.
 {%- endif %}
 """
 
@@ -148,6 +151,9 @@ def model_card(facts: CardFacts) -> str:
         else _name(facts.settings.get("model.path", "")),
         quoted_name=repr(facts.name),
         validations=[(label, event) for label, event in validations if event is not None],
+        losses=_held_out_losses(facts) if method != _RL else [],
+        is_classifier=_is_classifier(facts),
+        model_class=f"AutoModelFor{'SequenceClassification' if _is_classifier(facts) else 'CausalLM'}",
         has_pass_rates=all(event["pass_rate"] is not None for event in (before, after) if event is not None),
         answers=f"answers sampled at temperature {temperature}" if temperature else "greedy answers",
         num_compared=num_validations if summary.best_step == facts.step and num_validations > 2 else 0,
@@ -180,7 +186,7 @@ def _metadata(hub: Any, facts: CardFacts, validation: Mapping[str, Any] | None) 
     hub_data = [name[4:] for name in _files(facts, "train_files") if name.startswith("hub:")]
     return hub.ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-classification" if _is_classifier(facts) else "text-generation",
         base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
         datasets=[re.split("[#:@]", name)[0] for name in hub_data] or None,
         tags=["strop", method.replace(" ", "-"), *([estimator] if method == _RL else [])],
@@ -223,6 +229,22 @@ def _validation(facts: CardFacts, step: int) -> Mapping[str, Any] | None:
     events = [event for event in facts.records.of_kind("validation") if event["step"] == step]
     numbers = [events[-1].get(name) for name in ("pass_rate", "reward")] if events else []
     return {"pass_rate": None, **events[-1]} if any(isinstance(number, float) for number in numbers) else None
+
+
+def _held_out_losses(facts: CardFacts) -> list[str]:
+    """Losses of the validation before training, where there is one, and of the one at the step of the checkpoint;
+    empty without the latter."""
+    losses = {
+        event["step"]: f"{event['loss']:.4g}"
+        for event in facts.records.of_kind("validation")
+        if isinstance(event.get("loss"), float)
+    }
+    return [losses[step] for step in (0, facts.step) if step in losses] if facts.step in losses else []
+
+
+def _is_classifier(facts: CardFacts) -> bool:
+    """The model is a critic or a reward model."""
+    return facts.export.quantity == "value"
 
 
 def _files(facts: CardFacts, key: str) -> list[str]:

@@ -24,6 +24,7 @@ from strop.compat.migrate.result import (
 from strop.compat.migrate.rules import (
     functions_of,
     installed_trackers,
+    longest_conversation,
     shown_as,
     tracker_names,
     without_trackers,
@@ -221,6 +222,12 @@ def conversations(key: str, value: object, facts: Facts, *, ours: str, of_a_row:
     """Rows of a pass as tokens."""
     tokens = integer(value) * of_a_row * facts.whole("max_len")
     return many({ours: tokens}, "strop bounds tokens, not conversations")
+
+
+def cut_conversations(key: str, value: object, facts: Facts) -> Outcome:
+    """The longest conversation of a fine-tuning; longer ones lose their end."""
+    longest = longest_conversation(key, value, facts, section="sft", bounded_by="micro_train_batch_size")
+    return many({**longest.ours, "sft.data.truncation": "right"})
 
 
 def limits(key: str, value: object, facts: Facts) -> Outcome:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strop.compat.migrate.python_datasets import read_dataset
+from strop.compat.migrate.python_datasets import is_of_flags, read_dataset
 from strop.compat.migrate.python_names import (
     CONFIGS,
     FUNCTIONS,
@@ -251,6 +251,8 @@ class _Reader:
             dataset = read_dataset(node, self.names)
             if dataset is not None:
                 return Found(key=key, value=dataset, place=location)
+            if is_of_flags(node, self.names):
+                return Found(key=key, value=ast.unparse(node), place=location, problem=FROM_FLAGS)
         if (
             argument in _MODELS
             and isinstance(node, ast.Call)

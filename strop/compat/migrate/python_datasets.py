@@ -28,6 +28,20 @@ def read_dataset(node: ast.expr, names: ScriptNames) -> dict[str, Any] | None:
     return dataset
 
 
+def is_of_flags(node: ast.expr, names: ScriptNames) -> bool:
+    """The rows are a split of the data set that the flags of the script name, as in the scripts of TRL:
+    load_dataset(script_args.dataset_name)[script_args.dataset_train_split], under a condition or not."""
+    node = names.resolved(node)
+    if isinstance(node, ast.IfExp):
+        return is_of_flags(node.body, names)
+    if not isinstance(node, ast.Subscript):
+        return False
+    match names.resolved(node.value):
+        case ast.Call(func=function, args=[ast.Attribute(attr="dataset_name"), *_]):
+            return last_name(function) == "load_dataset"
+    return False
+
+
 def _dataset(node: ast.expr, names: ScriptNames) -> dict[str, Any] | None:
     steps: list[str] = []
     chosen = None  # of the splits that are loaded together

@@ -41,6 +41,7 @@ from strop.compat.migrate.result import (
     skip,
 )
 from strop.compat.migrate.source import MODELSCOPE
+from strop.engines.config import EngineConfig
 from strop.observability.trackers.group import check_trackers
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -224,7 +225,7 @@ def attention(value: object) -> Any:
         return skip("not set")
     if value in ("sdpa", "eager"):
         return value
-    if isinstance(value, str) and value.startswith("flash_attention"):
+    if isinstance(value, str) and re.search("flash[-_]att", value):  # kernels-community/flash-attn2, too
         return skip(
             "model.attn_implementation=sdpa computes by FlashAttention's kernel on CUDA, in bfloat16 and float16"
         )
@@ -238,6 +239,24 @@ def model_path(key: str, value: object, facts: Facts, *, ours: str) -> Outcome:
     if facts.get(MODELSCOPE) is True and _HUB_NAME.fullmatch(value) and not Path(value).exists():
         return many({ours: f"modelscope:{value}"}, f"by {MODELSCOPE}")
     return many({ours: value}, "")
+
+
+def longest_conversation(
+    key: str, value: object, facts: Facts, *, section: str, bounded_by: str = "", note: str = ""
+) -> Outcome:
+    """The longest conversation of a fine-tuning, and room for it in a pass where that is more than by default.
+
+    Args:
+        section: sft or prefer.
+        bounded_by: their settings, between blanks, that say how much a pass takes.
+        note: as of a row.
+    """
+    tokens = integer(value)
+    ours: dict[str, Any] = {f"{section}.data.max_tokens": tokens}
+    needed = tokens + (section == "prefer")  # a reward model reads one more
+    if needed > EngineConfig().max_tokens_per_device and not any(map(facts.get, bounded_by.split())):
+        ours[f"{section}.engine.max_tokens_per_device"] = needed
+    return many(ours, note)
 
 
 TRACKERS = {

@@ -66,8 +66,17 @@ def migrate_trl(
     return apply_table([start, *settings], table, defaults=defaults, write_out=write_out)
 
 
+_NAMES_OF_TODAY = {"evaluation_strategy": "eval_strategy"}
+"""Arguments of older versions of transformers, whose values others depend on."""
+
+
 def _in_config(setting: Found, kind: str, table: Table) -> Found:
-    """An argument that trainers took themselves before they had a configuration of their own."""
+    """An argument under its name of today: of a configuration that it had none of, or of an older version."""
+    old, _, name = setting.key.partition(".")
+    if old == f"{kind}Config" and name in _NAMES_OF_TODAY:
+        return dataclasses.replace(
+            setting, key=f"{old}.{_NAMES_OF_TODAY[name]}", written=setting.written or setting.key
+        )
     name = setting.key.removeprefix(f"{kind}Trainer.")
     config = f"{kind}Config.{name}"
     if setting.key == name or setting.key in table.rules or config not in table.rules:

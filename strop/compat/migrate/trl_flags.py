@@ -23,7 +23,7 @@ from strop.config.yaml_text import parse
 from strop.utils.shell_words import shell_word
 
 _NAMES = {kind.lower(): kind for kind in KINDS}
-_SCRIPT = re.compile(rf"(?:^|[./])({'|'.join(_NAMES)})(?:_\w+)?(?:\.py)?$")
+_SCRIPT = re.compile(rf"(?:^|[./])(?:run_)?({'|'.join(_NAMES)})(?:_\w+)?(?:\.py)?$")
 _OF_TRL = re.compile(r"(?:^|/)(?:(?:trl|examples)/scripts|open_r1)/")
 """Folders of the scripts of TRL and open-r1, whose every setting is a flag."""
 _STARTS = re.compile(r"(?:^|/)(?:python[\d.]*|accelerate|torchrun|deepspeed|uv|srun|ray)$")
@@ -182,7 +182,8 @@ def _above(script: Script, flags: Script) -> Script:
     own = {
         setting.key
         for setting in script.found
-        if not setting.unresolved or setting.reason in (CONDITION, LATE) or setting.key in data
+        if setting.problem != FROM_FLAGS
+        and (not setting.unresolved or setting.reason in (CONDITION, LATE) or setting.key in data)
     }
     if own & data:
         own |= data  # which rows are those of validation is the script's business
@@ -200,7 +201,10 @@ def _above(script: Script, flags: Script) -> Script:
     ]
     replaced = {flag.key for flag in given}
     rest = [
-        setting for setting in script.found if setting.key not in replaced and setting.problem != FROM_FLAGS
+        setting
+        for setting in script.found
+        if setting.key not in replaced
+        and (setting.problem != FROM_FLAGS or setting.key in (*own, f"{script.kind}Trainer.train_dataset"))
     ]
     return replace(script, found=(*rest, *given))
 
@@ -251,19 +255,22 @@ def _of_yaml(path: Path) -> list[Found]:
 
 
 def _with_files(flags: Sequence[Found], script: Path) -> list[Found]:
-    """The flags behind those of the YAML file that `--config` names."""
+    """The flags behind those of the YAML file that `--config` names, or a word by itself, as for alignment-handbook."""
     settings: list[Found] = []
+    rest: list[Found] = []
     for flag in flags:
-        if flag.key != "config":
+        is_file = bool(flag.problem) and flag.key.endswith((".yaml", ".yml"))
+        if flag.key != "config" and not is_file:
+            rest.append(flag)
             continue
-        places = [Path(str(flag.value)), script.parent / str(flag.value)]
-        file = next((path for path in places if path.is_file()), None)
+        name = flag.key if is_file else str(flag.value)
+        file = next((path for path in (Path(name), script.parent / name) if path.is_file()), None)
         if file is None:
             raise ValueError(
-                f"{flag.place} names the file {flag.value}, which is not there; give it beside {script}"
+                f"{flag.place} names the file {name}, which is not there; give it beside {script}"
             )
         settings += _of_yaml(file)
-    return [*settings, *(flag for flag in flags if flag.key != "config")]
+    return [*settings, *rest]
 
 
 def _script(flags: Sequence[Found], kind: str) -> Script:
@@ -326,7 +333,7 @@ def _data(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
     rows = {"path": dataset.value, "name": value_of("dataset_config", None), "data_files": None, "steps": []}
     train = {**rows, "split": value_of("dataset_train_split", "train")}
     yield replace(dataset, key=f"{trainer}.train_dataset", value=train, written="dataset_name")
-    if value_of("eval_strategy", "no") not in ("no", None):
+    if value_of("eval_strategy", value_of("evaluation_strategy", "no")) not in ("no", None):
         test = {**rows, "split": value_of("dataset_test_split", "test")}
         yield replace(dataset, key=f"{trainer}.eval_dataset", value=test, written="dataset_test_split")
 

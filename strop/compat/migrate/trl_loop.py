@@ -11,6 +11,8 @@ from typing import Any
 
 from strop.compat.migrate.result import Facts, Outcome, UnreadableError, integer, many, number, refuse, skip
 from strop.compat.migrate.rules import installed_trackers, shown_as, tracker_names, without_trackers
+from strop.data.config import DataConfig
+from strop.engines.config import EngineConfig
 
 KINDS = ("GRPO", "RLOO", "SFT", "PPO", "DPO", "KTO", "Reward")
 COMMANDS = {"SFT": "sft", "DPO": "prefer", "KTO": "prefer", "Reward": "prefer"}
@@ -58,6 +60,18 @@ def batches(key: str, value: object, facts: Facts) -> Outcome:
         {"data.prompts_per_step": prompts, "actor.samples_per_update": batch.per_update},
         f"{batch.per_step} samples / {batch.num_generations} generations; {batch.per_update} per step",
     )
+
+
+def answers(key: str, value: object, facts: Facts) -> Outcome:
+    """The longest answer, and room for it and its prompt in a pass where that is more than by default."""
+    limit = integer(value)
+    ours: dict[str, Any] = {"data.max_response_tokens": limit}
+    sample = limit + integer(argument(facts, "max_prompt_length") or DataConfig().max_prompt_tokens)
+    if sample > EngineConfig().max_tokens_per_device:
+        ours["actor.engine.max_tokens_per_device"] = sample
+        if key.startswith("PPO") or argument(facts, "beta"):
+            ours["reference.engine.max_tokens_per_device"] = sample
+    return many(ours)
 
 
 def counted(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +209,12 @@ _OF_LOADING = (
 
 
 def model_arguments(key: str, value: object, facts: Facts) -> Outcome:
-    """Arguments that are passed on to from_pretrained."""
+    """Arguments that are passed on to from_pretrained; what is refused of them keeps no other one from being set."""
     if value is not None and not isinstance(value, Mapping):
         raise UnreadableError(f"{value!r} would have to be a dictionary")
     ours: dict[str, Any] = {}
-    not_passed = []
+    not_passed: list[str] = []
+    refused: list[str] = []
     note = "placement is the engine's"
     for name, setting in (value or {}).items():
         if name == "attn_implementation":
@@ -220,7 +222,7 @@ def model_arguments(key: str, value: object, facts: Facts) -> Outcome:
             if not isinstance(chosen, Outcome):
                 ours["model.attn_implementation"] = chosen
             elif chosen.status == "refused":
-                return chosen
+                refused.append(chosen.note)
             else:
                 note = chosen.note
         elif name in ("torch_dtype", "dtype") and setting in ("bfloat16", "float16", "float32", "auto"):
@@ -228,13 +230,15 @@ def model_arguments(key: str, value: object, facts: Facts) -> Outcome:
         elif name in ("trust_remote_code", "revision", "local_files_only"):
             ours[f"model.{name}"] = setting
         elif name in ("load_in_4bit", "load_in_8bit", "quantization_config") and setting not in (None, False):
-            return refuse("weights are not quantized in training: leave it out")
+            refused.append("weights are not quantized in training: leave it out")
         elif name not in _OF_LOADING:
             not_passed.append(name)
     if not_passed:
-        return refuse(
+        refused.append(
             f"{', '.join(not_passed)} cannot be passed on: what belongs to config.json is set in model.override_config"
         )
+    if refused:
+        return replace(refuse("; ".join(dict.fromkeys(refused))), ours=ours)
     return many(ours) if ours else skip(note)
 
 

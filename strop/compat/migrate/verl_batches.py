@@ -121,5 +121,7 @@ def sft_column(key: str, value: object, facts: Facts, *, ours: str, inside: str)
 
 def sft_micro_batch(key: str, value: object, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
+    if value == 0:
+        return skip("not said there")
     tokens = integer(value) * facts.whole("data.max_length")
     return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")

@@ -23,14 +23,26 @@ class AnswerEnds:
         """
         self._tokenizer, self._control = tokenizer, control_token_ids(tokenizer)
         self._counts: Counter[int] = Counter()
+        self._doubled: Counter[int] = Counter()
+        """Of answers that end twice."""
 
     def add(self, token_ids: Sequence[int], mask: Sequence[Any]) -> None:
         """Add a conversation, whose mask is true on trained tokens."""
         if trained := runs([bool(is_trained) for is_trained in mask]):
-            self._counts[token_ids[trained[-1][1] - 1]] += 1
+            start, end = trained[-1]
+            last = token_ids[end - 1]
+            self._counts[last] += 1
+            if last in self._control and end - start > 1 and token_ids[end - 2] == last:
+                self._doubled[last] += 1
 
     def warning(self) -> str:
-        """Warning about answers that end without a control token; empty where none does."""
+        """Warning about answers that end twice, or without a control token; empty where none does."""
+        if self._doubled:
+            token = str(self._tokenizer.decode([*self._doubled][:1]))
+            return (
+                f"WARNING: {self._doubled.total()} answers end twice: their text has the {token!r} that the chat "
+                f"template writes, too; remove it from the rows"
+            )
         count = sum(count for token, count in self._counts.items() if token not in self._control)
         if not count:
             return ""

@@ -20,12 +20,22 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.chat import Chat, control_token_ids, encode, template_refused
+from strop.data.chat import (
+    Chat,
+    check_calls_shown,
+    check_tools_shown,
+    control_token_ids,
+    encode,
+    template_refused,
+    writes_calls,
+)
 from strop.data.rendering import ChatPart, render_parts
 from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message for what the assistant thinks before its answer."""
 
 Tokenized = tuple[list[int], list[bool]]
 """Token ids of a conversation, and True on those of its trained assistant turns."""
@@ -140,6 +150,10 @@ def _tokenize_by_marks(tokenizer: PreTrainedTokenizerBase, trained_chat: Trained
     """Tokens and mask as the {% generation %} blocks say; None where it is not known which of them are trained."""
     chat, answers, trained = trained_chat.chat, trained_chat.answers, trained_chat.trained_answers
     ids, mask = _tokenize_marked(tokenizer, chat)
+    if chat.tools or any(message.get("tool_calls") for message in chat.messages):
+        text = str(tokenizer.decode(ids))
+        check_tools_shown(chat, text)
+        check_calls_shown(chat, text)
     if trained == answers:
         return ids, mask
     trained_marks = _marks_of(tokenizer, chat, mask, answers, trained)
@@ -152,6 +166,8 @@ def _tokenize_by_texts(
     """Tokens and mask with the texts of `_parts`."""
     rendered = iter(texts)
     text = _required(next(rendered))
+    check_tools_shown(trained_chat.chat, text)
+    check_calls_shown(trained_chat.chat, text)
     spans = _assistant_spans(trained_chat, text, rendered)
     ids, bounds = _encode_cut(tokenizer, text, [cut for span in spans for cut in span])
     mask = [False] * len(ids)
@@ -241,8 +257,30 @@ def _assistant_spans(
         after = _required(next(rendered)) if index + 1 < len(chat.messages) else text
         if not text.startswith(after):
             raise ValueError(_not_append_only(chat, index, after, text, "its text"))
+        _check_written(chat, index, text[len(before) : len(after)])
         spans.append((len(before), len(after)))
     return spans
+
+
+def _check_written(chat: Chat, index: int, text: str) -> None:
+    """Refuse an answer whose tool calls or thinking the template leaves out of its text: it would be trained without.
+
+    Raises:
+        ValueError: it does.
+    """
+    message = chat.messages[index]
+    where = f"{chat.where}: the chat template leaves out the {{}} of message {index + 1} (assistant): {{}}"
+    if not writes_calls(message, text):
+        raise ValueError(where.format("tool calls", "use a template that writes them, or remove the row"))
+    thoughts = {key: message[key] for key in _THOUGHTS if isinstance(message.get(key), str)}
+    written = "".join(text.split())
+    if thoughts and not any("".join(thought.split()) in written for thought in thoughts.values()):
+        raise ValueError(
+            where.format(
+                next(iter(thoughts)),
+                "use a template that writes it, put it into the content as the model writes it, or remove the key",
+            )
+        )
 
 
 def _required(text: str | ValueError) -> str:

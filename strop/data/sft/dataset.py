@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
     Chat,
+    check_begun,
     control_token_ids,
     from_json_text,
     require_chat_template,
@@ -20,7 +22,7 @@ from strop.data.chat import (
     to_messages,
 )
 from strop.data.media import MEDIA_COLUMNS, content_parts
-from strop.data.rows import value_inside
+from strop.data.rows import unread_columns, unread_warning, value_inside
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
 from strop.data.sft.conversations import TrainedChat, tokenize_chats
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 _COMPARED = 16
 """Rows with tokens whose text is compared with them."""
+_OTHER_KEYS = ("weight", "loss", "train", "trainable")
+"""Keys by which rows for other programs say whether a message is trained."""
 _ROWS_AT_ONCE = 256
 """Rows whose conversations are rendered together."""
 
@@ -83,6 +87,7 @@ class SftDataset:
         self._num_rows = len(rows)
         self._num_cut = self._num_dropped = 0
         self.ends = AnswerEnds(tokenizer)
+        self._unread: Counter[str] = Counter()
         self._examples: list[StoredConversation] = []
         self._sources: list[str] = []
         chosen = chosen_rows(rows, config, split=split)
@@ -241,6 +246,8 @@ class SftDataset:
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
         if shares := [f"{verb} {n} ({100 * n / self._num_chosen:.1f} %)" for verb, n in counts.items() if n]:
             line += f"; {', '.join(shares)} longer than sft.data.max_tokens={self._config.max_tokens}"
+        if warning := unread_warning(self._unread):
+            line += f"; {warning}"
         if warning := self.ends.warning():
             line += f"; {warning}"
         return line
@@ -249,6 +256,10 @@ class SftDataset:
         """The row's conversation."""
         config, where = self._config, self._where(number)
         messages, first_trained = self._messages(row, where)
+        mapped = (
+            () if row.get(config.messages_key) is not None else (config.prompt_key, config.completion_key)
+        )
+        self._unread.update(unread_columns(row, messages, mapped))
         trained = self._trained(messages, first_trained, where)
         messages = tuple(
             {key: value for key, value in message.items() if key != config.trained_key}
@@ -276,6 +287,7 @@ class SftDataset:
         ) is not None:
             prompt = self._read(question, role="user", where=where, key=prompt_key)
             completion = self._read(answer, role="assistant", where=where, key=completion_key)
+            check_begun(prompt, completion, where)
             messages, first_trained = prompt + completion, len(prompt)
         elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
             raise ValueError(
@@ -306,7 +318,8 @@ class SftDataset:
         """Numbers of the messages that are trained, where not all are that may be.
 
         Raises:
-            ValueError: a message says something else than yes or no, one of another role says yes, or all say no.
+            ValueError: a message says something else than yes or no, one of another role says yes, or all say no; or
+                it seems to be said under another key.
         """
         key = self._config.trained_key
         answers = [
@@ -315,7 +328,14 @@ class SftDataset:
             if message["role"] == "assistant" and number >= max(first_trained, 1)
         ]
         if not any(key in message for message in messages):
-            return answers[-1:] if self._config.trained_turns == "last" and not first_trained else None
+            takes_last = self._config.trained_turns == "last" and not first_trained
+            for number in answers[-1:] if takes_last else answers:
+                if other := next((name for name in _OTHER_KEYS if messages[number].get(name, 1) == 0), None):
+                    raise ValueError(
+                        f"{where}: message {number + 1} has {other}={setting_text(messages[number][other])}, and would "
+                        f"be trained: set sft.data.trained_key={other}, or remove it"
+                    )
+            return answers[-1:] if takes_last else None
         for number, message in enumerate(messages):
             value = message.get(key, 0)
             if value not in (0, 1):

@@ -11,6 +11,8 @@ T = TypeVar("T")
 _ROTATED = frozenset({5, 6, 7, 8})
 """EXIF orientations that exchange width and height."""
 _EXIF_ORIENTATION = 0x0112
+_SHOWN = 200
+"""Characters of a path that a sentence shows."""
 _FRAME_MS = 100
 """Duration of a frame of an animated picture that names none, as in browsers."""
 
@@ -66,6 +68,11 @@ def timed_pictures(part: bytes | str) -> list[int]:
     return _with_image(part, measure)
 
 
+def shortened(path: str) -> str:
+    """A path for a sentence; what is no path may be megabytes of base64."""
+    return path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
+
+
 def _with_image(part: bytes | str, use: Callable[[Any], T]) -> T:
     try:
         from PIL import Image
@@ -73,14 +80,15 @@ def _with_image(part: bytes | str, use: Callable[[Any], T]) -> T:
         raise ValueError(
             "rows with images need Pillow; install it with: pip install 'strop[vision]'"
         ) from error
-    named = f"the file {part!r}" if isinstance(part, str) else f"an image of {len(part)} bytes"
+    named = f"the file {shortened(part)!r}" if isinstance(part, str) else f"an image of {len(part)} bytes"
     try:
         with Image.open(io.BytesIO(part) if isinstance(part, bytes) else part) as image:
             return use(image)
     except FileNotFoundError as error:
         raise ValueError(f"{named} does not exist; paths in rows start at the current directory") from error
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).strip().split("\n")[0]
+        text = getattr(error, "strerror", None) or str(error)  # of Pillow, with the object that was read
+        reason = text.strip().split("\n")[0].split(" <_io")[0].split(" '")[0]
         raise ValueError(
             f"{named} cannot be read as a picture ({reason}); use PNG, JPEG, WebP or GIF"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import re
@@ -13,6 +14,7 @@ from typing import Any
 from strop.engines.multimodal.image_reader import picture_size
 from strop.engines.multimodal.video_settings import Sampling
 
+_DATA_ADDRESS = re.compile(r"data:[^,]*;base64,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -28,6 +30,8 @@ _SAMPLING = {
 """Keys of a row about a video's frames, as in qwen-vl-utils -> our name."""
 _FRAME_RATES = ("sample_fps", "fps")
 """Keys of a row with the frame rate of a video that it gives as frames."""
+_SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+"""Keys of a row about the size of an image, as in qwen-vl-utils."""
 _FILE_KEYS = frozenset({"bytes", "path", "video", "type"})
 
 
@@ -83,6 +87,11 @@ def source_of(kind: str, value: object, where: str) -> MediaSource:
     """
     if kind == "video":
         return _video(value, where)
+    if isinstance(value, Mapping) and (sizes := [key for key in _SIZES if value.get(key) is not None]):
+        raise ValueError(
+            f"{where} has an image with {', '.join(sizes)}: the size of images is set for all of them, with `size` in "
+            f"the model folder's preprocessor_config.json; resize the image, or leave the key out"
+        )
     return MediaSource(kind=kind, files=(_file(value, kind, where),))
 
 
@@ -137,6 +146,11 @@ def _file(value: object, kind: str, where: str) -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value) if isinstance(value, bytearray) else value
     if isinstance(value, str):
+        if contents := _DATA_ADDRESS.match(value):
+            try:
+                return base64.b64decode(value[contents.end() :], validate=True)
+            except ValueError as error:
+                raise ValueError(f"{where} has a {kind} whose base64 cannot be decoded: {error}") from error
         path = value.removeprefix("file://")
         if _SCHEME.match(path) and not Path(path).exists():
             raise ValueError(

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.protocol.trajectory import with_answer
 from strop.rewards.combine import Part
 from strop.rewards.judges.client import CallFailed, RemoteClient
 from strop.rewards.judges.config import ServerConfig
@@ -170,7 +171,7 @@ class RewardServer:
 
 
 def _chat(item: Mapping[str, Any], answer: str) -> list[Mapping[str, Any]]:
-    return [*item["messages"], {"role": "assistant", "content": answer}]
+    return list(with_answer(item["messages"], answer))
 
 
 def _load_tokenizer(folder: str) -> Any:

@@ -16,7 +16,7 @@ from strop.data.preference_config import PreferConfig
 from strop.data.preference_rows import PreferenceDataset, PreferenceExample
 from strop.data.readers import read_rows
 from strop.engines.model import check_language_model
-from strop.engines.value_models import check_value_model
+from strop.engines.value_models import check_value_model, padding_token
 from strop.protocol import DataProto
 from strop.run import Checkpoint, RunFolder, digest
 from strop.trainer.callbacks import Reporter, StopRequest
@@ -63,16 +63,39 @@ class PreferenceTrainer(SupervisedTrainer[PreferConfig, PreferenceDataset, Prefe
     def _load(self, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)
         settings = self._settings
-        dataset = PreferenceDataset(rows, self._tokenizer, settings.data, loss=settings.loss, split=split)
+        dataset = PreferenceDataset(
+            rows,
+            self._tokenizer,
+            settings.data,
+            loss=settings.loss,
+            split=split,
+            padding=padding_token(self._config.model),
+        )
         self._report_data(dataset, split)
         return dataset
 
     def _role(self, learning: TrainingInit) -> RoleSpec[PreferenceWorker]:
         settings = self._settings
         scores = settings.loss == "reward"
+        padding = self._padding_to_save() if scores else None
         return role(
-            PreferenceWorker, self._config.model, settings.engine, settings.optim, learning, scores=scores
+            PreferenceWorker,
+            self._config.model,
+            settings.engine,
+            settings.optim,
+            learning,
+            scores=scores,
+            padding=padding,
         )
+
+    def _padding_to_save(self) -> int | None:
+        """The model's padding token; else the tokenizer's, where no conversation is scored at one."""
+        named, padding = padding_token(self._config.model), self._tokenizer.pad_token_id
+        if named is not None or padding is None:
+            return named
+        splits = [self._examples] + ([] if self._val is None else [self._val])
+        scored = {side.token_ids[-2] for split in splits for i in range(len(split)) for side in split[i].pair}
+        return None if padding in scored else int(padding)
 
     @property
     def _rows_per_update(self) -> int:

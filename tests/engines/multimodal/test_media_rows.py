@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def text_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize(
-    "form", ["bytes", "dict", "path", "path in dict", "file address", "pillow", "image key"]
+    "form", ["bytes", "dict", "path", "path in dict", "file address", "data address", "pillow", "image key"]
 )
 def test_an_image_may_be_given_in_every_form_of_verl(
     form: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
@@ -86,6 +87,7 @@ def test_an_image_may_be_given_in_every_form_of_verl(
         "path": path,
         "path in dict": {"bytes": None, "path": path},
         "file address": f"file://{path}",
+        "data address": f"data:image/png;base64,{base64.b64encode(png(WIDE)).decode()}",
         "pillow": WIDE,
         "image key": {"image": path},
     }[form]
@@ -263,6 +265,33 @@ def test_fitted_sizes_are_those_of_the_processor(
         (row(images=[picture(4, 900, RED)]), "one side of 4x900 is more than 200 times the other"),
         (row("<video>", videos=[[]]), "has a video without frames"),
         (row("<video>", videos=[[WIDE, picture(40, 33, RED)]]), "frames of a video have different sizes"),
+        (row("<image>", images=[None]), "column 'images' has null among its images; remove the row, or give"),
+        (row("<image>", images=None), "has 1 placeholders <image> in its messages, but 0 images"),
+        (
+            row(image=WIDE),
+            "a placeholder in its messages and a column 'image', which is not read: rename it to 'ima",
+        ),
+        (
+            row([{"type": "image_url"}], images=[WIDE]),
+            r"message 1 in a form that is not read \(type 'image_url'\)",
+        ),
+        (
+            row([{"image": WIDE}]),
+            r"a form that is not read \('image' without a type\): write \{\"type\": \"image\"",
+        ),
+        (
+            row(images=[{"image": WIDE, "max_pixels": 64}]),
+            "an image with max_pixels: the size of images is set for",
+        ),
+        (
+            row([{"type": "image", "image": WIDE, "resized_height": 8}]),
+            "has an image with resized_height: the size",
+        ),
+        (row(images=["data:image/png;base64,?"]), "has a image whose base64 cannot be decoded"),
+        (
+            row(images=["iVBORw0K" * 99]),
+            "the file 'iVBORw0K.{150,200}…' cannot be read as a picture .File name too",
+        ),
         (row(f"<image>{IMAGE}", images=[WIDE]), "makes 2 images of 1 images; use a template for images"),
     ],
 )

@@ -17,8 +17,9 @@ from references.language_models import exact_norms
 from references.tiny_vision import BLUE, GREEN, IMAGE, KINDS, RED, VIDEO, picture, png, save_tiny_vision
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.half_weights import hold_half
+from strop.engines.lora.adapters import save_merged
 from strop.engines.micro_batch import pack
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
@@ -283,8 +284,6 @@ def test_a_model_without_a_vision_tower_cannot_freeze_one(tiny_folder: Callable[
 
 
 def test_an_adapter_leaves_a_frozen_tower_alone(folder: Callable[[str], Path]) -> None:
-    from strop.engines.config import LoraConfig
-
     model = load(folder("qwen2_vl"), freeze_vision_tower=True, lora=LoraConfig(rank=2))
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained
@@ -370,10 +369,12 @@ def test_saved_weights_have_the_image_processor_beside_them(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = load(folder("qwen2_vl"), dtype="float32")
-    model.save(tmp_path)
-    again = load_media_processor(tmp_path)
-    assert again is not None
-    assert again.grid("image", (24, 17)) == (1, 4, 6)
+    model.save(tmp_path / "whole")
+    save_merged(load(folder("qwen2_vl"), dtype="float32", lora=LoraConfig(rank=2)), tmp_path / "merged")
+    for saved in ("whole", "merged"):
+        again = load_media_processor(tmp_path / saved)
+        assert again is not None
+        assert again.grid("image", (24, 17)) == (1, 4, 6)
 
 
 def test_every_parameter_of_the_tower_takes_part_without_an_image(folder: Callable[[str], Path]) -> None:

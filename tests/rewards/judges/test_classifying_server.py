@@ -89,6 +89,20 @@ def expected(classifier: Classifier, answer: str) -> float:
     return classifier.score([0, *(1 + ord(character) - 0x20 for character in text)])
 
 
+@pytest.mark.parametrize("renders_here", [True, False])
+def test_an_answer_that_continues_a_message_is_read_as_one_with_it(
+    classifier: Callable[[bool], Classifier], tmp_path: Path, renders_here: bool
+) -> None:
+    one = classifier(True)
+    one.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    fields: dict[str, Any] = {"tokenizer": str(tmp_path / "tokenizer")} if renders_here else {}
+    begun = replace(QUESTION, messages=(*QUESTION.messages, {"role": "assistant", "content": "1"}))
+    with serve(one) as service:
+        config = ServerConfig(url=f"{service.url}/classify", format="classify", **fields)
+        (outcome,) = score_all(RewardConfig(server=config), ["2"], begun)
+    assert outcome.score == pytest.approx(expected(one, "12"), abs=1e-4)
+
+
 @pytest.mark.parametrize("sets_bos", [True, False])
 @pytest.mark.parametrize("renders_here", [True, False])
 def test_the_reward_is_what_the_model_says_of_the_conversation_in_its_template(

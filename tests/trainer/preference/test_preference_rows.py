@@ -74,8 +74,55 @@ def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> Non
     assert example.pair[0].loss_mask.index(True) == len(example.pair[0].token_ids) - 1
 
 
+def test_whole_conversations_may_begin_with_a_greeting(tokenizer: Any) -> None:
+    begun = [assistant("hello"), user("hi")]
+    row = {"chosen": [*begun, assistant("Yes")], "rejected": [*begun, assistant("no")]}
+    (example,) = PreferenceDataset([row], tokenizer, PreferDataConfig(), loss="sigmoid")
+    assert [texts(tokenizer, side)[1] for side in example.pair] == ["Yes<|im_end|>", "no<|im_end|>"]
+    # Beside a prompt, answers that begin alike are answers to it.
+    (example,) = PreferenceDataset([{**row, "prompt": "hi"}], tokenizer, PreferDataConfig(), loss="sigmoid")
+    assert texts(tokenizer, example.pair[0])[1] == "hello<|im_end|>Yes<|im_end|>"
+
+
+def test_a_system_prompt_in_a_column_of_its_own_is_said(tokenizer: Any) -> None:
+    row = {**PAIR, "system": "be brief"}
+    said = PreferenceDataset([row], tokenizer, PreferDataConfig(), loss="sigmoid").report()
+    assert "WARNING: column 'system' of 1 rows is not read" in said
+    rated = [{**row, "completion": "a", "label": True}, {**row, "completion": "b", "label": False}]
+    assert (
+        "'system' of 2 rows" in PreferenceDataset(rated, tokenizer, PreferDataConfig(), loss="kto").report()
+    )
+
+
+def test_what_a_reward_model_is_not_shown_in_a_run_is_said(tokenizer: Any) -> None:
+    rows = [PAIR, {**PAIR, "tools": [{"type": "function", "function": {"name": "f"}}]}]
+    said = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="reward").report()
+    assert (
+        "WARNING: the template of 2 conversations is given tools or variables" in said
+    )  # both sides of the second
+    with_variables = PreferDataConfig(chat_template_kwargs={"enable_thinking": False})
+    assert "WARNING" not in PreferenceDataset([PAIR], tokenizer, with_variables, loss="sigmoid").report()
+    assert (
+        "of 2 conversations" in PreferenceDataset([PAIR], tokenizer, with_variables, loss="reward").report()
+    )
+
+
+def test_a_reward_model_reads_up_to_its_padding_token(tokenizer: Any) -> None:
+    """A classifier of transformers scores the last token that is no padding; here turns end with padding."""
+    whole = PreferenceDataset([PAIR], tokenizer, PreferDataConfig(), loss="reward")[0]
+    cut = PreferenceDataset(
+        [PAIR], tokenizer, PreferDataConfig(), loss="reward", padding=tokenizer.eos_token_id
+    )[0]
+    assert whole.pair[0].token_ids[-2] == tokenizer.eos_token_id
+    assert cut.pair[0].token_ids == (*whole.pair[0].token_ids[:-2], 0)
+
+
 def test_rated_answers_have_another_ones_answer_beside_them(tokenizer: Any) -> None:
-    rows = [{"prompt": word, "completion": word.upper(), "label": word == "a"} for word in "abc"]
+    labels = (True, False, 0)
+    rows = [
+        {"prompt": word, "completion": word.upper(), "label": label}
+        for word, label in zip("abc", labels, strict=True)
+    ]
     dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
     assert [one.is_good for one in dataset] == [True, False, False]
     assert [texts(tokenizer, one.pair[1])[1] for one in dataset] == [
@@ -107,7 +154,8 @@ def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
             {"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assistant("d")]}, "reward",
             "no conversations that begin alike",
         ),
-        ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "an answer in 'completion' and true or false"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "has 'good' in 'label'; write true or false"),
+        ({"prompt": "a", "completion": "b"}, "kto", "an answer in 'completion' and true or false"),
         ({**PAIR, "images": ["a.png"]}, "sigmoid", "has images or videos, which training on preferences"),
         ({"prompt": "a", "completion": "b", "label": True}, "kto", "has one row; prefer.loss=kto sets rows"),
     ],
@@ -146,4 +194,4 @@ def test_null_cells_are_called_null_and_told_together(tokenizer: Any) -> None:
         PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
     assert "row 1: has null in 'label': give the answer and true or false" in str(caught.value)
     assert "row 2: has null in 'completion'" in str(caught.value)
-    assert "row 3: needs an answer in 'completion' and true or false in 'label'" in str(caught.value)
+    assert "row 3: has 'yes' in 'label'; write true or false, 1 or 0" in str(caught.value)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli.cli_calls import cli
 from preference_task import Task
 from safetensors.torch import load_file, save_file
 from trainer.tiny_experts import make_expert_model
 from trainer.tiny_runs import chain_of
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from references import megatron_in_workers
 from strop.algorithms.losses.preference import Batch, weigh
 from strop.data.preference_config import PreferConfig
 from strop.data.preference_rows import PreferenceDataset
+from strop.data.tiny_model import END_OF_TURN, PAD
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_tokenizer
 from strop.observability.trackers.setup import read_metrics
@@ -192,6 +195,72 @@ def test_the_reward_model_of_a_run_scores_as_transformers_and_as_the_role_do(
         found = ours.compute_rm_score(asked).tensors()["rm_scores"].tolist()
         assert found == pytest.approx(expected, abs=1e-5)
         assert expected[0] > expected[1]
+
+
+def with_padding(model: Path, folder: Path, *, tokenizer_pad: str, config_pad: int | None) -> Path:
+    """The model with another padding token in its tokenizer, and in its config.json."""
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer_pad
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["pad_token_id"] = config_pad
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_transformers_scores_several_conversations_of_a_reward_model_at_once(
+    task: Task, tmp_path: Path, rank: int
+) -> None:
+    """The starting model's config.json names no padding token, as those of many families do not."""
+    start = with_padding(task.model, tmp_path / "start", tokenizer_pad=PAD, config_pad=None)
+    more = ["prefer.max_steps=2", f"model.lora.rank={rank}"]
+    result = train(tmp_path / "run", task.config("reward", f"model.path='{start}'", *more))
+    asked = [json.loads(line) for line in task.pairs.read_text().splitlines()][:4]
+    expected = role_scores(result.model, asked)
+    assert cli("export", result.run, "--out", tmp_path / "exported").code == 0
+    for folder in (result.model, tmp_path / "exported"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        module = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+        texts = [tokenizer.apply_chat_template(conversation(row), tokenize=False) for row in asked]
+        assert len({len(text) for text in texts}) > 1
+        batch = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
+        assert module(**batch).logits[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_reward_model_is_never_padded_with_the_token_that_it_scores(
+    task: Task, tmp_path: Path, rank: int
+) -> None:
+    """Here tokenizer and config.json of the starting model pad with the end of a turn."""
+    ends = AutoTokenizer.from_pretrained(task.model).eos_token_id
+    start = with_padding(task.model, tmp_path / "start", tokenizer_pad=END_OF_TURN, config_pad=ends)
+    more = ["prefer.max_steps=2", f"model.lora.rank={rank}"]
+    result = train(tmp_path / "run", task.config("reward", f"model.path='{start}'", *more))
+    row = json.loads(task.pairs.read_text().splitlines()[0])
+    (expected,) = role_scores(result.model, [row])
+    assert cli("export", result.run, "--out", tmp_path / "exported").code == 0
+    for folder in (result.model, tmp_path / "exported"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        module = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+        assert module.config.pad_token_id is None
+        ids = tokenizer.apply_chat_template(conversation(row), return_dict=True, return_tensors="pt")
+        assert float(module(**ids).logits.detach()[0, 0]) == pytest.approx(expected, abs=1e-5)
+
+
+def conversation(row: dict[str, Any]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["chosen"]}]
+
+
+def role_scores(folder: Path, rows: list[dict[str, Any]]) -> list[float]:
+    """Scores of the better answers in a run."""
+    worker = RewardModelWorker(RewardModelConfig(path=str(folder), dtype="float32"), device="cpu")
+    asked = DataProto.from_dict({}, non_tensors={
+        "raw_prompt": [conversation(row)[:1] for row in rows],
+        "response_text": [row["chosen"] for row in rows],
+    })  # fmt: skip
+    return list(worker.compute_rm_score(asked).tensors()["rm_scores"].tolist())
 
 
 def test_what_the_starting_model_said_is_kept_and_missed(task: Task, tmp_path: Path) -> None:

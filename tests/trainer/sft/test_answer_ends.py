@@ -76,6 +76,16 @@ def test_answers_to_a_conversation_are_compared_as_they_are_marked() -> None:
     assert counted == ["so on<|im_end|>", "no<|im_end|>"]
 
 
+def test_an_end_in_the_text_of_an_answer_is_told() -> None:
+    rows = [{"prompt": "hi", "completion": text} for text in ("yo<|im_end|>", "yo", "")]
+    report = SftDataset(rows, make_tokenizer(NOTED), at_most(200)).report()
+    assert (
+        "WARNING: 1 answers end twice: their text has the '<|im_end|>' that the chat template writes, too"
+        in report
+    )
+    assert "WARNING" not in SftDataset(rows[1:], make_tokenizer(NOTED), at_most(200)).report()
+
+
 def test_marks_without_the_end_of_a_turn_are_told() -> None:
     tokenizer = make_tokenizer(OPEN)
     sentence = (

@@ -157,6 +157,56 @@ def test_an_answer_before_any_question_is_not_trained() -> None:
     ]
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "adder", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_tools_and_calls_that_the_template_leaves_out_are_refused(template: str) -> None:
+    calling = [user("1+1"), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    for row, sentence in (
+        ({"messages": calling}, "train row 0: the chat template leaves out the tool calls of message 2"),
+        (
+            {"messages": [user("1+1"), assistant("2")], "tools": [CALL]},
+            "shows no tool of column 'tools': use a",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            SftDataset([row], make_tokenizer(template), at_most(99))
+    described = [{"role": "system", "content": "adder adds"}, user("1+1"), assistant("2")]
+    assert (
+        len(SftDataset([{"messages": described, "tools": [CALL]}], make_tokenizer(template), at_most(99)))
+        == 1
+    )
+
+
+def test_thinking_that_the_template_leaves_out_is_refused() -> None:
+    thinking = [user("1+1"), {**assistant("2"), "reasoning_content": "one and one"}]
+    with pytest.raises(
+        ValueError, match=r"leaves out the reasoning_content of message 2 \(assistant\): use a"
+    ):
+        SftDataset([{"messages": thinking}], make_tokenizer(CHATML), at_most(99))
+    writes = CHATML.replace("m['content']", "(m.reasoning_content or '') + m['content']")
+    assert writes != CHATML
+    assert len(SftDataset([{"messages": thinking}], make_tokenizer(writes), at_most(99))) == 1
+
+
+def test_parts_of_the_prompt_that_no_mapping_takes_are_said() -> None:
+    alpaca = {"instruction": "add", "input": "1+1", "output": "2", "system": "be brief"}
+    mapped = at_most(99, prompt_key="instruction", completion_key="output")
+    said = SftDataset(
+        [alpaca, {**alpaca, "input": "", "system": None}], make_tokenizer(CHATML), mapped
+    ).report()
+    assert (
+        "WARNING: column 'system' of 1 rows and column 'input' of 1 rows is not read: write it into" in said
+    )
+    whole = {
+        "messages": [{"role": "system", "content": "s"}, user("a"), assistant("b")],
+        "system": "s",
+        "input": "a",
+    }
+    assert "not read" not in SftDataset([whole], make_tokenizer(CHATML), at_most(99)).report()
+
+
 def test_tools_of_a_row_reach_the_template() -> None:
     tokenizer = make_tokenizer("{% for t in tools or [] %}[{{ t['name'] }}]{% endfor %}" + CHATML)
     rows = [{"messages": [user("hi"), assistant("yo")], "tools": json.dumps([{"name": "add"}])}]

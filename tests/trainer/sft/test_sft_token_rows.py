@@ -229,3 +229,17 @@ def test_a_mask_that_cannot_be_followed_is_named() -> None:
     for message in own:
         message["train"] = message["train"] and message["role"] == "assistant"
     assert "yo" not in trained_text(CHATML, own, trained_key="train")
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train", "trainable"])
+def test_a_message_that_other_programs_would_not_train_is_named(key: str) -> None:
+    talk = turns(*TALK)
+    talk[1][key] = 0
+    with pytest.raises(
+        ValueError, match=f"message 2 has {key}=0, and would be trained: set sft.data.trained_key={key}"
+    ):
+        trained_text(CHATML, talk)
+    assert "yo" not in trained_text(CHATML, talk, trained_key=key)
+    assert "yo" not in trained_text(CHATML, talk, trained_turns="last")
+    talk[1][key] = 1
+    assert "yo" in trained_text(CHATML, talk)
