@@ -271,8 +271,8 @@ class SlotCache:
             table[slots, : new.shape[1], lengths, : new.shape[2]] = new.to(table.dtype)
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """As strop.rollout.native.key_values.KeyValueCache has it: views, a little longer. Copies of them that a product
-        makes then fit into the place of those of the step before; each a token longer, they would fill the heap."""
+        """As strop.rollout.native.key_values.KeyValueCache has it: views, a little longer. Copies of them that products
+        make then fit into the place of those of the step before; each a token longer, they would fill the heap."""
         keys, values = self.table[:, layer, :num_slots, :, : _rounded(num_tokens)]
         return keys, values
 
