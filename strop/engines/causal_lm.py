@@ -27,6 +27,7 @@ from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
 from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.vocabulary import VocabularyShard
+from strop.engines.transformers4 import write_older_config
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -353,14 +354,15 @@ class CausalLM:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
         self.module.save_pretrained(folder)  # type: ignore[operator]
         self.save_media_settings(folder)
-        self.check_saved(folder)
+        self.finish_saved(folder)
 
-    def check_saved(self, folder: Path) -> None:
-        """Compare what was saved with its config.json.
+    def finish_saved(self, folder: Path) -> None:
+        """Give the config.json of saved weights the names of transformers 4 too, and compare it with them.
 
         Raises:
             ValueError: they are of two models.
         """
+        write_older_config(folder)
         if self.module.get_output_embeddings() is not None:  # type: ignore[operator]
             check_saved(folder)
 

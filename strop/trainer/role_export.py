@@ -33,6 +33,7 @@ from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
+from strop.engines.transformers4 import save_tokenizer
 from strop.engines.weights import named_weights
 from strop.trainer.saved_role import ACTOR, read_role, role_sources
 
@@ -237,7 +238,7 @@ def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
     module.to(dtype)
     state = named_weights(module)  # without what PEFT adds to the names
     module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
-    model.check_saved(folder)
+    model.finish_saved(folder)
 
 
 def _keep_generation_settings(sources: Sequence[Path], folder: Path) -> None:
@@ -255,7 +256,7 @@ def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) 
         if any(path.name.startswith(("tokenizer", "vocab")) for path in source.glob("*")):
             with reading(source, f"the tokenizer in {source} cannot be used"):
                 tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_own_code(config))
-                tokenizer.save_pretrained(folder)
+                save_tokenizer(tokenizer, folder)
             return
     raise ValueError(
         f"there is no tokenizer in {sources[0]}, {sources[1]} or {sources[2]}; put one into the first"

@@ -199,7 +199,7 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
     if write:
         module: Any = model.module
         module.save_pretrained(folder, state_dict=state)
-        model.check_saved(folder)
+        model.finish_saved(folder)
 
 
 def _peft() -> Any:
