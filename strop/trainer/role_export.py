@@ -75,6 +75,7 @@ def export_role(
     role: str = ACTOR,
     dtype: torch.dtype | None = None,
     adapter_only: bool = False,
+    base: str = "",
 ) -> Export:
     """Write a role of a checkpoint as a Hugging Face folder, and compare it with the checkpoint's weights.
 
@@ -87,6 +88,7 @@ def export_role(
         role: ACTOR, CRITIC or PRM.
         dtype: of the weights; None leaves them as they were trained.
         adapter_only: write a PEFT adapter folder instead, for a run with LoRA.
+        base: name of the model under the adapter in that folder; empty: the folder that the run started from.
 
     Raises:
         ValueError: the checkpoint has no such role, or is damaged; `out` is taken; or what was written gives other
@@ -99,7 +101,7 @@ def export_role(
     shutil.rmtree(writing, ignore_errors=True)
     try:
         writing.mkdir(parents=True)
-        result = _write_and_prove(checkpoint, writing, config, role, dtype, adapter_only)
+        result = _write_and_prove(checkpoint, writing, config, role, dtype, adapter_only, base)
         if out.is_dir():
             out.rmdir()
         writing.rename(out)
@@ -115,6 +117,7 @@ def _write_and_prove(
     role: str,
     dtype: torch.dtype | None,
     adapter_only: bool,
+    base: str,
 ) -> Export:
     model = read_role(checkpoint, config, role=role)
     model.media = None  # compared as text with plain transformers, where every token can be sampled
@@ -130,7 +133,7 @@ def _write_and_prove(
     is_classifier = model.module.get_output_embeddings() is None  # type: ignore[operator]
     if adapter_only:
         rounded = trained
-        save_adapter(model, folder)
+        save_adapter(model, folder, base=base)
     else:
         _merge(model)
         _round(model, dtype or trained_dtype)

@@ -140,3 +140,23 @@ def test_the_card_of_a_fine_tuning_names_its_own_settings(tuned: Path, tmp_path:
     assert "| `sft." in text
     assert "`data." not in text
     assert "policy loss" not in text
+
+
+@pytest.mark.parametrize("base", ["tiny/base", ""])
+def test_an_adapter_names_the_model_under_it_as_others_find_it(
+    project: Project, hub: StandIn, tmp_path: Path, base: str
+) -> None:
+    hub.add_folder("tiny/base", project.model)
+    settings = [f"model.path={base or project.model}", "model.lora.rank=2"]
+    run = tmp_path / "run"
+    begun = cli("train", "--config", project.config, "--out", run, "trainer.max_steps=1", *settings)
+    assert begun.code == 0, begun.err
+    assert cli("push", run, "--to", "me/adapter", "--adapter").code == 0
+    sent = files_of(hub, "me/adapter")
+    named = json.loads(sent["adapter_config.json"])["base_model_name_or_path"]
+    assert named == (base or project.model.name)
+    assert not [name for name, body in sent.items() if str(project.folder).encode() in body]
+    here = tmp_path / "here"
+    assert cli("export", run, here, "--adapter").code == 0
+    named = json.loads((here / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == (base or str(project.model))

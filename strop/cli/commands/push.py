@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     )
     target = None if args.dry_run else destination(args.to, sending)
     with tempfile.TemporaryDirectory(prefix="strop-push-") as staging:
-        exported = export_checkpoint(args, folder, Path(staging) / "model")
+        exported = export_checkpoint(args, folder, Path(staging) / "model", is_sent=True)
         print_plain(exported.result.describe())
         _write_card(args, folder, exported)
         _send(args, target, exported)
