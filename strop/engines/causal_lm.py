@@ -28,6 +28,7 @@ from strop.engines.parallel.tensor import TensorParallel
 from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.engines.transformers4 import write_older_config
+from strop.utils.atomic_io import share_as_usual
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -357,11 +358,12 @@ class CausalLM:
         self.finish_saved(folder)
 
     def finish_saved(self, folder: Path) -> None:
-        """Give the config.json of saved weights the names of transformers 4 too, and compare it with them.
+        """Open saved weights to others, give their config.json the names of transformers 4 too, and compare the two.
 
         Raises:
             ValueError: they are of two models.
         """
+        share_as_usual(*folder.glob("*.safetensors"))
         write_older_config(folder)
         if self.module.get_output_embeddings() is not None:  # type: ignore[operator]
             check_saved(folder)

@@ -30,6 +30,7 @@ from strop.engines.lora.products import add_in_place
 from strop.engines.parallel.fsdp import reshard
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
+from strop.utils.atomic_io import share_as_usual
 from strop.utils.hub.models import fetch_copy
 from strop.utils.rng import random_key
 
@@ -176,6 +177,7 @@ def save_adapter(model: CausalLM, folder: Path, *, write: bool = True, base: str
     if write:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        share_as_usual(folder / _WEIGHTS_FILE)
         settings = {**_settings_of(model).to_dict(), "inference_mode": True}
         if base and Path(settings["base_model_name_or_path"] or ".").is_dir():
             settings["base_model_name_or_path"] = base
