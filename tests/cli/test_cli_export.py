@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -174,3 +175,44 @@ def test_a_wrong_export_ends_with_2_and_leaves_nothing(
     assert "gives other log-probs in plain transformers than in training" in result.sentence
     assert "export ok" not in result.out
     assert list(tmp_path.iterdir()) == []
+
+
+CONFIGURATION = """
+from transformers import Qwen3Config
+
+class OwnConfig(Qwen3Config):
+    model_type = "own_model"
+"""
+MODELING = """
+from transformers import Qwen3ForCausalLM
+from .configuration_own import OwnConfig
+
+class OwnForCausalLM(Qwen3ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_is_saved_and_exported_with_it(project: Project, tmp_path: Path) -> None:
+    folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
+    shutil.copytree(project.model, folder)
+    (folder / "configuration_own.py").write_text(CONFIGURATION)
+    (folder / "modeling_own.py").write_text(MODELING)
+    settings = json.loads((folder / "config.json").read_text())
+    code = {
+        "AutoConfig": "configuration_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+    }
+    changes = {"model_type": "own_model", "architectures": ["OwnForCausalLM"], "auto_map": code}
+    (folder / "config.json").write_text(json.dumps(settings | changes))
+    words = [f"model.path={folder}", "model.trust_remote_code=true", "trainer.max_steps=1"]
+    done = cli("train", "--config", project.config, "--out", run, *words)
+    assert done.code == 0, done.err
+    assert cli("eval", run, "data.max_val_prompts=1").code == 0
+    shutil.rmtree(folder)
+    exported = cli("export", run, out)
+    assert exported.code == 0, exported.err
+    for saved in (run / "model", out):
+        assert {"configuration_own.py", "modeling_own.py"} <= {path.name for path in saved.iterdir()}
+    assert (
+        type(AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)).__name__ == "OwnForCausalLM"
+    )
