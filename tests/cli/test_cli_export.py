@@ -192,7 +192,9 @@ class OwnForCausalLM(Qwen3ForCausalLM):
 """
 
 
-def test_a_model_with_code_of_its_own_is_saved_and_exported_with_it(project: Project, tmp_path: Path) -> None:
+def test_a_model_with_code_of_its_own_is_planned_saved_and_exported_with_it(
+    project: Project, tmp_path: Path
+) -> None:
     folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
     shutil.copytree(project.model, folder)
     (folder / "configuration_own.py").write_text(CONFIGURATION)
@@ -205,6 +207,8 @@ def test_a_model_with_code_of_its_own_is_saved_and_exported_with_it(project: Pro
     changes = {"model_type": "own_model", "architectures": ["OwnForCausalLM"], "auto_map": code}
     (folder / "config.json").write_text(json.dumps(settings | changes))
     words = [f"model.path={folder}", "model.trust_remote_code=true", "trainer.max_steps=1"]
+    planned = cli("plan", "--config", project.config, *words[:2])
+    assert planned.code == 0, planned.err
     done = cli("train", "--config", project.config, "--out", run, *words)
     assert done.code == 0, done.err
     assert cli("eval", run, "data.max_val_prompts=1").code == 0
