@@ -51,8 +51,12 @@ def write_older_config(folder: Path) -> None:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer's files, its settings under names that both versions read."""
+    """Write a tokenizer's files, its settings under names that both versions read; after any settings of media, whose
+    own file of the chat template (chat_template.json) goes before the tokenizer's wherever a processor is loaded."""
     tokenizer.save_pretrained(folder)
+    of_processor = folder / "chat_template.json"
+    if of_processor.is_file() and isinstance(tokenizer.chat_template, str):
+        _replace(of_processor, {"chat_template": tokenizer.chat_template})
     path = folder / "tokenizer_config.json"
     settings: dict[str, Any] = read_json(path)
     if settings.get("tokenizer_class") == _CLASS_OF_5:

@@ -141,12 +141,12 @@ def _write_and_prove(
         _save(model, folder, dtype or trained_dtype)
     del model
     sources = role_sources(checkpoint, role, config)
-    _save_tokenizer(sources, folder, config)
     plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
     if role == ACTOR:
         _keep_generation_settings(sources, folder)
     if takes_media(plain.config):
         copy_settings(sources, folder)
+    _save_tokenizer(sources, folder, config)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
