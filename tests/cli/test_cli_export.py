@@ -140,6 +140,10 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tm
         ((run_with_critic, out, "--step", 3), "no checkpoint of step 3 of .*: ckpt 3 is not in .*; checkpoints: 1, 2"),
         ((tmp_path / "none", out), "none does not exist; give the folder that --out named"),
         ((tmp_path, out), "is no run folder; give the folder that --out named"),
+        (
+            (run_with_critic / "checkpoints/global_step_1/actor", out),
+            f"actor is part of a run: strop export {run_with_critic} --step 1 --out OUT",
+        ),
         ((run_with_critic, run_with_critic), "is not empty .it holds checkpoints, config.yaml, events.jsonl.; give"),
         ((run_with_critic, out, "--adapter"), "was trained without adapters .model.lora.rank is 0."),
         ((run_with_critic, out, "--adapter", "--dtype", "float32"), "--dtype has no place beside --adapter"),

@@ -25,6 +25,7 @@ from strop.utils.hub.repo import Sending
 from strop.utils.hub.sending import destination
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.remote_path import is_url
+from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 if TYPE_CHECKING:
@@ -199,6 +200,15 @@ def _report(args: argparse.Namespace, exported: Exported, location: str) -> None
 
 def _check_run(folder: Path) -> None:
     if not is_run(folder):
+        inside = [folder.absolute(), *folder.absolute().parents]
+        steps = [
+            path.name.removeprefix("global_step_") for path in inside if path.name.startswith("global_step_")
+        ]
+        run = next(filter(is_run, inside), None)
+        if run is not None and steps:
+            raise ValueError(
+                f"{folder} is part of a run: strop export {shell_word(run)} --step {steps[0]} --out OUT"
+            )
         problem = "is no run folder" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {problem}; give the folder that --out named when the run started")
 
