@@ -156,6 +156,7 @@ def test_an_adapter_names_the_model_under_it_as_others_find_it(
     named = json.loads(sent["adapter_config.json"])["base_model_name_or_path"]
     assert named == (base or project.model.name)
     assert not [name for name, body in sent.items() if str(project.folder).encode() in body]
+    assert ModelCard(sent["README.md"].decode()).data.library_name == "peft"
     here = tmp_path / "here"
     assert cli("export", run, here, "--adapter").code == 0
     named = json.loads((here / "adapter_config.json").read_text())["base_model_name_or_path"]

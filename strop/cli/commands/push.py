@@ -94,6 +94,7 @@ def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> N
             name=args.name
             or (args.to.rstrip("/").rpartition("/")[2] if is_url(args.to) else parse_address(args.to).name),
             is_loadable=not is_url(args.to) and not args.adapter,
+            is_adapter=args.adapter,
         )
     )
     if args.card is not None:
