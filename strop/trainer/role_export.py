@@ -142,7 +142,7 @@ def _write_and_prove(
     del model
     sources = role_sources(checkpoint, role, config)
     plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
-    if role == ACTOR:
+    if role == ACTOR and not is_classifier:
         _keep_generation_settings(sources, folder)
     if takes_media(plain.config):
         copy_settings(sources, folder)

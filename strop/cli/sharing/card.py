@@ -98,15 +98,16 @@ All are the defaults.
 
 {% if facts.is_loadable -%}
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {{ auto_class }}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({{ quoted_name }})
-model = AutoModelForCausalLM.from_pretrained({{ quoted_name }})
+model = {{ auto_class }}.from_pretrained({{ quoted_name }})
 ```
 {%- else -%}
 Fetch the folder, or name its address as MODEL of `strop eval` and `strop generate`.
 {%- endif %}
 """
+_SCORER = "AutoModelForSequenceClassification"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,7 @@ def model_card(facts: CardFacts) -> str:
         if base
         else _name(facts.settings.get("model.path", "")),
         quoted_name=repr(facts.name),
+        auto_class=_SCORER if _is_scorer(facts) else "AutoModelForCausalLM",
         validations=[(label, event) for label, event in validations if event is not None],
         has_pass_rates=all(event["pass_rate"] is not None for event in (before, after) if event is not None),
         answers=f"answers sampled at temperature {temperature}" if temperature else "greedy answers",
@@ -182,13 +184,18 @@ def _metadata(hub: Any, facts: CardFacts, validation: Mapping[str, Any] | None) 
     hub_data = [name[4:] for name in _files(facts, "train_files") if name.startswith("hub:")]
     return hub.ModelCardData(
         library_name="peft" if facts.is_adapter else "transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-classification" if _is_scorer(facts) else "text-generation",
         base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
         datasets=[re.split("[#:@]", name)[0] for name in hub_data] or None,
         tags=["strop", method.replace(" ", "-"), *([estimator] if method == _RL else [])],
         model_name=facts.name,
         eval_results=results,
     )
+
+
+def _is_scorer(facts: CardFacts) -> bool:
+    """True of a reward model, which gives one number per text."""
+    return facts.export.quantity == "value"
 
 
 def _result(validation: Mapping[str, Any]) -> str:
