@@ -13,6 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from strop.utils.atomic_io import share_as_usual
 from strop.utils.rng import random_key
 
 CHARACTERS = "\n" + "".join(chr(code) for code in range(0x20, 0x7F))
@@ -103,6 +104,7 @@ def make_tiny_model(
     )
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
+    share_as_usual(*folder.glob("*.safetensors"))
     tokenizer.save_pretrained(folder)
 
 

@@ -45,6 +45,7 @@ token_budget.py       The bound on the tokens of a micro-batch, halved where mem
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
                       step (TrainEngine)
+transformers4.py      The names of transformers 4 in the folders of saved models
 untrusted_model.py    Model folders that somebody else may have made
 unused_tokens.py      Token ids that a model has rows for and its tokenizer has no token for
 value_models.py       Models with a value head

@@ -27,6 +27,8 @@ from strop.engines.parallel.pipeline import Pipeline
 from strop.engines.parallel.tensor import TensorParallel
 from strop.engines.parallel.token_exchange import gather_tokens
 from strop.engines.parallel.vocabulary import VocabularyShard
+from strop.engines.transformers4 import write_older_config
+from strop.utils.atomic_io import share_as_usual
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -353,14 +355,16 @@ class CausalLM:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
         self.module.save_pretrained(folder)  # type: ignore[operator]
         self.save_media_settings(folder)
-        self.check_saved(folder)
+        self.finish_saved(folder)
 
-    def check_saved(self, folder: Path) -> None:
-        """Compare what was saved with its config.json.
+    def finish_saved(self, folder: Path) -> None:
+        """Open saved weights to others, give their config.json the names of transformers 4 too, and compare the two.
 
         Raises:
             ValueError: they are of two models.
         """
+        share_as_usual(*folder.glob("*.safetensors"))
+        write_older_config(folder)
         if self.module.get_output_embeddings() is not None:  # type: ignore[operator]
             check_saved(folder)
 

@@ -36,7 +36,7 @@ from strop.engines.checkpoint_reader import (
 )
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.parallel.sharded_saving import load_parts, parts_of
-from strop.utils.atomic_io import fsync_path, sync_folder, write_durable
+from strop.utils.atomic_io import fsync_path, share_as_usual, sync_folder, write_durable
 from strop.utils.background import in_background as run_in_background
 
 _SHOWN_NAMES = 3
@@ -194,6 +194,7 @@ def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
         path,
         metadata={"format": "pt", OFFSETS: json.dumps(offsets)},
     )
+    share_as_usual(path)
     fsync_path(path)
     if parallel.rank == 0:
         write_durable(folder / STATE_FILE, state)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from strop.engines.multimodal.inputs import language_model_class
+from strop.utils.safe_read import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +90,9 @@ def check_saved(folder: Path) -> None:
     Raises:
         ValueError: they are of two models.
     """
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if getattr(config, "auto_map", None):
+    if read_json(folder / "config.json").get("auto_map"):
         return
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto_class = language_model_class(config)
     try:
         with torch.device("meta"):

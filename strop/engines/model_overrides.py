@@ -24,6 +24,10 @@ _REFUSED = {
     "dtype": "set model.dtype",
     "torch_dtype": "set model.dtype",
 }
+_ROPE, _SCALING = "rope_parameters", "rope_scaling"
+_BESIDE_SCALING = ("rope_theta", "partial_rotary_factor")
+"""Base and share of the dimensions of a rotary embedding, beside its scaling. These two and `rope_scaling` are settings
+of their own in most folders; transformers reads all of them as `rope_parameters`."""
 _MAX_TEMPLATE_BYTES = 2**20
 
 
@@ -47,6 +51,9 @@ def _merged(
     written: Mapping[str, Any], defaults: Mapping[str, Any], override: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     merged = dict(written)
+    override = _with_rope_parameters(override, defaults, where)
+    if _ROPE in override:  # what the folder says under the other names would go before it
+        merged = {name: value for name, value in merged.items() if name not in (_SCALING, *_BESIDE_SCALING)}
     for name, value in override.items():
         key = f"{where}.{name}"
         if name.lstrip("_") in _REFUSED:
@@ -65,6 +72,42 @@ def _merged(
             )
         merged[name] = value
     return merged
+
+
+def _with_rope_parameters(
+    override: Mapping[str, Any], defaults: Mapping[str, Any], where: str
+) -> Mapping[str, Any]:
+    """A change with its rotary embeddings under one name, whole: base and share of the dimensions stay where it does
+    not say them.
+
+    Raises:
+        ValueError: a value is of another kind, or the model has several rotary embeddings and the change does not say
+            which.
+    """
+    before = defaults.get(_ROPE)
+    names = [name for name in (_SCALING, *_BESIDE_SCALING) if name in override and name not in defaults]
+    if not isinstance(before, Mapping) or not (names or isinstance(override.get(_ROPE), Mapping)):
+        return override
+    if any(isinstance(value, Mapping) for value in before.values()):
+        if names:
+            raise ValueError(
+                f"{where}.{names[0]}: this model has a rotary embedding for each kind of layers; give all of them as "
+                f"{where}.{_ROPE}, which is {setting_text(before)}"
+            )
+        return override
+    rope = dict(before)
+    for name in (_ROPE, _SCALING):
+        scaling = override.get(name)
+        if scaling is not None and not isinstance(scaling, Mapping):
+            raise ValueError(f"{where}.{name} is {setting_text(scaling, quotes=True)}: give a mapping")
+        if name in override:
+            kept = {key: before[key] for key in _BESIDE_SCALING if key in before}
+            rope = kept | dict(scaling or {"rope_type": "default"})
+    for name in set(names) - {_SCALING}:
+        if not _fits(override[name], 1.0):
+            raise ValueError(f"{where}.{name} is {setting_text(override[name], quotes=True)}: give a number")
+        rope[name] = override[name]
+    return {name: value for name, value in override.items() if name not in names} | {_ROPE: rope}
 
 
 def _fits(value: object, before: object) -> bool:

@@ -4,7 +4,8 @@
                                       model/<Hugging Face name>   weights and persistent buffers, tied ones once;
                                                                   with adapters, only what is trained
                                       optim/<kind>/<parameter>    optimizer state
-    global_step_40/actor/config/    config.json, generation_config.json, tokenizer: what an export needs besides
+    global_step_40/actor/config/    config.json, generation_config.json, tokenizer, the model's own code: what an
+                                      export needs besides
 
 Names of weights are those of weights.py, the map that weight sync uses as well.
 """
@@ -15,6 +16,8 @@ import copy
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+from transformers.dynamic_module_utils import custom_object_save
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import load_sharded
@@ -93,3 +96,5 @@ def _save_config(model: CausalLM, folder: Path) -> None:
     config.save_pretrained(folder)
     if module.can_generate():
         module.generation_config.save_pretrained(folder)
+    if module.is_remote_code():  # its class, without which the configuration describes nothing
+        custom_object_save(module, folder)

@@ -349,7 +349,7 @@ class TrainEngine(Engine):
         if self.parallel.rank == 0:
             module.save_pretrained(folder, state_dict=state)
             self.model.save_media_settings(folder)
-            self.model.check_saved(folder)
+            self.model.finish_saved(folder)
         self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from strop.protocol.columns import BatchError
 from strop.protocol.merging import object_array
-from strop.utils.atomic_io import fsync_path, sync_folder
+from strop.utils.atomic_io import fsync_path, share_as_usual, sync_folder
 
 FORMAT = 1
 """Version of the layout; a reader refuses another one."""
@@ -65,6 +65,7 @@ def write_batch(path: Path, state: Mapping[str, Any]) -> None:
         # Columns may share memory, which safetensors refuses: each gets its own.
         tensors_to_save = {name: column.detach().cpu().contiguous().clone() for name, column in files.items()}
         save_file(tensors_to_save, temporary / _TENSORS)
+        share_as_usual(temporary / _TENSORS)
         (temporary / _COLUMNS).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         for file in (_TENSORS, _COLUMNS, "."):
             fsync_path(temporary / file)

@@ -7,6 +7,7 @@ callbacks.py           Stop requests (signals and preempted machines are in faul
 checkpointing.py       Training checkpoints, for every kind of training
 collecting.py          Training rows of episodes, and the failures that end a run
 config.py              The root configuration
+crash_event.py         The record of an error that ends a run
 early_stopping.py      Early stopping (time, pass rate, patience), and the result of a run
 env_certificate.py     A certificate of the environments that a run plays, made before its first step and kept in its
                        event log

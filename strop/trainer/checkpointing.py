@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
+from strop.engines.transformers4 import save_tokenizer
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.disk import watched
@@ -117,7 +118,7 @@ class Checkpointer:
             for name, text in self._texts().items():
                 (pending.folder / name).write_text(text)
             # What `strop export` needs besides the weights.
-            self._tokenizer.save_pretrained(pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
+            save_tokenizer(self._tokenizer, pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
             if self._wants_model(is_last):
                 self._save_model(pending.folder / MODEL_FOLDER)
         return pending
@@ -192,7 +193,7 @@ def write_model(
         source: folder that the policy came from; its generation settings are saved too.
     """
     policy.call.save_model(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     settings = Path(source) / "generation_config.json"
     if settings.is_file():  # save_pretrained writes only generation settings that it was given
         (folder / settings.name).write_bytes(settings.read_bytes())

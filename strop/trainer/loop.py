@@ -31,6 +31,7 @@ from strop.trainer.checks.models import check_models
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
+from strop.trainer.crash_event import recording_failure
 from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, train_result
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.elastic import check_for_more, start_elastic_runtime
@@ -155,8 +156,12 @@ class Trainer:
             while step < self.data.num_steps and not self._early_stopping.reason:
                 step += 1
                 with self._stop.step(), activity(f"step {step}"):
-                    with self._profiler.step(step, list(self.roles.groups.values())):
-                        self._run_step(step, trackers)
+                    stages = Stages(self.roles)
+                    with (
+                        self._profiler.step(step, list(self.roles.groups.values())),
+                        recording_failure(self._run, step, stages, self._stop),
+                    ):
+                        self._run_step(step, stages, trackers)
                     if not self._early_stopping.reason:  # the last step needs no other one
                         self._stop.check_time(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
@@ -271,22 +276,11 @@ class Trainer:
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
             self._say(line)
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, stages: Stages, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
-        stages = Stages(self.roles)
         if self.roles.workers is not None:
             self.roles.workers.begin_step(step)
-        try:
-            record = self.step(step, stages)
-        except BaseException as error:
-            was_asked_to_end = isinstance(error, KeyboardInterrupt) or self._stop.number
-            kind = "interrupted" if was_asked_to_end else "crashed"
-            is_signal = (
-                isinstance(error, KeyboardInterrupt) and self._stop.number
-            )  # Ray gives it another class
-            reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
-            self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
-            raise
+        record = self.step(step, stages)
         self._record(record)
         self._undecided.observe(step, record.reports)
         batch = None

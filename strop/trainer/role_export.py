@@ -33,6 +33,7 @@ from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
+from strop.engines.transformers4 import save_tokenizer
 from strop.engines.weights import named_weights
 from strop.trainer.saved_role import ACTOR, read_role, role_sources
 
@@ -74,6 +75,7 @@ def export_role(
     role: str = ACTOR,
     dtype: torch.dtype | None = None,
     adapter_only: bool = False,
+    base: str = "",
 ) -> Export:
     """Write a role of a checkpoint as a Hugging Face folder, and compare it with the checkpoint's weights.
 
@@ -86,6 +88,7 @@ def export_role(
         role: ACTOR, CRITIC or PRM.
         dtype: of the weights; None leaves them as they were trained.
         adapter_only: write a PEFT adapter folder instead, for a run with LoRA.
+        base: name of the model under the adapter in that folder; empty: the folder that the run started from.
 
     Raises:
         ValueError: the checkpoint has no such role, or is damaged; `out` is taken; or what was written gives other
@@ -98,7 +101,7 @@ def export_role(
     shutil.rmtree(writing, ignore_errors=True)
     try:
         writing.mkdir(parents=True)
-        result = _write_and_prove(checkpoint, writing, config, role, dtype, adapter_only)
+        result = _write_and_prove(checkpoint, writing, config, role, dtype, adapter_only, base)
         if out.is_dir():
             out.rmdir()
         writing.rename(out)
@@ -114,6 +117,7 @@ def _write_and_prove(
     role: str,
     dtype: torch.dtype | None,
     adapter_only: bool,
+    base: str,
 ) -> Export:
     model = read_role(checkpoint, config, role=role)
     model.media = None  # compared as text with plain transformers, where every token can be sampled
@@ -129,7 +133,7 @@ def _write_and_prove(
     is_classifier = model.module.get_output_embeddings() is None  # type: ignore[operator]
     if adapter_only:
         rounded = trained
-        save_adapter(model, folder)
+        save_adapter(model, folder, base=base)
     else:
         _merge(model)
         _round(model, dtype or trained_dtype)
@@ -137,12 +141,12 @@ def _write_and_prove(
         _save(model, folder, dtype or trained_dtype)
     del model
     sources = role_sources(checkpoint, role, config)
-    _save_tokenizer(sources, folder, config)
     plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
-    if role == ACTOR:
+    if role == ACTOR and not is_classifier:
         _keep_generation_settings(sources, folder)
     if takes_media(plain.config):
         copy_settings(sources, folder)
+    _save_tokenizer(sources, folder, config)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
@@ -237,7 +241,7 @@ def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
     module.to(dtype)
     state = named_weights(module)  # without what PEFT adds to the names
     module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
-    model.check_saved(folder)
+    model.finish_saved(folder)
 
 
 def _keep_generation_settings(sources: Sequence[Path], folder: Path) -> None:
@@ -255,7 +259,7 @@ def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) 
         if any(path.name.startswith(("tokenizer", "vocab")) for path in source.glob("*")):
             with reading(source, f"the tokenizer in {source} cannot be used"):
                 tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_own_code(config))
-                tokenizer.save_pretrained(folder)
+                save_tokenizer(tokenizer, folder)
             return
     raise ValueError(
         f"there is no tokenizer in {sources[0]}, {sources[1]} or {sources[2]}; put one into the first"

@@ -27,8 +27,8 @@ ACTOR, CRITIC, PRM = "actor", "critic", "prm"
 value model (one number per text), and the process reward model, a language model too."""
 HF_FOLDER = "model"
 """Folder of a checkpoint with the actor as a Hugging Face folder, where the run wrote one."""
-_VALUE_HEAD = "score.weight"
-"""Of critics and reward models."""
+_VALUE_HEAD = "score."
+"""Weights of the head of a value model: of a critic, and of the actor of a run that trains a reward model."""
 _CPU = torch.device("cpu")
 
 
@@ -51,15 +51,14 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
         raise ValueError(
             f"{checkpoint} holds no {role} (found: {names}); give a checkpoint of a run that trains one"
         )
-    saved = SavedTensors(folder).tensors
-    described = _config_folder(checkpoint, role, config)
-    has_value_head = MODEL + _VALUE_HEAD in saved
-    if any(".lora_" in name for name in saved):
-        load = load_value_model if has_value_head else load_model
+    saved, described = SavedTensors(folder), _config_folder(checkpoint, role, config)
+    is_value_model = any(name.startswith(f"{MODEL}{_VALUE_HEAD}") for name in saved.tensors)
+    if any(".lora_" in name for name in saved.tensors):
+        load = load_value_model if is_value_model else load_model
         double = _saved_dtype(folder) == torch.float64
         model = load(_plain(config, Path(config.path), "float64" if double else "float32"), device="cpu")
         add_lora(model, config.lora)
-        if has_value_head:
+        if is_value_model:
             settings = read_model_config(described, config, f"the model in {described} cannot be built")
             module: Any = model.module
             module.config.get_text_config().pad_token_id = settings.get_text_config().pad_token_id
@@ -68,8 +67,8 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
             described,
             config,
             _saved_dtype(folder),
-            num_saved=SavedTensors(folder).num_weights,
-            has_value_head=has_value_head,
+            num_saved=saved.num_weights,
+            is_value_model=is_value_model,
         )
     load_weights(folder, model)
     if not has_adapter(model):
@@ -116,19 +115,19 @@ def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
 
 
 def _unread_model(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, *, num_saved: int, has_value_head: bool
+    folder: Path, config: ModelConfig, dtype: torch.dtype, *, num_saved: int, is_value_model: bool
 ) -> CausalLM:
     """The architecture that a folder describes, with any weights; `check_packed` then makes it ready.
 
     Args:
         num_saved: numbers in the checkpoint, above which no memory is asked for.
-        has_value_head: it is a critic or a reward model.
+        is_value_model: it gives one number per text, as a critic and a reward model do.
     """
     trust = runs_own_code(config)
     complaint = f"the model in {folder} cannot be built"
     settings = read_model_config(folder, config, complaint)
     auto_class: Any = language_model_class(settings)
-    if has_value_head:
+    if is_value_model:
         settings.num_labels = 1
         auto_class = AutoModelForSequenceClassification
     with reading(folder, complaint), no_init_weights():

@@ -34,6 +34,7 @@ from strop.trainer.resume_overrides import settings_to_continue
 from strop.trainer.untrusted_runs import settings as untrusted_settings
 from strop.utils.atomic_io import replace_text
 from strop.utils.chat_template import asks_for_time
+from strop.utils.launchers import refuse_launcher
 
 if TYPE_CHECKING:
     from strop.trainer.init_from.weights import InitFromRun
@@ -83,6 +84,7 @@ def start_run(
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
+    refuse_launcher()
     config = with_extensions(config)
     refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
@@ -172,6 +174,7 @@ def resume_run(
         ConfigError: an override would make it another run.
         RunError: there is no run, another process writes it, no checkpoint is valid, or what it reads has changed.
     """
+    refuse_launcher()
     path = folder / CONFIG_FILE
     RunFolder.open(folder, read_only=True).close()
     untrusted_settings.check_there(path)

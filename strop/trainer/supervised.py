@@ -33,6 +33,7 @@ from strop.trainer.checks.devices import check_devices
 from strop.trainer.checks.held_out import check_examples
 from strop.trainer.checks.parallel import check_parallel_settings, check_shares_no_images
 from strop.trainer.config import Config
+from strop.trainer.crash_event import recording_failure
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.profiling import StepProfiler
@@ -205,8 +206,13 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
-                with self._stop.step(), profiler.step(step, [self._worker]):
-                    self._run_step(step, trackers)
+                stages = Stages()
+                with (
+                    self._stop.step(),
+                    profiler.step(step, [self._worker]),
+                    recording_failure(self._run, step, stages, self._stop),
+                ):
+                    self._run_step(step, stages, trackers)
             self._checkpointer.finish()
         seconds = time.perf_counter() - start
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
@@ -238,15 +244,14 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
     def _begin(self) -> None:
         """Hook for work with the starting model, before the first step of this process."""
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, stages: Stages, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
-        numbers = self._step(step)
+        numbers = self._step(step, stages)
         is_last = step == self._num_steps
         if self._val is not None and (is_last or is_due(step, self._config.eval.every)):
             numbers |= self._validate(self._val, step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self._config.run.save_every):
-            stages = Stages()
             with stages.stage("save_checkpoint"):
                 self._checkpointer.save(step, None, facts={}, is_last=is_last)
             trackers.log(step, {TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
@@ -283,8 +288,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         events = self._run.events.read(kind)
         return events[-1].get("loss") if events else None
 
-    def _step(self, step: int) -> dict[str, float]:
-        stages = Stages()
+    def _step(self, step: int, stages: Stages) -> dict[str, float]:
         visits = self._sampler.next()
         ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
         self._run.ledger.issue(step, ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
@@ -62,6 +63,20 @@ def replace_text(path: Path, text: str) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def share_as_usual(*paths: Path) -> None:
+    """Give files the mode of one that a program makes in their folder, by the umask: safetensors leaves them to their
+    owner alone (0600), and others could not read a model on a shared disk. Modes stay on a disk that has none."""
+    for path in paths:
+        example = path.with_name(f".{path.name}.mode")
+        with suppress(OSError):
+            try:
+                with example.open("xb") as file:
+                    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            finally:
+                example.unlink(missing_ok=True)
+            path.chmod(mode)
 
 
 def append_line(file: FileIO, line: bytes) -> None:

@@ -158,3 +158,30 @@ def test_a_setting_of_training_is_answered_with_that_of_the_command(
     monkeypatch.chdir(tmp_path)
     key = setting.partition("=")[0]
     assert cli(command, setting).sentence.endswith(f"`strop {command}` does not read {key}; set {other}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "launcher"), [("TORCHELASTIC_RUN_ID", "torchrun or accelerate"), ("CROSS_SIZE", "deepspeed")]
+)
+def test_one_of_several_processes_of_a_launcher_is_refused(
+    project: Project,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    launcher: str,
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = tmp_path / "run"
+    for words in (
+        ["train", "--config", project.config, "--out", run],
+        ["sft", "--config", project.config, "--out", run],
+        ["train", "--resume", trained, "trainer.max_steps=3"],
+    ):
+        sentence = cli(*words).sentence
+        assert f"this is one of 2 processes that {launcher} has started" in sentence
+        assert "resources.runtime=ray resources.ranks=2" in sentence
+    assert not run.exists()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert cli("train", "--config", project.config, "--out", run).code == 0

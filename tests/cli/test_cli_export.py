@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -139,6 +140,10 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tm
         ((run_with_critic, out, "--step", 3), "no checkpoint of step 3 of .*: ckpt 3 is not in .*; checkpoints: 1, 2"),
         ((tmp_path / "none", out), "none does not exist; give the folder that --out named"),
         ((tmp_path, out), "is no run folder; give the folder that --out named"),
+        (
+            (run_with_critic / "checkpoints/global_step_1/actor", out),
+            f"actor is part of a run: strop export {run_with_critic} --step 1 --out OUT",
+        ),
         ((run_with_critic, run_with_critic), "is not empty .it holds checkpoints, config.yaml, events.jsonl.; give"),
         ((run_with_critic, out, "--adapter"), "was trained without adapters .model.lora.rank is 0."),
         ((run_with_critic, out, "--adapter", "--dtype", "float32"), "--dtype has no place beside --adapter"),
@@ -174,3 +179,48 @@ def test_a_wrong_export_ends_with_2_and_leaves_nothing(
     assert "gives other log-probs in plain transformers than in training" in result.sentence
     assert "export ok" not in result.out
     assert list(tmp_path.iterdir()) == []
+
+
+CONFIGURATION = """
+from transformers import Qwen3Config
+
+class OwnConfig(Qwen3Config):
+    model_type = "own_model"
+"""
+MODELING = """
+from transformers import Qwen3ForCausalLM
+from .configuration_own import OwnConfig
+
+class OwnForCausalLM(Qwen3ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_is_planned_saved_and_exported_with_it(
+    project: Project, tmp_path: Path
+) -> None:
+    folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
+    shutil.copytree(project.model, folder)
+    (folder / "configuration_own.py").write_text(CONFIGURATION)
+    (folder / "modeling_own.py").write_text(MODELING)
+    settings = json.loads((folder / "config.json").read_text())
+    code = {
+        "AutoConfig": "configuration_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+    }
+    changes = {"model_type": "own_model", "architectures": ["OwnForCausalLM"], "auto_map": code}
+    (folder / "config.json").write_text(json.dumps(settings | changes))
+    words = [f"model.path={folder}", "model.trust_remote_code=true", "trainer.max_steps=1"]
+    planned = cli("plan", "--config", project.config, *words[:2])
+    assert planned.code == 0, planned.err
+    done = cli("train", "--config", project.config, "--out", run, *words)
+    assert done.code == 0, done.err
+    assert cli("eval", run, "data.max_val_prompts=1").code == 0
+    shutil.rmtree(folder)
+    exported = cli("export", run, out)
+    assert exported.code == 0, exported.err
+    for saved in (run / "model", out):
+        assert {"configuration_own.py", "modeling_own.py"} <= {path.name for path in saved.iterdir()}
+    assert (
+        type(AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)).__name__ == "OwnForCausalLM"
+    )

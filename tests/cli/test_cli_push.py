@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from cli_calls import Project, cli
 from hub_cases import StandIn, asked_here
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from strop.run import RunFolder
 from strop.run.folder import RUN_FILE
@@ -158,3 +159,60 @@ def test_the_card_of_a_reward_model_says_what_loads_it_and_its_loss(project: Pro
     # At first every score is 0, so the loss is log 2 = 0.6931.
     assert "Loss on held-out data: " in text
     assert "(0.6931 before training)." in text
+
+
+@pytest.mark.parametrize("base", ["tiny/base", ""])
+def test_an_adapter_names_the_model_under_it_as_others_find_it(
+    project: Project, hub: StandIn, tmp_path: Path, base: str
+) -> None:
+    hub.add_folder("tiny/base", project.model)
+    settings = [f"model.path={base or project.model}", "model.lora.rank=2"]
+    run = tmp_path / "run"
+    begun = cli("train", "--config", project.config, "--out", run, "trainer.max_steps=1", *settings)
+    assert begun.code == 0, begun.err
+    assert cli("push", run, "--to", "me/adapter", "--adapter").code == 0
+    sent = files_of(hub, "me/adapter")
+    named = json.loads(sent["adapter_config.json"])["base_model_name_or_path"]
+    assert named == (base or project.model.name)
+    assert not [name for name, body in sent.items() if str(project.folder).encode() in body]
+    assert ModelCard(sent["README.md"].decode()).data.library_name == "peft"
+    here = tmp_path / "here"
+    assert cli("export", run, here, "--adapter").code == 0
+    named = json.loads((here / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == (base or str(project.model))
+
+
+@pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]])
+def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
+    project: Project, hub: StandIn, tmp_path: Path, lora: list[str]
+) -> None:
+    pairs, run = tmp_path / "pairs.jsonl", tmp_path / "run"
+    pairs.write_text(json.dumps({"prompt": "a b c", "chosen": "1", "rejected": "2"}) + "\n")
+    words = [
+        f"model.path={project.model}",
+        f"prefer.data.train_files=['{pairs}']",
+        "prefer.num_epochs=2",
+        *lora,
+    ]
+    begun = cli("reward-model", *words, "--out", run)
+    assert begun.code == 0, begun.err
+    sent = cli("push", run, "--to", "me/judge")
+    assert sent.code == 0, sent.err
+    assert "probe value diff 0.0000" in sent.out
+    for name, body in files_of(hub, "me/judge").items():
+        (tmp_path / name).write_bytes(body)
+    ids = torch.tensor([[5, 6, 7]])
+    here, there = (
+        AutoModelForSequenceClassification.from_pretrained(folder)(ids).logits
+        for folder in (run / "model", tmp_path)
+    )
+    torch.testing.assert_close(here, there)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert "AutoModelForSequenceClassification.from_pretrained('me/judge')" in card.text
+    for command in (["eval", run], ["train", f"model.path={run / 'model'}", "--out", tmp_path / "other"]):
+        sentence = cli(*command, "--config", project.config).sentence
+        assert (
+            "is a Qwen3ForSequenceClassification: it gives scores, as a reward model does, and no text"
+            in sentence
+        )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_calls import cli
+import torch
+from cli_calls import Project, cli
+
+from strop.protocol import DataProto
 
 
 @pytest.fixture
@@ -35,3 +38,27 @@ def test_of_several_runs_the_user_names_one(parent: Path, trained: Path, words: 
     sentence = cli(*words, parent, *out).sentence
     assert f"{parent} is no run, but holds 2: name one, {parent / 'again'} or {parent / 'train'}" in sentence
     assert "is no run folder" in cli("samples", parent / "data").sentence
+
+
+def test_others_may_read_every_file_that_they_may_read_beside_it(
+    trained: Path, tuned: Path, project: Project, tmp_path: Path
+) -> None:
+    adapted = tmp_path / "adapted"
+    settings = ["--config", project.config, "model.lora.rank=2", "trainer.max_steps=1"]
+    assert cli("train", *settings, "--out", adapted).code == 0
+    for words in ([trained, tmp_path / "whole"], [adapted, tmp_path / "adapter", "--adapter"]):
+        assert cli("export", *words).code == 0
+    DataProto.from_single_dict({"a": torch.zeros(2)}).save_to_disk(tmp_path / "batch")
+    folders = [
+        project.model,
+        trained,
+        tuned,
+        adapted,
+        tmp_path / "whole",
+        tmp_path / "adapter",
+        tmp_path / "batch",
+    ]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    mode = (trained / "config.yaml").stat().st_mode
+    assert len([path for path in files if path.suffix == ".safetensors"]) >= 9
+    assert [path for path in files if path.stat().st_mode != mode] == []

@@ -12,6 +12,7 @@ from cli_calls import Project, cli, interrupted_after
 from strop.cli.quickstart.stages import _sft
 from strop.config import load_config, read_config
 from strop.run import RunError, RunFolder
+from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.untrusted_runs.own import record
 
@@ -282,3 +283,22 @@ def test_a_folder_in_use_is_refused(project: Project, trained: Path, tmp_path: P
         "Not a directory"
         in cli("train", "--config", project.config, "--out", tmp_path / "file" / "run").sentence
     )
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_an_error_after_the_update_of_a_step_is_in_the_records_too(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(Checkpointer, "save", fails)
+    run = tmp_path / "run"
+    failed = cli(command, "--config", project.config, "--out", run, "run.save_every=1")
+    assert failed.sentence.startswith(f"strop {command}: no such luck")
+    incident = cli("incident", run, "--json").record
+    assert (incident["state"], incident["step"], incident["phase"], incident["error"]) == (
+        "crashed", 1, "save_checkpoint", "ValueError: no such luck",
+    )  # fmt: skip
+    (listed,) = cli("runs", run, "--json").record["runs"]
+    assert (listed["status"], listed["reason"]) == ("failed", "ValueError: no such luck")

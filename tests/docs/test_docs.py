@@ -485,6 +485,10 @@ def bad_prospects() -> Iterator[str]:
 
 def bad_processes(folder: Path) -> Iterator[str]:
     yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", "resources.ranks=2")
+    with pytest.MonkeyPatch.context() as launched:
+        launched.setenv("TORCHELASTIC_RUN_ID", "1")
+        launched.setenv("WORLD_SIZE", "8")
+        yield refused(folder, "--config", "config.yaml", "--out", "runs/bad")
     yield from turned_away()
     yield from asked_to_end()
     with pytest.raises(ConnectionError) as nobody:

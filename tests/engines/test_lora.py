@@ -163,8 +163,8 @@ def test_merged_weights_in_plain_transformers_give_the_same_log_probs(
     assert [name for name, _ in merged_tensors(model)] == [weight.name for weight in weights_metadata(base)]
     before = parameters(model)
     save_merged(model, tmp_path)
-    config = (tiny_folder(kind) / "config.json").read_text()
-    assert (tmp_path / "config.json").read_text() == config.replace("float32", "float64")
+    config = json.loads((tiny_folder(kind) / "config.json").read_text().replace("float32", "float64"))
+    assert json.loads((tmp_path / "config.json").read_text()).items() >= config.items()
     plain = load_plain(tmp_path, dtype=torch.float64)
     expected = torch.cat([plain_log_probs(plain, PROMPT, r, temperature=0.7)[0] for r in RESPONSES])
     torch.testing.assert_close(log_probs(model), expected, atol=1e-9, rtol=0)

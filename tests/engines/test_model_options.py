@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_model_config, load_tokenizer
@@ -50,6 +50,8 @@ def test_override_config_is_the_same_as_another_config_json(
         ({"use_cache": 1}, "is 1, but in this model it is true"),
         ({"attn_implementation": "eager"}, "set model.attn_implementation"),
         ({"model_type": "llama"}, "another kind of model"),
+        ({"rope_theta": "big"}, "rope_theta is 'big': give a number"),
+        ({"rope_scaling": 4.0}, "rope_scaling is 4.0: give a mapping"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
     ],
 )
@@ -58,6 +60,45 @@ def test_settings_that_the_model_does_not_have_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_model_config(with_options(tiny_model, override_config=override))
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("override", "rope"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}),
+        ({"rope_scaling": _YARN}, {**_YARN, "rope_theta": 7e4}),
+        ({"rope_scaling": None, "rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_parameters": _YARN}, {**_YARN, "rope_theta": 7e4}),
+        ({"rope_parameters": {**_YARN, "rope_theta": 5e5}}, {**_YARN, "rope_theta": 5e5}),
+    ],
+)
+@pytest.mark.parametrize("is_older", [True, False])
+def test_rotary_embeddings_are_changed_under_any_name_whatever_names_the_folder_has(
+    tiny_model: Path, tmp_path: Path, override: dict[str, Any], rope: dict[str, Any], is_older: bool
+) -> None:
+    settings = json.loads((tiny_model / "config.json").read_text())
+    linear = {"rope_type": "linear", "factor": 2.0}
+    if is_older:
+        del settings["rope_parameters"]
+        settings |= {"rope_theta": 7e4, "rope_scaling": linear}
+    else:
+        settings["rope_parameters"] = {**linear, "rope_theta": 7e4}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert load_model_config(with_options(tmp_path)).rope_parameters == {**linear, "rope_theta": 7e4}
+    changed = load_model_config(with_options(tmp_path, override_config=override)).rope_parameters
+    assert {key: value for key, value in changed.items() if value is not None} == rope
+
+
+def test_one_base_for_several_rotary_embeddings_is_refused(tmp_path: Path) -> None:
+    shape = Gemma3TextConfig(num_hidden_layers=2)
+    shape.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="rope_theta: this model has a rotary embedding for each kind of layers"
+    ):
+        load_model_config(with_options(tmp_path, override_config={"rope_theta": 1e6}))
 
 
 @pytest.mark.parametrize(

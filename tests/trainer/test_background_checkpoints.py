@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from strop.data.tiny_model import make_tiny_tokenizer
 from strop.run import CheckpointError, RunConfig, RunFolder
 from strop.trainer.fault_tolerance.background import BackgroundCheckpointer, checkpointer
 
@@ -43,7 +44,7 @@ def test_a_checkpoint_is_sealed_by_polls_and_a_failure_surfaces_at_the_next_save
             run,
             trained,
             settings=settings,
-            tokenizer=SimpleNamespace(save_pretrained=lambda folder: None),
+            tokenizer=make_tiny_tokenizer(),
             source_model=tmp_path,
             sampler=sampler,
             say=print,

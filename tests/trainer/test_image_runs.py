@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow
@@ -104,6 +106,22 @@ def test_a_run_of_each_family_trains_goes_on_and_is_exported(kind: str, tmp_path
     exported = export_role(checkpoint, tmp_path / "exported", config.model)
     assert exported.difference < 1e-4
     assert load_media_processor(exported.folder) is not None
+
+
+def test_a_processor_has_the_chat_template_that_was_trained_with(task: ImageTask, tmp_path: Path) -> None:
+    folder, own = tmp_path / "model", tmp_path / "own.jinja"
+    shutil.copytree(task.model, folder)
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    own.write_text("{{ '' }}" + template)
+    config = task.config(f"model.path={folder}", f"model.chat_template={own}", "trainer.max_steps=1")
+    done = train_in(tmp_path / "run", config)
+    with RunFolder.open(done.folder, read_only=True) as run:
+        (checkpoint,) = (run.checkpoints.root / f"global_step_{step}" for step in run.checkpoints.steps())
+    exported = export_role(checkpoint, tmp_path / "exported", config.model)
+    for saved in (checkpoint / "model", exported.folder):
+        assert (saved / "chat_template.jinja").read_text() == own.read_text()
+        assert json.loads((saved / "chat_template.json").read_text()) == {"chat_template": own.read_text()}
 
 
 @pytest.mark.slow

@@ -109,10 +109,10 @@ def test_a_step_that_takes_too_long_is_given_up(
 def test_a_fine_tuning_saves_too(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = SftTrainer._step
 
-    def asked(trainer: SftTrainer, number: int) -> dict[str, float]:
+    def asked(trainer: SftTrainer, number: int, stages: Stages) -> dict[str, float]:
         if number == 2:
             signal.raise_signal(signal.SIGTERM)
-        return step(trainer, number)
+        return step(trainer, number, stages)
 
     monkeypatch.setattr(SftTrainer, "_step", asked)
     config, run = project.config(), tmp_path / "run"

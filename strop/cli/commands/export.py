@@ -20,10 +20,12 @@ from strop.cli.settings import (
 from strop.cli.unused_keys import Reads, refuse_unread
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.naming import choose_checkpoint, run_in
+from strop.utils.hub.addresses import parse_address
 from strop.utils.hub.repo import Sending
 from strop.utils.hub.sending import destination
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.remote_path import is_url
+from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     target = destination(out, Sending(say=say), key="--out")
     with tempfile.TemporaryDirectory(prefix="strop-export-") as staging:
-        exported = export_checkpoint(args, folder, Path(staging) / "model", role=args.role)
+        exported = export_checkpoint(args, folder, Path(staging) / "model", role=args.role, is_sent=True)
         target.send(exported.result.folder)
     _report(args, exported, out)
     return 0
@@ -123,7 +125,9 @@ def exported_run(args: argparse.Namespace) -> Path:
     return folder
 
 
-def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role: str = "actor") -> Exported:
+def export_checkpoint(
+    args: argparse.Namespace, folder: Path, out: Path, *, role: str = "actor", is_sent: bool = False
+) -> Exported:
     """Write the model that the command line names as a Hugging Face folder.
 
     Args:
@@ -131,6 +135,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
         folder: the run.
         out: absent or empty.
         role: actor, critic or prm.
+        is_sent: it will be read on other machines.
     """
     checkpoint = _checkpoint(folder, args.step)
     config = load_settings(args, source=folder / "config.yaml", needs=())
@@ -146,8 +151,9 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     if config.model.lora.enabled or config.critic.lora.enabled:  # the weights under the adapter
         check_unchanged(args, folder, config, only=("model.path", "model.lora.path", "critic.path"))
         located = locate(config, say=say, known=read_models(folder)).config
-    model = located.model
+    model, base = located.model, config.model.path
     if role == "critic":
+        base = config.critic.path or base
         critic = located.critic
         model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
     elif (
@@ -162,8 +168,17 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
         role=role,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
         adapter_only=args.adapter,
+        base=_base_name(base, is_sent=is_sent) if args.adapter else "",
     )
     return Exported(result, checkpoint, config)
+
+
+def _base_name(path: str, *, is_sent: bool) -> str:
+    """The model under an adapter as its readers find it; others get the last name of a folder of this machine."""
+    address = parse_address(path)
+    if address.kind == "huggingface":
+        return address.name
+    return Path(address.name).name if is_sent and address.is_here else str(address)
 
 
 def _report(args: argparse.Namespace, exported: Exported, location: str) -> None:
@@ -185,6 +200,15 @@ def _report(args: argparse.Namespace, exported: Exported, location: str) -> None
 
 def _check_run(folder: Path) -> None:
     if not is_run(folder):
+        inside = [folder.absolute(), *folder.absolute().parents]
+        steps = [
+            path.name.removeprefix("global_step_") for path in inside if path.name.startswith("global_step_")
+        ]
+        run = next(filter(is_run, inside), None)
+        if run is not None and steps:
+            raise ValueError(
+                f"{folder} is part of a run: strop export {shell_word(run)} --step {steps[0]} --out OUT"
+            )
         problem = "is no run folder" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {problem}; give the folder that --out named when the run started")
 

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     )
     target = None if args.dry_run else destination(args.to, sending)
     with tempfile.TemporaryDirectory(prefix="strop-push-") as staging:
-        exported = export_checkpoint(args, folder, Path(staging) / "model")
+        exported = export_checkpoint(args, folder, Path(staging) / "model", is_sent=True)
         print_plain(exported.result.describe())
         _write_card(args, folder, exported)
         _send(args, target, exported)
@@ -94,6 +94,7 @@ def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> N
             name=args.name
             or (args.to.rstrip("/").rpartition("/")[2] if is_url(args.to) else parse_address(args.to).name),
             is_loadable=not is_url(args.to) and not args.adapter,
+            is_adapter=args.adapter,
         )
     )
     if args.card is not None:

@@ -150,7 +150,8 @@ def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:
             steps = args.step or run_folder.samples.steps(split=split)
             if not steps:
                 raise RunError(
-                    f"{args.samples} has no {split} samples; they are written when run.save_samples is true"
+                    f"{args.samples} has no {split} samples; a step writes them at its end, unless run.save_samples is "
+                    f"false"
                 )
             samples = samples_of_run(
                 run_folder, config.data, split="val" if split == "val" else "train", steps=steps

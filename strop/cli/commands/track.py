@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from strop.cli.settings import user_path
-from strop.observability.trackers.group import BUILT_IN, built_in
+from strop.observability.trackers.group import REMOTE, built_in
 from strop.run import RunError, RunFolder
 from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, print_json, print_plain, say
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
-    parser.add_argument("--to", required=True, choices=BUILT_IN, help="the tracker")
+    parser.add_argument("--to", required=True, choices=REMOTE, help="the tracker")
     parser.add_argument(
         "--project", metavar="NAME", help="project or experiment (default: trainer.project_name)"
     )

@@ -129,6 +129,8 @@ class CardFacts:
     """Name of the model at the hub."""
     is_loadable: bool = True
     """transformers loads it by this name."""
+    is_adapter: bool = False
+    """An adapter alone, which PEFT loads."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -185,7 +187,7 @@ def _metadata(hub: Any, facts: CardFacts, validation: Mapping[str, Any] | None) 
     estimator = str(facts.records.config.get("algorithm", {}).get("adv_estimator", ""))
     hub_data = [name[4:] for name in _files(facts, "train_files") if name.startswith("hub:")]
     return hub.ModelCardData(
-        library_name="transformers",
+        library_name="peft" if facts.is_adapter else "transformers",
         pipeline_tag="text-classification" if _is_classifier(facts) else "text-generation",
         base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
         datasets=[re.split("[#:@]", name)[0] for name in hub_data] or None,

@@ -30,6 +30,7 @@ from strop.engines.lora.products import add_in_place
 from strop.engines.parallel.fsdp import reshard
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
+from strop.utils.atomic_io import share_as_usual
 from strop.utils.hub.models import fetch_copy
 from strop.utils.rng import random_key
 
@@ -163,19 +164,23 @@ def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), whole
 
 
-def save_adapter(model: CausalLM, folder: Path, *, write: bool = True) -> None:
+def save_adapter(model: CausalLM, folder: Path, *, write: bool = True, base: str = "") -> None:
     """Write the adapter as an ordinary PEFT folder: adapter_config.json and adapter_model.safetensors.
 
     Args:
         model: with an adapter.
         folder: made if it does not exist.
         write: False for a rank that helps to gather only.
+        base: name of the model under the adapter for its readers, where what it has is a folder of this machine.
     """
     tensors = {name: t.cpu().contiguous() if write else t for name, t in adapter_tensors(model)}
     if write:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        share_as_usual(folder / _WEIGHTS_FILE)
         settings = {**_settings_of(model).to_dict(), "inference_mode": True}
+        if base and Path(settings["base_model_name_or_path"] or ".").is_dir():
+            settings["base_model_name_or_path"] = base
         # Sets (target_modules) in an order of their own, so that equal adapters are equal files.
         text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
         (folder / _CONFIG_FILE).write_text(text + "\n")
@@ -200,7 +205,7 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
         module: Any = model.module
         module.save_pretrained(folder, state_dict=state)
         model.save_media_settings(folder)
-        model.check_saved(folder)
+        model.finish_saved(folder)
 
 
 def _peft() -> Any:

@@ -328,7 +328,7 @@ class MegatronTrainEngine(MegatronEngine):
                 state |= dict.fromkeys(weight.aliases, state[weight.name])
             module: Any = self.model.module
             module.save_pretrained(folder, state_dict=state)
-            self.model.check_saved(folder)
+            self.model.finish_saved(folder)
         self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:

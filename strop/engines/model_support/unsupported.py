@@ -77,7 +77,8 @@ def check_type(settings: Mapping[str, Any], path: str) -> None:
 
 
 def check_family(config: Any, auto_class: Any, path: str) -> None:
-    """Refuse a configuration whose architecture packed computation is known not to carry.
+    """Refuse a configuration whose architecture packed computation is known not to carry, and a classifier where a
+    language model is wanted: transformers would make one of it, whose head is the embedding or was never trained.
 
     Args:
         config: as transformers reads it.
@@ -87,16 +88,27 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
     Raises:
         ValueError: the sentence names the architecture and says what it does.
     """
+    is_value_model = auto_class is AutoModelForSequenceClassification
+    classifier = next(filter(_is_classifier, config.architectures or ()), None)
+    if classifier and not is_value_model:
+        raise ValueError(
+            f"model folder {path!r} is a {classifier}: it gives scores, as a reward model does, and no text; choose a "
+            f"language model"
+        )
     model_class = auto_class._model_mapping.get(type(config), None)
     if isinstance(model_class, tuple | list):
         model_class = model_class[0]
-    reason = _reason(config, model_class, is_value_model=auto_class is AutoModelForSequenceClassification)
+    reason = _reason(config, model_class, is_value_model=is_value_model)
     if reason:
         name = config.model_type if model_class is None else model_class.__name__
         raise ValueError(
             f"model folder {path!r} is a {name}, which {reason}; choose another architecture (docs/models.md lists "
             f"them)"
         )
+
+
+def _is_classifier(architecture: str) -> bool:
+    return architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
 
 
 def _hears(config: Any) -> bool:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from strop.observability.trackers.async_logger import AsyncTracker
 from strop.observability.trackers.clearml import ClearmlTracker
 from strop.observability.trackers.comet import CometTracker
 from strop.observability.trackers.console import ConsoleTracker
@@ -47,6 +48,8 @@ _CLASSES = {
 }
 BUILT_IN = tuple(_CLASSES)
 """Names of the built-in trackers beside `jsonl`."""
+REMOTE = tuple(name for name, tracker in _CLASSES.items() if issubclass(tracker, AsyncTracker))
+"""Names of the built-in trackers elsewhere, to which a recorded run can be sent."""
 
 
 def built_in(name: str) -> Any:

@@ -49,7 +49,7 @@ def find_samples(
     steps = store.steps(split=split)
     if not steps:
         other = "val" if split == "train" else "train"
-        way = "; they are written when run.save_samples is true"
+        way = "; a step writes them at its end, unless run.save_samples is false"
         if store.steps(split=other):
             way = f"; it has {other} samples: --split {other}"
         elif (command := run_folder.info.get("command", ["", "train"])[1:2]) != ["train"]:

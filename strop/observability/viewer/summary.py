@@ -179,7 +179,7 @@ def _state(records: RunRecords) -> tuple[Status, str]:
     ends = [
         event
         for event in records.events
-        if event["kind"] in ("crashed", "interrupted", "resumed", "preflight")
+        if event["kind"] in ("crashed", "interrupted", "resumed", "restarted", "preflight")
     ]
     last = ends[-1] if ends else {"kind": ""}
     if last["kind"] == "crashed":

@@ -48,8 +48,9 @@ def meta_module(shape: PreTrainedConfig, form: PassForm) -> Any:
     shape = copy.deepcopy(shape)
     if form.has_value_head:
         shape.num_labels = 1
+    is_own_code = type(shape) not in auto._model_mapping  # of its folder: its configuration is, and was run
     with torch.device("meta"):
-        module = auto.from_config(shape, dtype=form.weights_dtype)
+        module = auto.from_config(shape, dtype=form.weights_dtype, trust_remote_code=is_own_code)
     module.tie_weights()
     module.eval()
     return module

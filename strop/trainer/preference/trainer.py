@@ -27,6 +27,7 @@ from strop.trainer.sft.result import SftResult
 from strop.trainer.sft.trainer import make_sft_batch
 from strop.trainer.supervised import SupervisedTrainer
 from strop.trainer.timing import Stages
+from strop.utils.atomic_io import share_as_usual
 from strop.utils.metrics import Metric
 from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
@@ -119,6 +120,7 @@ class PreferenceTrainer(SupervisedTrainer[PreferConfig, PreferenceDataset, Prefe
             }
             unfinished = path.with_suffix(".tmp")
             save_file(numbers, unfinished, metadata={"rows": _digest_of_rows(splits)})
+            share_as_usual(unfinished)
             unfinished.replace(path)
         self._reference = load_file(path)
         with safe_open(path, framework="pt") as opened:

@@ -18,6 +18,8 @@ import pytest
 from observability.viewer.made_runs import MARKUP, Page, ask, asked, make_run, profile_step, sample, served
 
 from strop.observability.viewer.page import server as page_server
+from strop.observability.viewer.page.catalog import Catalog
+from strop.observability.viewer.page.one_file import write_page
 from strop.observability.viewer.page.timeline_rows import timeline_rows
 from strop.run import RunFolder
 from strop.run.profile.chrome_trace import StepTimeline
@@ -375,6 +377,21 @@ def test_one_file_has_all_numbers_and_some_samples(folder: Path, tmp_path: Path)
     assert {row["step"] for row in run["samples"]} == {0, 1, 2, 3, 4}
     assert text.count("<script>window.broken") == 0, "what a model wrote is no markup of the page"
     assert "script-src 'sha256-" in text
+
+
+def test_one_file_goes_without_samples_that_cannot_be_read(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "first", run)
+    damaged = run / "samples/step-000002.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    whole, counts = (
+        write_page(tmp_path / "a.html", Catalog([path]), max_samples=100) for path in (folder / "first", run)
+    )
+    assert 0 < counts["num_samples"] < whole["num_samples"]
+    assert counts["num_found"] < whole["num_found"]
+    assert f"cannot read the samples in {damaged}" in caplog.text
 
 
 def test_a_sample_of_more_than_one_token_per_letter(tmp_path: Path) -> None:

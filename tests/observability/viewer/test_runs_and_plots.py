@@ -64,6 +64,10 @@ def test_one_run_can_be_named_and_is_running_while_somebody_writes_it(tmp_path: 
         assert found["status"] == "running"
     (found,) = cli("runs", run, "--json").record["runs"]
     assert (found["status"], found["reason"]) == ("failed", "CUDA error: out of memory")
+    with RunFolder.open(run) as writer:
+        writer.events.append("restarted", 3, cause="a worker died", number=1)
+    (found,) = cli("runs", run, "--json").record["runs"]
+    assert (found["status"], found["reason"]) == ("stopped", ""), "it went on, and ended without a word"
 
 
 def test_folders_without_runs(tmp_path: Path) -> None:

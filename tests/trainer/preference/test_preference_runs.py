@@ -30,6 +30,7 @@ from strop.trainer.config import Config
 from strop.trainer.preference.trainer import PreferenceTrainer, preference_batch, train_on_preferences
 from strop.trainer.sft.result import SftResult
 from strop.trainer.start import resume_run, start_run
+from strop.trainer.timing import Stages
 from strop.utils.metrics import metric_values
 from strop.workers.config import RewardModelConfig
 from strop.workers.models import TrainingInit
@@ -158,10 +159,10 @@ def test_a_run_learns_and_a_resume_is_a_continuation(
         assert last["val/prefer/rewards/margins"] == pytest.approx(gap)
     step = PreferenceTrainer._step
 
-    def stopped(self: PreferenceTrainer, number: int) -> dict[str, float]:
+    def stopped(self: PreferenceTrainer, number: int, stages: Stages) -> dict[str, float]:
         if number == 4:
             raise InterruptedError
-        return step(self, number)
+        return step(self, number, stages)
 
     with monkeypatch.context() as patch:
         patch.setattr(PreferenceTrainer, "_step", stopped)

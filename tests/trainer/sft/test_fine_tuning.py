@@ -26,6 +26,7 @@ from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SftResult, SftTrainer, fine_tune
 from strop.trainer.start import resume_run, start_run
+from strop.trainer.timing import Stages
 from strop.trainer.untrusted_runs.own import record
 
 
@@ -184,7 +185,9 @@ def test_an_interrupted_fine_tuning_continues_bit_for_bit(
     with monkeypatch.context() as patch:
         if where == "before the step":
             step = SftTrainer._step
-            patch.setattr(SftTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
+            patch.setattr(
+                SftTrainer, "_step", lambda self, n, stages: _killed_if(n == 8) or step(self, n, stages)
+            )
         else:
             save = Checkpointer.save
 
@@ -248,15 +251,15 @@ def test_a_poisoned_step_is_skipped_and_its_conversations_are_filtered(
 ) -> None:
     step = SftTrainer._step
 
-    def poisoned(self: SftTrainer, number: int) -> dict[str, float]:
+    def poisoned(self: SftTrainer, number: int, stages: Stages) -> dict[str, float]:
         if number == 2:
             parameter = next(iter(self._worker.workers[0].engine.model.module.parameters()))
             hook = parameter.register_hook(lambda grad: grad * float("nan"))
             try:
-                return step(self, number)
+                return step(self, number, stages)
             finally:
                 hook.remove()
-        return step(self, number)
+        return step(self, number, stages)
 
     monkeypatch.setattr(SftTrainer, "_step", poisoned)
     _, said = tune(tmp_path / "run", sft_config)

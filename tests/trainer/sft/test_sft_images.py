@@ -25,6 +25,7 @@ from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SftTrainer, make_sft_batch, sft_totals
+from strop.trainer.timing import Stages
 from strop.utils.metrics import metric_values
 from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
@@ -179,10 +180,10 @@ def test_a_run_learns_which_image_has_which_answer_and_its_resume_is_the_same(
     with pytest.MonkeyPatch.context() as patch:
         step = SftTrainer._step
 
-        def stopped(self: SftTrainer, number: int) -> dict[str, float]:
+        def stopped(self: SftTrainer, number: int, stages: Stages) -> dict[str, float]:
             if number == 8:
                 raise InterruptedError
-            return step(self, number)
+            return step(self, number, stages)
 
         patch.setattr(SftTrainer, "_step", stopped)
         with pytest.raises(InterruptedError):

@@ -91,7 +91,9 @@ def test_a_mixture_that_is_interrupted_continues_bit_for_bit(
     tune(tmp_path / "whole", config)
     with monkeypatch.context() as patch:
         step = SftTrainer._step
-        patch.setattr(SftTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
+        patch.setattr(
+            SftTrainer, "_step", lambda self, n, stages: _killed_if(n == 8) or step(self, n, stages)
+        )
         with pytest.raises(Killed):
             tune(tmp_path / "run", config)
     resume(tmp_path / "run")

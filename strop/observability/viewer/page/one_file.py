@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from strop.observability.viewer.page.server import PLOTLY, static_files
 from strop.observability.viewer.records import RunRecords
 from strop.run import RunError
 from strop.utils.atomic_io import replace_text
+from strop.utils.safe_read import open_regular
+
+logger = logging.getLogger(__name__)
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="/static/([\w.]+)">')
 _SCRIPT = re.compile(r'<script src="/static/([\w.]+)" defer></script>')
@@ -71,15 +75,25 @@ def _some_samples(catalog: Catalog, records: RunRecords, limit: int) -> tuple[li
         chosen = sorted({steps[round(i * (len(steps) - 1) / (_MAX_STEPS - 1))] for i in places})
         share = limit // 2 // max(len(chosen), 1)
         for step in chosen:
-            for row in records.samples.read(step, split=split)[:share]:
-                rows.append({**answers.whole_sample(row, decode), "split": split})
+            try:
+                found = records.samples.read(step, split=split)
+            except RunError as error:
+                logger.warning("%s; the page goes without them", error)
+                continue
+            rows += [{**answers.whole_sample(row, decode), "split": split} for row in found[:share]]
     return rows, total
 
 
 def _num_rows(path: Path) -> int:
+    """Rows of a file of samples; 0 where it cannot be read."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return int(pq.read_metadata(path).num_rows)
+    try:
+        with open_regular(path) as file:
+            return int(pq.read_metadata(file).num_rows)
+    except (OSError, pa.ArrowException):
+        return 0
 
 
 def _page(values: Mapping[str, Any]) -> str:
