@@ -96,9 +96,22 @@ def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float
 
 
 def rollout_phase(
-    config: Config, actor: RolePlan, others: Mapping[str, float], device_bytes: float | None
+    config: Config,
+    actor: RolePlan,
+    others: Mapping[str, float],
+    device_bytes: float | None,
+    *,
+    heap_left: float = 0.0,
 ) -> PhaseMemory:
-    """Generation on the devices of the actor."""
+    """Generation on the devices of the actor.
+
+    Args:
+        config, actor: of the run.
+        others: memory of the roles beside it.
+        device_bytes: memory of an accelerator; None of a CPU.
+        heap_left: bytes that training has left free in the heap of a process on a CPU. They stay with the process:
+            what generation takes of the heap fits into them, keys and values do not.
+    """
     phase = _before_prefill(config, actor, others, device_bytes)
     if config.rollout.own_processes is not None:
         return phase
@@ -106,7 +119,11 @@ def rollout_phase(
     is_cpu = device_bytes is None
     cache = cache_form(config, actor, axes.world, is_cpu=is_cpu, tensor=axes.tensor, pipeline=axes.pipeline)
     prefill = _prefill_bytes(config, actor, cache, engines=axes.data, tensor=axes.tensor, is_cpu=is_cpu)
-    return dataclasses.replace(phase, device={**phase.device, "prefill and logits": prefill})
+    of_training = max(0.0, heap_left - prefill - sum(_generation_copies(actor, is_cpu).values()))
+    parts = {**phase.device, "prefill and logits": prefill}
+    return dataclasses.replace(
+        phase, device=parts | ({"heap of training": of_training} if of_training else {})
+    )
 
 
 def _before_prefill(

@@ -46,8 +46,6 @@ def training_phases(
         if is_cpu and generates_here(config) and config.rollout.own_processes is None
         else 0.0
     )
-    if generates_here(config):
-        phases.append(rollout_phase(config, actor, _others(config, main, None, is_cpu), device_bytes))
     for working in main:
         others = _others(config, main, working, is_cpu)
         if _forwards(config, working):
@@ -55,6 +53,10 @@ def training_phases(
         if working.learns:
             updating = update_phase(working, others, is_cpu, freed_bytes=freed)
             phases += [updating, optimizer_phase(working, others, is_cpu)]
+    if generates_here(config):
+        heap_left = max(phase.heap_left for phase in phases)  # by the step before
+        others = _others(config, main, None, is_cpu)
+        phases.insert(0, rollout_phase(config, actor, others, device_bytes, heap_left=heap_left))
     phases += checkpoint_phases(config, [role for role in main if role.learns], main, is_cpu)
     if not generates_here(config) or config.rollout.own_processes:
         phases.append(sync_phase(config, main, actor, is_cpu))

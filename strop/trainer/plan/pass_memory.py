@@ -101,14 +101,17 @@ def _update_of_stage(
     }
     fuller = max((during, behind), key=lambda parts: sum(parts.values()))
     device = {**state, **fuller, **gathered_parts(role, share), **others}
+    heap_left = 0.0
     if is_cpu:
         of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * (saved / axes.tensor + top)
         # Holes of the step before are filled by what a pass leaves between.
-        device["gaps of the heap"] = max(of_gradients, passes.gap_bytes(kinds) / axes.tensor) + freed_bytes
+        gaps = max(of_gradients, passes.gap_bytes(kinds) / axes.tensor) + freed_bytes
+        device["gaps of the heap"] = gaps
+        heap_left = gaps + passes.heap_share * (saved / axes.tensor + top)
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor
-    return PhaseMemory(phase=f"{role.name}: update", device=device, host=host)
+    return PhaseMemory(phase=f"{role.name}: update", device=device, host=host, heap_left=heap_left)
 
 
 def optimizer_phase(role: RolePlan, others: Mapping[str, float], is_cpu: bool) -> PhaseMemory:

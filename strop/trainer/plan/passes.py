@@ -81,6 +81,8 @@ class Passes:
     """Most bytes beside what is kept, in the head and in the backward pass of a layer."""
     base_gap_bytes: int
     """Of holes in the heap of a CPU, beside those of layers."""
+    heap_share: float
+    """Of the bytes that are kept, those in the heap of a CPU, where freed memory stays with the process."""
     tail_bytes: int
     """Most bytes when the layers are through: gradients of the embedding on their way."""
     base_forward: Work
@@ -269,6 +271,7 @@ class _Run:
         of_kept = [layers[kind] for kind in self._kept]
         gaps = 0 if heap is None else max(0, heap.peak - heap.most_used - start.gaps)
         base_saved = saved.live - self._base - sum(layer.saved_bytes for layer in of_kept)
+        in_heap = (saved.in_heap - start.in_heap) / max(1, saved.live - start.live)
         more = self._chunks_left  # of the head, alike
         rest = [behind.work - start.work, end.work - behind.work]
         rest[0] += (behind.work - saved.work) * more
@@ -281,6 +284,7 @@ class _Run:
             layers=layers,
             saved_base_bytes=base_saved,
             top_bytes=max(self._head_peak, layer_peak) - saved.live,
+            heap_share=min(1.0, max(0.0, in_heap)),
             base_gap_bytes=max(0, gaps - sum(layer.gap_bytes for layer in of_kept)),
             tail_bytes=tail_peak - self._base,
             base_forward=rest[0],

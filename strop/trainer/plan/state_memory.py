@@ -25,6 +25,8 @@ class PhaseMemory:
     device: Mapping[str, float]
     """Bytes by purpose."""
     host: Mapping[str, float] = field(default_factory=dict)
+    heap_left: float = 0.0
+    """Bytes that it leaves free in the heap of a process on a CPU."""
 
     @property
     def device_bytes(self) -> int:

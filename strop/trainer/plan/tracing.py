@@ -66,6 +66,8 @@ class Mark:
     work: Work
     gaps: int
     """Of the heap; 0 without one."""
+    in_heap: int
+    """Bytes of the tensors that lie in it."""
 
 
 @dataclass
@@ -86,7 +88,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def mark(self) -> Mark:
         """Now."""
-        return Mark(self.live, self.work, self.heap.gaps if self.heap else 0)
+        gaps, used = (self.heap.gaps, self.heap.used) if self.heap else (0, 0)
+        return Mark(self.live, self.work, gaps, used)
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""

@@ -168,6 +168,23 @@ def test_holes_of_many_layers_follow_from_those_of_few(
     assert few.gap_bytes(few.kinds) == pytest.approx(every.gap_bytes(every.kinds), rel=0.02)
 
 
+@pytest.mark.parametrize(("largest", "share"), [(0, 0.0), (1 << 40, 1.0)], ids=["none", "all"])
+def test_what_is_larger_than_a_piece_of_the_heap_does_not_stay_in_it(
+    largest: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Qwen3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
+        intermediate_size=128, vocab_size=512,
+    )  # fmt: skip
+    batch = packed_shape([(64, (192,) * 4)] * 2)
+    between = trace_passes(shape, PassForm(compute_dtype=torch.float32), batch).heap_share
+    monkeypatch.setattr("strop.trainer.plan.heap.LARGEST_HEAP_BYTES", largest)
+    assert trace_passes(shape, PassForm(compute_dtype=torch.float32), batch).heap_share == pytest.approx(
+        share, abs=0.02
+    )
+    assert between == pytest.approx(1.0, abs=0.02), "2 MiB at most"
+
+
 def test_an_accelerator_has_no_such_heap() -> None:
     shape = Qwen3Config(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
@@ -175,4 +192,4 @@ def test_an_accelerator_has_no_such_heap() -> None:
     )  # fmt: skip
     form = PassForm(compute_dtype=torch.bfloat16, is_accelerator=True)
     passes = trace_passes(shape, form, packed_shape([(64, (192,) * 4)] * 2))
-    assert passes.gap_bytes(passes.kinds) == 0
+    assert passes.gap_bytes(passes.kinds) == passes.heap_share == 0

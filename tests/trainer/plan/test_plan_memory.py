@@ -24,7 +24,7 @@ from strop.trainer.plan import heap_gaps
 from strop.trainer.plan.baseline import ASSUMED, Baseline, baseline
 from strop.trainer.plan.batches import Lengths, groups_of, micro_batches_of, packed_tokens
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_memory import freed_copies
+from strop.trainer.plan.generation_memory import freed_copies, rollout_phase
 from strop.trainer.plan.heap_gaps import gradient_gaps
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.meta_model import PassForm, causal_lm
@@ -570,6 +570,25 @@ def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     more = update_phase(roles[0], {}, True, freed_bytes=1000.0)
     assert more.device_bytes == update.device_bytes + 1000
     assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
+
+
+def test_generation_finds_the_heap_that_training_has_left(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
+    phases = {phase.phase: phase for phase in phases_of(config, roles, device_bytes=None)}
+    left = phases["actor: update"].heap_left
+    parts = phases["rollout"].device
+    of_heap = ("heap of training", "prefill and logits", "packed weights")
+    assert left == pytest.approx(sum(parts.get(name, 0.0) for name in of_heap))
+    assert parts["heap of training"] > 0.5 * left
+    passes, update = roles[0].passes, phases["actor: update"].device
+    kept = passes.heap_share * (passes.saved_bytes() + passes.top_bytes)
+    assert left == pytest.approx(kept + update["gaps of the heap"])
+    apart = rollout_phase(config, roles[0], {}, None, heap_left=1.0)
+    assert "heap of training" not in apart.device, "what generation takes fits into it"
+    on_device = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    for phase in phases_of(config, on_device, device_bytes=1e12):
+        assert phase.heap_left == 0 and "heap of training" not in phase.device
 
 
 @pytest.mark.parametrize("response", [8, 192])
