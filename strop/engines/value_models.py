@@ -90,7 +90,8 @@ def padding_token(config: ModelConfig) -> int | None:
     one. None where it names none, or the folder holds no classifier."""
     if not is_classifier(config.path):
         return None
-    padding: int | None = load_model_config(config).get_text_config().pad_token_id
+    # A configuration with code of its own need not have the name.
+    padding: int | None = getattr(load_model_config(config).get_text_config(), "pad_token_id", None)
     return padding
 
 
