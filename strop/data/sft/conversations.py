@@ -22,15 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import (
     Chat,
-    check_calls_shown,
-    check_tools_shown,
     control_token_ids,
     encode,
     render,
     template_refused,
-    writes_calls,
 )
 from strop.data.rendering import ChatPart, render_parts
+from strop.data.template_omissions import check_calls_shown, check_tools_shown, writes_calls
 from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
