@@ -28,6 +28,7 @@ rlhf_dataset.py          RLHFDataset and collate_fn in the conventions of verl
 rows.py                  One row through the column mapping
 sampler.py               PromptSampler: the rows that a step visits
 sampler_class.py         Samplers as classes, in verl's form
+template_omissions.py    Tools and tool calls that the text of a chat template lacks
 tiny_model.py            A small model folder with random weights
 visit_ids.py             Ids of visits
 cache/                   Cache of fetched files, token ids and indexes

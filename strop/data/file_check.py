@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import (
     Chat,
-    check_calls_shown,
     check_last,
     encode_all,
     require_chat_template,
@@ -27,6 +26,7 @@ from strop.data.config import DataConfig
 from strop.data.prompts import truncate
 from strop.data.rendering import prompt_part, render_parts
 from strop.data.rows import missing_values, prompt_messages, row_data_source, row_extra_info, row_messages
+from strop.data.template_omissions import check_calls_shown
 from strop.utils.embedding_rows import check_tokens_known
 
 _MAX_BINS = 10

@@ -6,15 +6,11 @@ A row has media in the columns `data.image_key` and `data.video_key`, or right i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
-
-PLACEHOLDER = re.compile(r"<(image|video)>")
-"""Place of a medium of a column, in a text."""
 
 AUDIO_COLUMNS = ("audio", "audios")
 _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
@@ -29,19 +25,24 @@ def has_media(
     messages: Sequence[Mapping[str, Any]],
     columns: Mapping[str, str] = MEDIA_COLUMNS,
 ) -> bool:
-    """True if a row has one of the columns of media, empty ones beside a placeholder too, or a message with a part
-    that is one."""
+    """True if a row has one of the columns of media, an empty one beside a placeholder of its kind too, or a message
+    with a part that is one."""
     if any(source.get(column) is not None for column in columns.values()):
         return True
-    if any(column in source for column in columns.values()) and any(map(_has_placeholder, messages)):
+    if any(column in source and _has_placeholder(messages, kind) for kind, column in columns.items()):
         return True
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
 
 
-def _has_placeholder(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    texts = [content] if isinstance(content, str) else [part.get("text") for part in content_parts(message)]
-    return any(PLACEHOLDER.search(text) for text in texts if isinstance(text, str))
+def _has_placeholder(messages: Sequence[Mapping[str, Any]], kind: str) -> bool:
+    for message in messages:
+        content = message.get("content")
+        texts = (
+            [content] if isinstance(content, str) else [part.get("text") for part in content_parts(message)]
+        )
+        if any(f"<{kind}>" in text for text in texts if isinstance(text, str)):
+            return True
+    return False
 
 
 def refuse_unread(
@@ -68,13 +69,14 @@ def refuse_unread(
                     f"{where} has a medium in message {number} in a form that is not read ({unread}): write "
                     f'{{"type": "image", "image": ...}} with a path or the contents of the file'
                 )
-    singular = next((kind for kind in columns if source.get(kind) is not None), None)
-    is_named = any(column in source for column in columns.values())
-    if singular and not is_named and any(map(_has_placeholder, messages)):
-        raise ValueError(
-            f"{where} has a placeholder in its messages and a column {singular!r}, which is not read: rename it to "
-            f"{columns[singular]!r}, with a list in each row"
-        )
+    if any(column in source for column in columns.values()):
+        return
+    for kind, column in columns.items():
+        if source.get(kind) is not None and _has_placeholder(messages, kind):
+            raise ValueError(
+                f"{where} has a placeholder in its messages and a column {kind!r}, which is not read: rename it to "
+                f"{column!r}, with a list in each row"
+            )
 
 
 def _unread(part: Mapping[str, Any]) -> str:

@@ -7,16 +7,19 @@ read here; `row_media` reads the head of each file, whose size says how many tok
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.media import MEDIA_COLUMNS, PLACEHOLDER, content_parts
+from strop.data.media import MEDIA_COLUMNS, content_parts
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.placeholders import RowMedia, measured_media
 from strop.engines.multimodal.sources import MediaSource, source_of
+
+_PLACEHOLDER = re.compile(r"<(image|video)>")
 
 
 def take_media(
@@ -114,7 +117,7 @@ def _with_placeholders(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
             parts.append(part)
             continue
-        for number, piece in enumerate(PLACEHOLDER.split(part["text"])):
+        for number, piece in enumerate(_PLACEHOLDER.split(part["text"])):
             if number % 2:
                 parts.append({"type": piece})
             elif piece or part["text"] == "":

@@ -36,6 +36,7 @@ from strop.data.rows import unread_columns, unread_warning
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample, longest_parts
+from strop.data.template_omissions import check_calls_shown
 from strop.utils.embedding_rows import check_tokens_known
 
 Messages = tuple[dict[str, Any], ...]
@@ -326,12 +327,17 @@ class PreferenceDataset:
         """The text as a reward model is given it in a run, up to the token that it scores, and one place behind it with
         the loss of the score."""
         self._num_beyond_messages += sum(bool(chat.chat.tools or chat.chat.options) for chat in chats)
-        for text in render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats]):
-            if isinstance(text, ValueError):
-                yield text
-            else:
-                ids = without_padding(encode(self._tokenizer, text), self._padding)
-                yield [*ids, 0], [*(False for _ in ids), True]
+        texts = render_parts(self._tokenizer, [ChatPart(trained_chat.chat) for trained_chat in chats])
+        for trained_chat, text in zip(chats, texts, strict=True):
+            try:
+                if isinstance(text, ValueError):
+                    raise text
+                check_calls_shown(trained_chat.chat, text)
+            except ValueError as error:
+                yield error
+                continue
+            ids = without_padding(encode(self._tokenizer, text), self._padding)
+            yield [*ids, 0], [*(False for _ in ids), True]
 
     def _example(
         self, row: _Untokenized, first: Tokenized | ValueError, second: Tokenized | ValueError

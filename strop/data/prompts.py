@@ -16,7 +16,6 @@ from strop.data.bad_rows import BadRows, null_in
 from strop.data.cache.prompts import load_or_encode
 from strop.data.chat import (
     Chat,
-    check_calls_shown,
     check_last,
     encode_all,
     require_chat_template,
@@ -34,6 +33,7 @@ from strop.data.rows import (
     row_messages,
     value_inside,
 )
+from strop.data.template_omissions import check_calls_shown
 from strop.protocol.trajectory import Prompt
 from strop.utils.embedding_rows import check_tokens_known
 

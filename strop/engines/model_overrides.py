@@ -101,8 +101,8 @@ def _with_rope_parameters(
         if scaling is not None and not isinstance(scaling, Mapping):
             raise ValueError(f"{where}.{name} is {setting_text(scaling, quotes=True)}: give a mapping")
         if name in override:
-            kept = {key: before[key] for key in _BESIDE_SCALING if key in before}
-            rope = kept | dict(scaling or {"rope_type": "default"})
+            unchanged = {key: before[key] for key in _BESIDE_SCALING if key in before}
+            rope = unchanged | dict(scaling or {"rope_type": "default"})
     for name in set(names) - {_SCALING}:
         if not _fits(override[name], 1.0):
             raise ValueError(f"{where}.{name} is {setting_text(override[name], quotes=True)}: give a number")

@@ -62,7 +62,7 @@ def load_value_model(
     computes_on = device_of(config, device, parallel)
     has_head = is_classifier(config.path)
     # transformers warns of a missing head, and fills it with random numbers first.
-    with _only_errors(), torch.random.fork_rng(devices=[]):
+    with only_errors(), torch.random.fork_rng(devices=[]):
         module = read_module(
             config,
             AutoModelForSequenceClassification,
@@ -75,7 +75,7 @@ def load_value_model(
 
 
 @contextlib.contextmanager
-def _only_errors() -> Iterator[None]:
+def only_errors() -> Iterator[None]:
     """No warnings of transformers."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity(logging.ERROR)
@@ -90,7 +90,8 @@ def padding_token(config: ModelConfig) -> int | None:
     one. None where it names none, or the folder holds no classifier."""
     if not is_classifier(config.path):
         return None
-    padding: int | None = load_model_config(config).get_text_config().pad_token_id
+    # A configuration with code of its own need not have the name.
+    padding: int | None = getattr(load_model_config(config).get_text_config(), "pad_token_id", None)
     return padding
 
 

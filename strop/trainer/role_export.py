@@ -34,6 +34,7 @@ from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.engines.transformers4 import save_tokenizer
+from strop.engines.value_models import only_errors
 from strop.engines.weights import named_weights
 from strop.trainer.saved_role import ACTOR, read_role, role_sources
 
@@ -278,7 +279,8 @@ def _load_plain(
         )
     options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
     if is_adapter:
-        base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)
+        with only_errors():  # the head of a reward model is the adapter's
+            base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)
         base.load_adapter(str(folder))  # transformers' own way to PEFT
         return base.eval()
     loaded: Any = auto_class.from_pretrained(

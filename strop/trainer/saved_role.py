@@ -61,7 +61,8 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
         if is_value_model:
             settings = read_model_config(described, config, f"the model in {described} cannot be built")
             module: Any = model.module
-            module.config.get_text_config().pad_token_id = settings.get_text_config().pad_token_id
+            padding = getattr(settings.get_text_config(), "pad_token_id", None)
+            module.config.get_text_config().pad_token_id = padding
     else:
         model = _unread_model(
             described,

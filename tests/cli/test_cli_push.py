@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,7 +176,9 @@ def test_an_adapter_names_the_model_under_it_as_others_find_it(
     named = json.loads(sent["adapter_config.json"])["base_model_name_or_path"]
     assert named == (base or project.model.name)
     assert not [name for name, body in sent.items() if str(project.folder).encode() in body]
-    assert ModelCard(sent["README.md"].decode()).data.library_name == "peft"
+    card = ModelCard(sent["README.md"].decode())
+    assert card.data.library_name == "peft"
+    assert "`adapter_config.json` names, as `AutoModelForCausalLM` loads it." in card.text
     here = tmp_path / "here"
     assert cli("export", run, here, "--adapter").code == 0
     named = json.loads((here / "adapter_config.json").read_text())["base_model_name_or_path"]
@@ -184,7 +187,7 @@ def test_an_adapter_names_the_model_under_it_as_others_find_it(
 
 @pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]])
 def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
-    project: Project, hub: StandIn, tmp_path: Path, lora: list[str]
+    project: Project, hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture, lora: list[str]
 ) -> None:
     pairs, run = tmp_path / "pairs.jsonl", tmp_path / "run"
     pairs.write_text(json.dumps({"prompt": "a b c", "chosen": "1", "rejected": "2"}) + "\n")
@@ -210,6 +213,14 @@ def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert "AutoModelForSequenceClassification.from_pretrained('me/judge')" in card.text
+    if lora:
+        told = logging.getLogger("transformers")
+        told.addHandler(caplog.handler)
+        assert cli("push", run, "--to", "me/adapter", "--adapter").code == 0
+        told.removeHandler(caplog.handler)
+        assert "score.weight" not in caplog.text, "its head is the adapter's"
+        text = files_of(hub, "me/adapter")["README.md"].decode()
+        assert "as `AutoModelForSequenceClassification` loads it, with `num_labels=1`." in text
     for command in (["eval", run], ["train", f"model.path={run / 'model'}", "--out", tmp_path / "other"]):
         sentence = cli(*command, "--config", project.config).sentence
         assert (

@@ -26,7 +26,7 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model_support.parity import check_packed
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
-from strop.engines.value_models import load_value_model
+from strop.engines.value_models import load_value_model, padding_token
 from strop.workers.reward_model import load_reward_model
 
 pytestmark = pytest.mark.usefixtures("float64_models")
@@ -150,6 +150,20 @@ def test_missing_body_weights_are_named(tiny_folder: Folder, tmp_path: Path) -> 
         ValueError, match="has no weights for model.norm.weight of LlamaForSequenceClassification"
     ):
         load(folder)
+
+
+def test_a_classifier_with_code_of_its_own_need_not_name_a_padding_token(tmp_path: Path) -> None:
+    code = "from transformers import PreTrainedConfig\n\nclass OwnConfig(PreTrainedConfig):\n    model_type = 'own'\n"
+    (tmp_path / "configuration_own.py").write_text(code)
+    settings = {
+        "model_type": "own",
+        "architectures": ["OwnForSequenceClassification"],
+        "auto_map": {"AutoConfig": "configuration_own.OwnConfig"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert padding_token(ModelConfig(path=str(tmp_path), trust_remote_code=True)) is None
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "pad_token_id": 7}))
+    assert padding_token(ModelConfig(path=str(tmp_path), trust_remote_code=True)) == 7
 
 
 def test_a_classifier_without_its_head_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:

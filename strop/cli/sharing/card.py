@@ -105,6 +105,9 @@ from transformers import {{ model_class }}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({{ quoted_name }})
 model = {{ model_class }}.from_pretrained({{ quoted_name }})
 ```
+{%- elif facts.is_adapter -%}
+PEFT adds this adapter to the model that its `adapter_config.json` names, as `{{ model_class }}` loads it\
+{{ ", with `num_labels=1`" if is_classifier }}.
 {%- else -%}
 Fetch the folder, or name its address \
 {{ "as `reward_model.path` of `strop train`" if is_classifier else "as MODEL of `strop eval` and `strop generate`" }}.

@@ -22,14 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import (
     Chat,
-    check_calls_shown,
-    check_tools_shown,
     control_token_ids,
     encode,
+    render,
     template_refused,
-    writes_calls,
 )
 from strop.data.rendering import ChatPart, render_parts
+from strop.data.template_omissions import check_calls_shown, check_tools_shown, writes_calls
 from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -150,10 +149,12 @@ def _tokenize_by_marks(tokenizer: PreTrainedTokenizerBase, trained_chat: Trained
     """Tokens and mask as the {% generation %} blocks say; None where it is not known which of them are trained."""
     chat, answers, trained = trained_chat.chat, trained_chat.answers, trained_chat.trained_answers
     ids, mask = _tokenize_marked(tokenizer, chat)
-    if chat.tools or any(message.get("tool_calls") for message in chat.messages):
-        text = str(tokenizer.decode(ids))
+    if chat.tools or any(message.keys() & {"tool_calls", *_THOUGHTS} for message in chat.messages):
+        text = render(tokenizer, chat, add_generation_prompt=False)
         check_tools_shown(chat, text)
         check_calls_shown(chat, text)
+        if trained and trained[-1] == answers[-1]:  # templates leave the thinking of earlier ones out
+            _check_written(chat, answers[-1], text)
     if trained == answers:
         return ids, mask
     trained_marks = _marks_of(tokenizer, chat, mask, answers, trained)

@@ -142,6 +142,8 @@ def _file(value: object, kind: str, where: str) -> Any:
     """Contents, path or Pillow image of one file."""
     if isinstance(value, Mapping):
         sources = [value[key] for key in ("bytes", "path", kind, "image") if value.get(key) is not None]
+        if sources and isinstance(sources[0], Mapping):  # a file in a part with settings beside it
+            return _file(sources[0], kind, where)
         value = sources[0] if sources else None
     if isinstance(value, bytes | bytearray):
         return bytes(value) if isinstance(value, bytearray) else value

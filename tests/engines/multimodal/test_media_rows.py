@@ -102,6 +102,27 @@ def test_an_image_may_be_given_in_every_form_of_verl(
     assert prompt.token_ids.count(image_id) == 6
 
 
+@pytest.mark.parametrize("is_in_part", [False, True])
+def test_a_part_may_have_keys_beside_its_image(tokenizer: PreTrainedTokenizerBase, is_in_part: bool) -> None:
+    """As in llava-instruct-mix-vsft, whose parts have the number of their image in a column of files."""
+    file = {"bytes": png(WIDE), "path": None}
+    content = [
+        {"type": "text", "text": "a", "index": None},
+        {"type": "image", "text": None, "index": 0, "image": file if is_in_part else None},
+        {"type": "text", "text": "b", "index": None},
+    ]
+    columns = {} if is_in_part else {"images": [file]}
+    assert text_of(tokenizer, prompt_of(tokenizer, row(content, **columns))) == SHOWN
+
+
+@pytest.mark.parametrize("columns", [{"images": None}, {"image": "a.png"}])
+def test_a_word_like_a_placeholder_of_a_kind_without_column_is_text(
+    tokenizer: PreTrainedTokenizerBase, columns: dict[str, Any]
+) -> None:
+    prompt = prompt_of(tokenizer, row("the tag <video>", **columns))
+    assert "the tag <video>" in text_of(tokenizer, prompt)
+
+
 def test_columns_of_media_may_have_other_names(tokenizer: PreTrainedTokenizerBase) -> None:
     source = row(picture_of=[WIDE], images=["not read"])
     prompt = prompt_of(tokenizer, source, image_key="picture_of")

@@ -117,6 +117,16 @@ def test_a_reward_model_reads_up_to_its_padding_token(tokenizer: Any) -> None:
     assert cut.pair[0].token_ids == (*whole.pair[0].token_ids[:-2], 0)
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "reward"])
+def test_tool_calls_of_an_answer_that_the_template_leaves_out_are_refused(tokenizer: Any, loss: Any) -> None:
+    call = {"type": "function", "function": {"name": "adder", "arguments": {}}}
+    row = {**PAIR, "chosen": [{**assistant(""), "tool_calls": [call]}]}
+    with pytest.raises(
+        ValueError, match="train row 0: the chat template leaves out the tool calls of message 2"
+    ):
+        PreferenceDataset([row], tokenizer, PreferDataConfig(), loss=loss)
+
+
 def test_rated_answers_have_another_ones_answer_beside_them(tokenizer: Any) -> None:
     labels = (True, False, 0)
     rows = [

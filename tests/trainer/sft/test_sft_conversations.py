@@ -179,15 +179,27 @@ def test_tools_and_calls_that_the_template_leaves_out_are_refused(template: str)
     )
 
 
-def test_thinking_that_the_template_leaves_out_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("template", "place"), [(CHATML, "+ m['content'] +"), (MARKED, "{% generation %}{{ text +")]
+)
+def test_thinking_that_the_template_leaves_out_is_refused(template: str, place: str) -> None:
     thinking = [user("1+1"), {**assistant("2"), "reasoning_content": "one and one"}]
     with pytest.raises(
         ValueError, match=r"leaves out the reasoning_content of message 2 \(assistant\): use a"
     ):
-        SftDataset([{"messages": thinking}], make_tokenizer(CHATML), at_most(99))
-    writes = CHATML.replace("m['content']", "(m.reasoning_content or '') + m['content']")
-    assert writes != CHATML
+        SftDataset([{"messages": thinking}], make_tokenizer(template), at_most(99))
+    writes = template.replace(place, place + " (m.reasoning_content or '') +")
+    assert writes != template
     assert len(SftDataset([{"messages": thinking}], make_tokenizer(writes), at_most(99))) == 1
+
+
+def test_marks_may_leave_the_thinking_of_earlier_answers_out() -> None:
+    shown = "{{ (m.reasoning_content or '' if loop.last else '') + text +"
+    forgetful = MARKED.replace("{% generation %}{{ text +", "{% generation %}" + shown)
+    thinking = [user("1+1"), {**assistant("2"), "reasoning_content": "one and one"}]
+    tokenizer = make_tokenizer(forgetful)
+    dataset = SftDataset([{"messages": [*thinking, *thinking]}], tokenizer, at_most(99))
+    assert trained(tokenizer, dataset) == ["2<|im_end|>", "one and one2<|im_end|>"]
 
 
 def test_parts_of_the_prompt_that_no_mapping_takes_are_said() -> None:

@@ -76,11 +76,11 @@ def _some_samples(catalog: Catalog, records: RunRecords, limit: int) -> tuple[li
         share = limit // 2 // max(len(chosen), 1)
         for step in chosen:
             try:
-                found = records.samples.read(step, split=split)
+                samples = records.samples.read(step, split=split)
             except RunError as error:
                 logger.warning("%s; the page goes without them", error)
                 continue
-            rows += [{**answers.whole_sample(row, decode), "split": split} for row in found[:share]]
+            rows += [{**answers.whole_sample(row, decode), "split": split} for row in samples[:share]]
     return rows, total
 
 
