@@ -9,7 +9,7 @@ from strop.algorithms.names import KL_KINDS
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""
-SAME = 1e-5
+ROUNDING = 1e-5
 """Difference of two log-probs, in nats, that rounding may make of none."""
 K3_BOUND = 10.0
 """Largest value of one token under k3; beyond it the token is an outlier without gradient."""
@@ -44,9 +44,9 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
 
 
 def distance(difference: Tensor) -> Tensor:
-    """|difference| of log-probs; without gradient up to SAME, where its sign would be that of a rounding."""
+    """|difference| of log-probs; without gradient up to ROUNDING, where its sign would be that of a rounding."""
     size = difference.abs()
-    return torch.where(size > SAME, size, size.detach())
+    return torch.where(size > ROUNDING, size, size.detach())
 
 
 def _estimate(difference: Tensor, base: str) -> Tensor:

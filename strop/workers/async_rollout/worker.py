@@ -75,7 +75,7 @@ class AsyncRolloutWorker(RolloutWorker):
     async def _start_groups(self) -> None:
         """Start the groups that were added. In the process of a training role the engine stands still until agents
         have asked for what they need: how many tokens a group has then depends neither on the call that started it, nor
-        on an interruption before."""
+        on an interruption before. Not so where ranks generate together: another one's requests keep it going."""
         if not self._runs_between_calls and not self._groups.is_idle:
             await self._pause()
         await self._groups.start()
