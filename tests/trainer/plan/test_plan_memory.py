@@ -588,7 +588,8 @@ def test_generation_finds_the_heap_that_training_has_left(tmp_path: Path) -> Non
     assert "heap of training" not in apart.device, "what generation takes fits into it"
     on_device = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
     for phase in phases_of(config, on_device, device_bytes=1e12):
-        assert phase.heap_left == 0 and "heap of training" not in phase.device
+        assert phase.heap_left == 0
+        assert "heap of training" not in phase.device
 
 
 @pytest.mark.parametrize("response", [8, 192])
