@@ -1,0 +1,35 @@
+"""Variables of a run for its chat template that the template does not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from strop.utils.verdict import Check
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def check_variables(
+    section: str, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> Check | None:
+    """A warning about variables whose name is nowhere in the template; None where there are none.
+
+    Args:
+        section: of the settings, for example `data`.
+        options: its `chat_template_kwargs`.
+        tokenizer: with the template, where it has one.
+    """
+    words = set(re.findall(r"\w+", repr(tokenizer.chat_template or "")))
+    unread = [name for name in options if name not in words]
+    if not unread or not words:
+        return None
+    return Check(
+        name="template",
+        level="warn",
+        text=f"the chat template reads no {' and no '.join(map(repr, unread))}, so {section}.chat_template_kwargs "
+        f"changes nothing with it",
+        advice="correct the name, or leave it out",
+    )
