@@ -118,7 +118,7 @@ def unread_warning(counts: Mapping[str, int]) -> str:
 
 
 def _found_instead(source: Mapping[str, Any], key: str) -> str:
-    """What stands where a key with dots leads: NaN, or a column that is no object; empty where nothing does."""
+    """Words about NaN where a key leads, or about a column that is no object for its dots; empty for neither."""
     column = key.split(".")[0]
     if value_inside(source, key) is not None:
         return ", where NaN stands"

@@ -59,7 +59,7 @@ class TrainingData:
 
     @property
     def warnings(self) -> list[Check]:
-        """What is to be said of the rows before the first step."""
+        """Warnings before the first step."""
         return [check for check in (self.variables, self.held_out) if check is not None]
 
     @property

@@ -14,7 +14,10 @@ from strop.trainer.start import start_run
 
 TEMPLATE = "{% if enable_thinking %}!{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
 THINKING = f'model.chat_template="{TEMPLATE}"'
-SENTENCE = "the chat template reads no 'enable_thinkng' and no 'mood', so {}.chat_template_kwargs changes nothing with it"
+SENTENCE = (
+    "the chat template reads no 'enable_thinkng' and no 'mood', so naming that in "
+    "{}.chat_template_kwargs changes nothing"
+)
 
 
 def test_a_name_that_is_not_in_the_template_is_said(project: Project) -> None:

@@ -22,14 +22,16 @@ def check_variables(
         options: its `chat_template_kwargs`.
         tokenizer: with the template, where it has one.
     """
-    words = set(re.findall(r"\w+", repr(tokenizer.chat_template or "")))
+    template: Any = tokenizer.chat_template or ""
+    text = "\n".join(map(str, template.values())) if isinstance(template, Mapping) else str(template)
+    words = set(re.findall(r"\w+", text))
     unread = [name for name in options if name not in words]
     if not unread or not words:
         return None
     return Check(
         name="template",
         level="warn",
-        text=f"the chat template reads no {' and no '.join(map(repr, unread))}, so {section}.chat_template_kwargs "
-        f"changes nothing with it",
+        text=f"the chat template reads no {' and no '.join(map(repr, unread))}, so naming that in "
+        f"{section}.chat_template_kwargs changes nothing",
         advice="correct the name, or leave it out",
     )
