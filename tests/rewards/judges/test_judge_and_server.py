@@ -248,7 +248,7 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
     [
         (
             r'{"score": 0} or {"reason": "\sqrt{2} is \\pi, \"x\" \u0041", "score": 0.5}',
-            r"\sqrt{2} is \pi, " '"x" A',
+            '\\sqrt{2} is \\pi, "x" A',
         ),
         ('{"score": 0} or {"reason": "one\ntwo\tthree", "score": 0.5}', "one two three"),
         ('<think>{"score": 0}?</think>{"reason": "so", "score": 0.5}', "so"),
