@@ -106,3 +106,17 @@ def test_a_class_label_of_0_is_a_data_source_and_an_answer() -> None:
         "0",
         0,
     )
+
+
+def test_a_system_prompt_in_a_column_of_its_own_is_said_to_be_unread() -> None:
+    own = {"role": "system", "content": "Be brief."}
+    rows = [
+        row("ok") | {"system": "Be brief."},
+        row("ok") | {"system": " "},
+        row([own, {"role": "user", "content": "ok"}]) | {"system": "Be brief."},
+    ]
+    report = PromptDataset(rows, make_tokenizer(CHATML), DataConfig(), "train").report()
+    assert report.endswith(
+        "; WARNING: column 'system' of 1 rows is not read: write it into the prompt, or remove it"
+    )
+    assert "WARNING" not in PromptDataset(rows[1:], make_tokenizer(CHATML), DataConfig(), "train").report()
