@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from trainer.tiny_runs import Project
 
+from strop.evaluation.evaluate import evaluate
 from strop.trainer.preflight.trial import run_preflight
 from strop.trainer.setup import load_training_data
 from strop.trainer.sft.trainer import fine_tune
@@ -28,6 +29,15 @@ def test_a_name_that_is_not_in_the_template_is_said(project: Project) -> None:
     assert warning in load_training_data(config).report()
     first = run_preflight(config, num_prompts=1).checks[0]
     assert (first.name, first.level, first.text) == ("template", "warn", SENTENCE.format("data"))
+
+
+def test_an_evaluation_says_it_too(project: Project) -> None:
+    config = project.config(
+        "data.chat_template_kwargs={enable_thinkng: false, mood: 1}", "data.max_val_prompts=1"
+    )
+    said: list[str] = []
+    evaluate(config, say=said.append)
+    assert f"WARNING: {SENTENCE.format('data')}: correct the name, or leave it out" in said
 
 
 @pytest.mark.parametrize("settings", [[], [THINKING, "data.chat_template_kwargs={enable_thinking: false}"]])
