@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from strop.agents.plugins import AgentPlugin
 from strop.agents.registry import check_agent
 from strop.agents.tools.images import ImageEncoder
 from strop.agents.tools.templates import ChatTemplate
+from strop.data.chat import row_template_options
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.utils.user_files import load_user_file
@@ -54,20 +56,20 @@ class AgentSetup:
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens
         self.records_routing = records_routing
-        self._templates: dict[bool | None, ChatTemplate] = {}
+        self._templates: dict[str, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
         self.plugins: dict[str, AgentPlugin] = {name: plugin(self) for name, plugin in PLUGINS.items()}
         """Plugins of the run, by name."""
         check_agent(config.default_agent, "agent.default_agent is")
 
-    def template(self, thinking: bool | None = None) -> ChatTemplate:
-        """The chat template for conversations that go on, with the row's choice of thinking."""
-        if thinking not in self._templates:
-            run_options = self.template_options
-            options = run_options if thinking is None else {**run_options, "enable_thinking": thinking}
-            self._templates[thinking] = ChatTemplate(self.tokenizer, options)
-        return self._templates[thinking]
+    def template(self, row_options: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """The chat template for conversations that go on, with a row's variables of its own."""
+        options = {**self.template_options, **(row_options or {})}
+        key = json.dumps(options, default=repr)
+        if key not in self._templates:
+            self._templates[key] = ChatTemplate(self.tokenizer, options)
+        return self._templates[key]
 
     def agent_of(self, row: Mapping[str, Any]) -> str:
         """Name of the agent that plays a row."""
@@ -125,11 +127,10 @@ class AgentSetup:
             name: plugin.for_episode(row, prompt.agent_name) for name, plugin in self.plugins.items()
         }
         parsers = [resource.parser for resource in resources.values() if resource.parser is not None]
-        thinking = prompt.columns.get("enable_thinking")
         return AgentContext(
             config=self.config,
             tokenizer=self.tokenizer,
-            chat=partial(self.template, thinking if isinstance(thinking, bool) else None),
+            chat=partial(self.template, row_template_options(prompt.columns, prompt.uid)),
             parser=parsers[0] if parsers else None,
             tool_schemas=tuple(schema for resource in resources.values() for schema in resource.schemas),
             sampling=sampling,

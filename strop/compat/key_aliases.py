@@ -113,7 +113,8 @@ def key_aliases(
     """
     here = _in_its_section(key, section, keys)
     ours, sentence = _of_a_library(key, section, keys)
-    if ours and here in ("", *ours):
+    is_section_known = key.rpartition(".")[0] in ("", *keys)
+    if ours and (here in ("", *ours) or not is_section_known):
         return ours, sentence
     if here:
         return (here,), f"here it is {here}"
@@ -198,14 +199,17 @@ def _of_trl_or_openrlhf(key: str, section: str) -> tuple[tuple[str, ...], str]:
 
 
 def _ours(table: Table, key: str) -> tuple[str, ...]:
-    """Our keys; none where the table has no row, or the row sets nothing here."""
+    """Our keys; none where the table has no row, or the row sets nothing here. Of a name in a section that takes any,
+    it is the section here."""
     from strop.compat.migrate.result import Facts, UnreadableError
 
-    if key not in table.rules:
+    above, _, name = key.rpartition(".")
+    row = key if key in table.rules else f"{above}.*"
+    if row not in table.rules:
         return ()
     for value in _VALUES:
         try:
-            ours = tuple(table.rules[key](key, value, Facts({key: value}, table.defaults)).ours)
+            ours = tuple(table.rules[row](key, value, Facts({key: value}, table.defaults)).ours)
         except (
             UnreadableError,
             TypeError,
@@ -214,5 +218,5 @@ def _ours(table: Table, key: str) -> tuple[str, ...]:
         ):  # the rule wants a value of another kind
             continue
         if ours:
-            return ours
+            return ours if row == key else tuple(full.removesuffix(f".{name}") for full in ours)
     return ()

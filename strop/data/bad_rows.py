@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,8 +65,14 @@ class BadRows:
 
 def null_in(row: Mapping[str, Any], keys: Sequence[str]) -> str:
     """`null in 'chosen'` for columns that are there and hold nothing in this row; empty where there is none."""
-    empty = [repr(key) for key in keys if key in row and row[key] is None]
-    return f"null in {' and '.join(empty)}" if empty else ""
+    empty = [key for key in keys if key in row and is_absent(row[key])]
+    word = "NaN" if any(row[key] is not None for key in empty) else "null"
+    return f"{word} in {' and '.join(map(repr, empty))}" if empty else ""
+
+
+def is_absent(value: object) -> bool:
+    """True for what stands where a value is missing: null, or the NaN that tables of numbers have in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _rows(numbers: Sequence[int]) -> str:

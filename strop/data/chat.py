@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.config import JsonMessages
+from strop.data.config import JsonMessages, check_template_kwargs
 from strop.data.media import MEDIA_COLUMNS, has_media, refuse_unread
 from strop.protocol.trajectory import Media, continues
 from strop.utils.chat_template import TemplateRefused, apply_template
@@ -206,7 +206,7 @@ def to_chat(
     where: str,
     media_columns: Mapping[str, str] | None = None,
 ) -> Chat:
-    """The messages with the row's `tools` (list, or its JSON text) and `enable_thinking`, if it has them.
+    """The messages with the row's `tools` (list, or its JSON text) and variables of the template, if it has them.
 
     Args:
         row: of the data.
@@ -238,14 +238,33 @@ def to_chat(
             raise ValueError(f"{where}: column 'tools' cannot be read: {error}") from error
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"{where}: column 'tools' holds {_shown(tools)}; it must be a list of tool schemas")
+    options = {**options, **row_template_options(row, where)}
+    return Chat(messages=messages, where=where, tools=tools or None, options=options, media=media)
+
+
+def row_template_options(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Variables of the template that a row has of its own: `enable_thinking`, and those in `chat_template_kwargs`.
+
+    Raises:
+        ValueError: these are no variables.
+    """
+    options = row.get("chat_template_kwargs")
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(
+            f"{where}: column 'chat_template_kwargs' holds {_shown(options)}; it must be an object with variables of "
+            f"the chat template"
+        )
+    # Tables give every row the variables of all.
+    chosen = {name: value for name, value in (options or {}).items() if value is not None}
+    check_template_kwargs(f"{where}: column 'chat_template_kwargs'", chosen)
     thinking = row.get("enable_thinking")
     if thinking is not None:
         if not isinstance(thinking, bool):  # the text "false" would count as true
             raise ValueError(
                 f"{where}: column 'enable_thinking' holds {_shown(thinking)}; it must be true or false"
             )
-        options = {**options, "enable_thinking": thinking}
-    return Chat(messages=messages, where=where, tools=tools or None, options=options, media=media)
+        chosen["enable_thinking"] = thinking
+    return chosen
 
 
 def render(

@@ -100,7 +100,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_sources(self)
-        check_template_kwargs("data", self.chat_template_kwargs)
+        check_template_kwargs("data.chat_template_kwargs", self.chat_template_kwargs)
         if self.image_key == self.video_key:
             raise ValueError(
                 f"data.image_key and data.video_key are both {self.image_key!r}; give each kind a column of its own"
@@ -123,15 +123,16 @@ class DataConfig:
             )
 
 
-def check_template_kwargs(section: str, options: Mapping[str, Any]) -> None:
-    """Refuse arguments of `apply_chat_template` among the variables of a template, as a ValueError."""
+def check_template_kwargs(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse arguments of `apply_chat_template` among the variables of a template, which sentences call `name`, as a
+    ValueError."""
     reserved = ("add_generation_prompt", "continue_final_message", "tokenize", "tools", "return_dict")
-    for name in reserved:
-        if name in options:
+    for key in reserved:
+        if key in options:
             reason = "strop sets it"
-            if (section, name) == ("data", "continue_final_message"):
+            if (name, key) == ("data.chat_template_kwargs", "continue_final_message"):
                 reason = "data.continue_final_message says so"
             raise ValueError(
-                f"{section}.chat_template_kwargs has {name}, which is no variable of a template but an argument of "
-                f"apply_chat_template: leave it out, {reason}"
+                f"{name} has {key}, which is no variable of a template but an argument of apply_chat_template: leave "
+                f"it out, {reason}"
             )

@@ -46,7 +46,7 @@ class PreferDataConfig:
     """Variables for the chat template, for example {enable_thinking: false}."""
 
     def __post_init__(self) -> None:
-        check_template_kwargs("prefer.data", self.chat_template_kwargs)
+        check_template_kwargs("prefer.data.chat_template_kwargs", self.chat_template_kwargs)
 
 
 @section("prefer")

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -31,6 +32,8 @@ from strop.data.rows import (
     row_data_source,
     row_extra_info,
     row_messages,
+    unread_columns,
+    unread_warning,
     value_inside,
 )
 from strop.data.template_omissions import check_calls_shown
@@ -82,6 +85,8 @@ class PromptDataset:
         self._check_media_columns()
         self._tokenizer = tokenizer
         self._media: dict[int, Any] = {}
+        self._unread: Counter[str] = Counter()
+        """Rows with a part of the prompt in a column that is not read, by the column."""
         encoded = load_or_encode(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
         for row, media in self._media.items():
             encoded[row] = media.expand(encoded[row])
@@ -184,10 +189,12 @@ class PromptDataset:
     def report(self) -> str:
         """One line: how many prompts, how long, how many dropped or cut."""
         lengths = [len(ids) for ids in self._ids.values()]
-        return (
+        line = (
             f"{self.split}: {len(self)} prompts of {min(lengths)} to {max(lengths)} tokens (median "
             f"{statistics.median_low(lengths)}){self.left_out()}"
         )
+        warning = unread_warning(self._unread)
+        return f"{line}; {warning}" if warning else line
 
     def left_out(self) -> str:
         """End of a line about the prompts: how many were dropped, cut, or left out; empty where none were."""
@@ -219,6 +226,7 @@ class PromptDataset:
     def _chats(self) -> Iterator[Chat]:
         """The conversation of each row; all columns that the mapping names and a row lacks are one error."""
         self._bad = BadRows(self.split, len(self._source_rows), files=f"data.{self.split}_files")
+        self._unread.clear()
         for row, source in enumerate(self._source_rows):
             chat = None
             with self._bad.reading(self._where(row)):
@@ -244,6 +252,9 @@ class PromptDataset:
         row_extra_info(source, where)
         messages = prompt_messages(source, config, where)
         check_last(messages, where, may_continue=config.continue_final_message)
+        self._unread.update(
+            unread_columns(source, messages, (config.prompt_key, config.ground_truth_key or ""))
+        )
         options, columns = config.chat_template_kwargs, config.media_columns
         chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
         if chat.media and row not in self._media:

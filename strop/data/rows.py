@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from strop.data.bad_rows import is_absent
 from strop.data.chat import from_json_text, messages_in, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import without_contents
@@ -16,24 +17,25 @@ _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
 def missing_values(source: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
     """Purpose and mapping of each mapped column that the row has no value in."""
     missing = {}
-    if source.get(config.prompt_key) is None:
+    if is_absent(source.get(config.prompt_key)):
         missing[config.prompt_key] = "the prompt; map it with data.prompt_key"
     if not row_data_source(source, config):
         missing[config.data_source_key] = (
             "selects the scorer; map it with data.data_source_key, or name one for all rows with "
             "data.default_data_source"
         )
-    if config.ground_truth_key is not None and value_inside(source, config.ground_truth_key) is None:
+    if config.ground_truth_key is not None and is_absent(value_inside(source, config.ground_truth_key)):
         missing[config.ground_truth_key] = (
-            f"the right answer; map it with data.ground_truth_key{_suggestion(source)}, or set that to null "
-            f"when the reward function needs none"
+            f"the right answer{_found_instead(source, config.ground_truth_key)}; map it with data.ground_truth_key"
+            f"{_suggestion(source)}, or set that to null when the reward function needs none"
         )
     return missing
 
 
 def row_data_source(source: Mapping[str, Any], config: DataConfig) -> str:
     """The row's data source, or the one for rows without; empty when there is none."""
-    return str(source.get(config.data_source_key) or config.default_data_source)
+    value = source.get(config.data_source_key)
+    return config.default_data_source if is_absent(value) or value == "" else str(value)
 
 
 def value_inside(source: Mapping[str, Any], key: str | None) -> Any:
@@ -115,9 +117,19 @@ def unread_warning(counts: Mapping[str, int]) -> str:
     )
 
 
+def _found_instead(source: Mapping[str, Any], key: str) -> str:
+    """Words about NaN where a key leads, or about a column that is no object for its dots; empty for neither."""
+    column = key.split(".")[0]
+    if value_inside(source, key) is not None:
+        return ", where NaN stands"
+    if column == key or is_absent(source.get(column)) or isinstance(source[column], Mapping):
+        return ""
+    return f", inside column {column!r}, which holds a {type(source[column]).__name__} and no object"
+
+
 def _suggestion(source: Mapping[str, Any]) -> str:
     for key in _OTHER_ANSWER_KEYS:
-        if source.get(key) is not None:
+        if not is_absent(source.get(key)):
             return f"={key}"
     return ""
 

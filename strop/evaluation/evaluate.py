@@ -23,6 +23,7 @@ from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
 from strop.trainer.callbacks import Reporter
+from strop.trainer.checks.template_variables import check_variables
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.remote_model import OnUsage
@@ -103,6 +104,9 @@ def evaluate(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
             f"{config.eval.temperature}{left_out}"
         )
+        unread = check_variables("data", spoken.data.chat_template_kwargs, setup.tokenizer)
+        if unread is not None and not is_remote(config):
+            say(f"WARNING: {unread.text}: {unread.advice}")
         usage: dict[str, int] = {}
         if on_ranks:
             episodes = _play_on_ranks(config, prompts, say=say)

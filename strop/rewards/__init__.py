@@ -7,6 +7,7 @@ function_loading.py  Loads reward functions in the worker process
 functions.py         RewardFunction
 listed_functions.py  Reward functions over lists of answers
 managers.py          Public import path of `RewardManagerBase` and `register` for reward files
+outages.py           Exceptions that say that something scoring needs is not there
 outcome.py           Outcome of one attempt to score a sample, and the summary of a step's outcomes
 passing.py           Pass verdict of answers
 pool.py              Reward pool

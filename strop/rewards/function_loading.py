@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -61,8 +61,7 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(
             f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
         )
-    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
-    form = next((form for form in forms if form in inspect.signature(function).parameters), "")
+    form = _form_of(inspect.signature(function).parameters)
     label = f"{name} in {Path(path).name}"
     loaded = replace(
         _with_parameters(function, label, kwargs),
@@ -70,10 +69,20 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         key=setup["key"],
         weight=setup["weight"],
     )
-    if form:
-        return forms[form](loaded, setup)
+    if form is not None:
+        return form(loaded, setup)
     check_supplied(loaded, SINGLE)
     return loaded
+
+
+def _form_of(
+    parameters: Collection[str],
+) -> Callable[[RewardFunction, Mapping[str, Any]], RewardFunction] | None:
+    """The form of a function that takes lists, by its parameters; None for one of single answers."""
+    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
+    if "solution_str" not in parameters:
+        forms |= {"completion_ids": of_trl, "prompts": of_trl}
+    return next((form for name, form in forms.items() if name in parameters), None)
 
 
 def _is_of(module_name: str, value: object) -> bool:

@@ -21,17 +21,16 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from socket import gaierror
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from strop.rewards.combine import Part, combine, combined_token_rewards
 from strop.rewards.function_loading import load_functions
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe
-from strop.rewards.outcome import Outcome, RewardUnavailable
+from strop.rewards.outages import is_outage
+from strop.rewards.outcome import Outcome
 from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES
 from strop.sandbox.config_handover import configure_shared
-from strop.sandbox.errors import SandboxFailed, SandboxUnavailable
 from strop.utils import deadline
 from strop.utils.json_lines import decode, encode
 from strop.utils.sanitize import usable
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
-_NOT_THE_ANSWER = (RewardUnavailable, SandboxUnavailable, SandboxFailed, ConnectionError)
-"""Exceptions that say that something scoring needs is not there."""
-_CLIENTS = ("requests", "urllib3", "httpx", "httpcore", "aiohttp", "http")
-"""Packages whose exceptions stand for those that they caught."""
-_MAX_CAUSES = 10
-"""Exceptions behind an exception that are looked at."""
 
 
 def _write(results: BinaryIO, message: list[Any]) -> None:
@@ -115,7 +108,7 @@ def _call_guarded(function: RewardFunction, work: Callable[[], T]) -> T | Outcom
     except MemoryError as error:
         ran_out = f"{label} ran out of memory: {_describe(error, function)}"
     except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
-        if _is_outage(error):
+        if is_outage(error):
             return Outcome(
                 kind="infrastructure", error=f"{label} could not score: {_describe(error, function)}"
             )
@@ -123,31 +116,6 @@ def _call_guarded(function: RewardFunction, work: Callable[[], T]) -> T | Outcom
             traceback.print_exc()
         return Outcome(kind="error", error=f"{label} raised {_describe(error, function)}")
     raise _OutOfMemory(ran_out)  # here nothing holds what the function has filled
-
-
-def _is_outage(error: BaseException) -> bool:
-    """True where something that scoring needs is not there: the error says so itself, or was raised because of one that
-    does, as clients of HTTP do (`urllib`, `requests`, `httpx`). What the function itself raises while it handles such
-    an error may be about the answer."""
-    is_of_client = False
-    with contextlib.suppress(BaseException):  # attributes of an exception are the user's code as well
-        for _ in range(_MAX_CAUSES):
-            if isinstance(error, _NOT_THE_ANSWER):
-                return True
-            if is_of_client and isinstance(error, (gaierror, TimeoutError)):
-                return True
-            reason = getattr(error, "reason", None)  # of urllib.error.URLError
-            is_of_client = type(error).__module__.partition(".")[0] in _CLIENTS
-            may_stand_for_context = is_of_client or isinstance(error, OSError)
-            cause: BaseException | None = error.__cause__
-            if isinstance(reason, BaseException):
-                is_of_client, cause = True, reason
-            elif may_stand_for_context and not error.__suppress_context__:
-                cause = error.__context__
-            if cause is None:
-                return False
-            error = cause
-    return False
 
 
 def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> Outcome:

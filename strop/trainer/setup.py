@@ -26,6 +26,7 @@ from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.checks.held_out import check_prompts
+from strop.trainer.checks.template_variables import check_variables
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.utils.chat_template.answers import end_of_turn
@@ -53,6 +54,13 @@ class TrainingData:
     """Visits of each prompt per step; below 1, some prompts wait for a later step."""
     held_out: Check | None
     """A warning where validation prompts are trained on."""
+    variables: Check | None
+    """A warning where the chat template does not read what it is given."""
+
+    @property
+    def warnings(self) -> list[Check]:
+        """Warnings before the first step."""
+        return [check for check in (self.variables, self.held_out) if check is not None]
 
     @property
     def num_steps(self) -> int:
@@ -70,9 +78,7 @@ class TrainingData:
             )
         if self.val_prompts:
             lines.append(f"val: {len(self.val_prompts)} prompts{self.val_left_out}")
-        if self.held_out is not None:
-            lines.append(f"WARNING: {self.held_out.text}: {self.held_out.advice}")
-        return lines
+        return lines + [f"WARNING: {check.text}: {check.advice}" for check in self.warnings]
 
 
 def load_training_data(
@@ -135,6 +141,7 @@ def load_training_data(
             math.inf if num_epochs is None else num_epochs,
         ),
         held_out=check_prompts(data, train, val_prompts) if val_prompts else None,
+        variables=check_variables("data", data.chat_template_kwargs, tokenizer),
     )
 
 

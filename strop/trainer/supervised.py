@@ -32,6 +32,7 @@ from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.devices import check_devices
 from strop.trainer.checks.held_out import check_examples
 from strop.trainer.checks.parallel import check_parallel_settings, check_shares_no_images
+from strop.trainer.checks.template_variables import check_variables
 from strop.trainer.config import Config
 from strop.trainer.crash_event import recording_failure
 from strop.trainer.fault_tolerance.background import checkpointer
@@ -108,6 +109,10 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             raise ValueError(
                 f"{self.name}.data.train_files is empty; name at least one .parquet or .jsonl file"
             )
+        if unread := check_variables(
+            f"{self.name}.data", settings.data.chat_template_kwargs, self._tokenizer
+        ):
+            say(f"WARNING: {unread.text}: {unread.advice}")
         self._examples: D = self._load(settings.data.train_files, "train")
         self._val: D | None = self._validation_examples()
         if any(examples is not None and examples.has_media for examples in (self._examples, self._val)):

@@ -61,6 +61,21 @@ def test_a_context_has_what_kits_give_and_nothing_else() -> None:
         _ = narrowed.tools
 
 
+def test_a_conversation_goes_on_with_the_variables_of_its_row() -> None:
+    setup = setup_with(TOKENIZER, [CalculatorTool()])
+    setup.template_options = {"mood": "calm", "style": "brief"}
+    options = []
+    for own in ({}, {"chat_template_kwargs": {"mood": "wild", "style": None}}, {"enable_thinking": False}):
+        prompt = dataclasses.replace(prompt_of(TOKENIZER), columns=own)
+        context = setup.context(prompt, sampling_of(TOKENIZER), deadline=1.0)
+        options.append(context.template.options)
+    assert options == [
+        {"mood": "calm", "style": "brief"},
+        {"mood": "wild", "style": "brief"},
+        {"mood": "calm", "style": "brief", "enable_thinking": False},
+    ]
+
+
 def test_an_agent_of_a_class_needs_a_form_that_is_known(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

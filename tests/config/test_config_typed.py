@@ -301,6 +301,12 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ),
         ("rollout.n=4", "it is verl's, here rollout.samples_per_prompt (`strop"),
         ("rollout.name=vllm", "it is verl's, here rollout.engine (`strop"),
+        ("data.custom_cls.path=x", "it is verl's, here data.dataset_class.path (`strop"),
+        (
+            "data.apply_chat_template_kwargs.thinking=true",
+            "it is verl's, here data.chat_template_kwargs (`strop",
+        ),
+        ("custom_reward_function.reward_kwargs.x=1", "it is verl's, here reward.kwargs (`strop"),
         ("trainer.logger=wandb", "it is verl's, here trainer.trackers (`strop"),
         ("num_generations=4", "is TRL's, here rollout.samples_per_prompt (`strop"),
         ("n_samples_per_prompt=4", "is OpenRLHF's, here rollout.samples_per_prompt (`strop"),

@@ -55,6 +55,7 @@ def test_a_single_row_and_all_rows_keep_their_sentence() -> None:
 def test_a_null_is_told_from_a_column_that_is_not_there() -> None:
     assert null_in({"a": None, "b": 1, "c": None}, ["a", "b", "c", "d"]) == "null in 'a' and 'c'"
     assert null_in({"b": 1}, ["a", "b"]) == ""
+    assert null_in({"a": float("nan"), "b": "nan"}, ["a", "b"]) == "NaN in 'a'"
 
 
 def row(prompt: Any) -> dict[str, Any]:
@@ -74,3 +75,48 @@ def test_prompts_that_cannot_be_read_or_rendered_are_told_together() -> None:
     assert "  - rows 1, 4: has null in 'prompt': give a value, or remove the row" in text
     assert "  - row 2: the chat template cannot render the messages (roles: tool): no tool first" in text
     assert "  - row 3: message 1 of column 'prompt' is int 3" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"reward_model": {"ground_truth": float("nan")}},
+            r"ground_truth' \(the right answer, where NaN stands",
+        ),
+        (
+            {"reward_model": '{"ground_truth": "1"}'},
+            "inside column 'reward_model', which holds a str and no obj",
+        ),
+        ({"reward_model": None}, r"ground_truth' \(the right answer; map it"),
+        ({"prompt": float("nan")}, "has NaN in 'prompt'"),
+        ({"data_source": float("nan")}, "has NaN in 'data_source'"),
+    ],
+)
+def test_what_stands_in_place_of_a_value_is_named(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        PromptDataset([row("ok") | changes], make_tokenizer(CHATML), DataConfig(), "train")
+
+
+def test_a_class_label_of_0_is_a_data_source_and_an_answer() -> None:
+    labelled = row("ok") | {"data_source": 0, "reward_model": {"ground_truth": 0}}
+    settings = DataConfig(default_data_source="other")
+    dataset = PromptDataset([labelled], make_tokenizer(CHATML), settings, "train")
+    assert (dataset.prompt(0, "e0-000000").data_source, dataset.prompt(0, "e0-000000").ground_truth) == (
+        "0",
+        0,
+    )
+
+
+def test_a_system_prompt_in_a_column_of_its_own_is_said_to_be_unread() -> None:
+    own = {"role": "system", "content": "Be brief."}
+    rows = [
+        row("ok") | {"system": "Be brief."},
+        row("ok") | {"system": " "},
+        row([own, {"role": "user", "content": "ok"}]) | {"system": "Be brief."},
+    ]
+    report = PromptDataset(rows, make_tokenizer(CHATML), DataConfig(), "train").report()
+    assert report.endswith(
+        "; WARNING: column 'system' of 1 rows is not read: write it into the prompt, or remove it"
+    )
+    assert "WARNING" not in PromptDataset(rows[1:], make_tokenizer(CHATML), DataConfig(), "train").report()

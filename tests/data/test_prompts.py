@@ -180,6 +180,32 @@ def test_tools_and_template_variables_reach_the_template_and_count() -> None:
     assert texts == ["calmTrue", "calmFalse[add]", "calmTrue[sub]"]
 
 
+def test_a_row_may_have_variables_of_its_own() -> None:
+    tokenizer = make_tokenizer("{{ mood }}{{ enable_thinking }}")
+    own = [{"mood": "wild", "enable_thinking": None}, {"enable_thinking": False}, {"mood": "shy"}, None]
+    rows = [row("x", chat_template_kwargs=variables) for variables in own]
+    rows[2]["enable_thinking"] = False
+    settings = config(chat_template_kwargs={"mood": "calm", "enable_thinking": True})
+    dataset = PromptDataset(rows, tokenizer, settings, "train")
+    texts = [tokenizer.decode(list(dataset.prompt(index, "e0-000000").token_ids)) for index in range(4)]
+    assert texts == ["wildTrue", "calmFalse", "shyFalse", "calmTrue"]
+
+
+@pytest.mark.parametrize(
+    ("own", "match"),
+    [
+        (
+            '{"enable_thinking": false}',
+            "holds str .*; it must be an object with variables of the chat template",
+        ),
+        ({"add_generation_prompt": False}, "has add_generation_prompt, which is no variable of a template"),
+    ],
+)
+def test_variables_of_a_row_that_are_none_are_refused(own: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=f"train row 0: column 'chat_template_kwargs' {match}"):
+        PromptDataset([row("x", chat_template_kwargs=own)], make_tokenizer(CHATML), config(), "train")
+
+
 def test_keys_that_parquet_filled_with_none_are_dropped() -> None:
     messages = [{"role": "user", "content": "ab", "tool_calls": None, "meta": {"a": 1, "b": None}}]
     dataset = PromptDataset([row("ab", prompt=messages)], make_tokenizer(CHATML), config(), "train")

@@ -16,7 +16,7 @@ from strop.rewards.config import FunctionConfig, OnFailureConfig
 pytestmark = pytest.mark.timeout(60)
 
 FUNCTIONS = """
-import asyncio, os, pathlib, time
+import asyncio, os, pathlib, time, types
 
 async def correct(completions, ground_truth, **columns):
     await asyncio.sleep(0)
@@ -81,6 +81,27 @@ def late(solution_str):
 
 def slow_answer(solution_str):
     raise RuntimeError("the program took too long") from TimeoutError("timed out")
+
+def refused_by(package, status, **_):
+    refusal = type("Refusal", (Exception,), {"__module__": package})("no answer")
+    if package == "requests.exceptions":
+        refusal.response = types.SimpleNamespace(status_code=status)
+    else:
+        setattr(refusal, "status" if package == "aiohttp" else "status_code", status)
+    raise refusal
+
+def lost_by(package, base):
+    lost = type(base, (Exception,), {"__module__": package})
+    raise type("Other", (lost,), {})("no answer")
+
+def never_answered():
+    import socket
+    from urllib.request import urlopen
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        urlopen("http://127.0.0.1:%d/" % server.getsockname()[1], timeout=0.1)
+
+def own_limit():
+    raise TimeoutError("the comparison took too long")
 
 def closed(**_):
     from strop.rewards import RewardUnavailable
@@ -181,7 +202,9 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
         ("client_timeout", "infrastructure", "could not score: Client: no answer"),
         ("unnamed", "infrastructure", "could not score: URLError: .*not known"),
         ("late", "infrastructure", "could not score: URLError: .*timed out"),
+        ("never_answered", "infrastructure", "could not score: TimeoutError: timed out"),
         ("slow_answer", "error", "raised RuntimeError: the program took too long"),
+        ("own_limit", "error", "raised TimeoutError: the comparison took too long"),
     ],
 )
 def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(
@@ -191,6 +214,51 @@ def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(
     (outcome,) = run(tmp_path, [FunctionConfig(path=path, name=name)], ["12"], retries=1)
     assert outcome.kind == kind
     assert re.search(sentence, outcome.error), outcome.error
+
+
+@pytest.mark.parametrize("package", ["openai", "requests.exceptions", "aiohttp", "httpx2"])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (429, "infrastructure"),
+        (503, "infrastructure"),
+        (529, "infrastructure"),
+        (400, "error"),
+        (401, "error"),
+    ],
+)
+def test_a_server_that_is_asked_too_much_says_nothing_about_the_answer(
+    tmp_path: Path, package: str, status: int, kind: str
+) -> None:
+    function = FunctionConfig(
+        path=write_reward(tmp_path, FUNCTIONS),
+        name="refused_by",
+        kwargs={"package": package, "status": status},
+    )
+    (outcome,) = run(tmp_path, [function], ["12"], retries=1)
+    assert outcome.kind == kind, outcome.error
+
+
+@pytest.mark.parametrize(
+    ("package", "base", "kind"),
+    [
+        ("openai", "APIConnectionError", "infrastructure"),
+        ("httpx2", "NetworkError", "infrastructure"),
+        ("httpx", "RemoteProtocolError", "infrastructure"),
+        ("aiohttp.client_exceptions", "ClientConnectionError", "infrastructure"),
+        ("requests.exceptions", "ChunkedEncodingError", "infrastructure"),
+        ("requests.exceptions", "InvalidURL", "error"),
+        ("mine", "APIConnectionError", "error"),
+    ],
+)
+def test_a_connection_that_a_client_says_is_lost_is_infrastructure(
+    tmp_path: Path, package: str, base: str, kind: str
+) -> None:
+    function = FunctionConfig(
+        path=write_reward(tmp_path, FUNCTIONS), name="lost_by", kwargs={"package": package, "base": base}
+    )
+    (outcome,) = run(tmp_path, [function], ["12"], retries=1)
+    assert outcome.kind == kind, outcome.error
 
 
 def flaky_outcome(

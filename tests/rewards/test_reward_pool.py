@@ -85,6 +85,32 @@ def test_trl_function_gets_texts_when_the_prompt_column_is_text(tmp_path: Path) 
     assert score_one(tmp_path, source, prompt=make_prompt(columns={"prompt": "7?"})).score == 1.0
 
 
+@pytest.mark.parametrize(
+    ("parameters", "score"),
+    [
+        ("completion_ids, **columns", "len(completion_ids[0])"),
+        ("prompts", "len(prompts[0])"),
+        ("*, prompts, ground_truth", "len(prompts[0]) * (ground_truth == ['12'])"),
+    ],
+)
+def test_trl_function_may_take_the_lists_it_needs_alone(tmp_path: Path, parameters: str, score: str) -> None:
+    source = f"def compute_score({parameters}):\n    return [{score}]"
+    path = write_reward(tmp_path, source)
+    prompt = make_prompt(columns={"prompt": "7?"})
+    trajectory = make_trajectory().with_sampled((4, 9), (0.0, 0.0), (0, 0))
+
+    async def run() -> Outcome:
+        async with RewardPool(RewardConfig(path=path, num_workers=1)) as pool:
+            return await pool.score(prompt, trajectory, "12")
+
+    outcome = asyncio.run(run())
+    assert (outcome.score, outcome.error) == (2.0, ""), "two tokens, or two characters"
+
+
+def test_a_function_of_single_answers_may_have_a_parameter_of_its_own_called_prompts(tmp_path: Path) -> None:
+    assert score_one(tmp_path, "def compute_score(solution_str, prompts=2):\n    return prompts").score == 2.0
+
+
 def test_trl_function_without_its_column_names_the_columns_there_are(tmp_path: Path) -> None:
     source = "def compute_score(completions, solution):\n    return [1.0]"
     outcome = score_one(tmp_path, source, prompt=make_prompt(columns={"answer": "12", "level": 2}))

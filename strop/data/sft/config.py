@@ -85,7 +85,7 @@ class SftDataConfig:
 
     def __post_init__(self) -> None:
         check_mixture(self, "sft.data")
-        check_template_kwargs("sft.data", self.chat_template_kwargs)
+        check_template_kwargs("sft.data.chat_template_kwargs", self.chat_template_kwargs)
 
 
 @section("sft.distillation")

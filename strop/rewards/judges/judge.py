@@ -71,18 +71,18 @@ class Judge:
         texts = item["prompt"], item["response"], reference_of(item["ground_truth"])
         prompt, tag = fill(config, *texts), tag_of(*texts) if config.marks_verdicts else ""
         scores: list[dict[str, float]] = []
-        reason, failure = "", ""
+        reason, failure = "", None
         for vote in range(config.votes):
             text, reply = await self._reply(prompt, usage, fresh=fresh, vote=vote)
             result = await asyncio.to_thread(self._read, text, tag)
             if isinstance(result, str):
-                failure = failure or f"the judge {config.model} {result}: {_shown(text)}"
+                failure = failure or self._no_verdict(result, text, reply, usage)
                 continue
             self._client.remember(reply)
             scores.append(result[0])
             reason = reason or result[1]
-        if 2 * len(scores) <= config.votes and failure:  # half of the votes, or more, are none
-            raise CallFailed("error", failure, usage)
+        if 2 * len(scores) <= config.votes and failure is not None:  # half of the votes, or more, are none
+            raise failure
         return self._part(scores, reason), usage
 
     def _read(self, text: str, tag: str) -> tuple[dict[str, float], str] | str:
@@ -203,9 +203,22 @@ class Judge:
             return failed
         result = await asyncio.to_thread(points, text, len(items), tag)
         if isinstance(result, str):
-            return CallFailed("error", f"the judge {self.config.model} {result}: {_shown(text)}", {})
+            return self._no_verdict(result, text, reply, {})
         self._client.remember(reply)
         return result
+
+    def _no_verdict(self, problem: str, text: str, reply: Reply, usage: Mapping[str, float]) -> CallFailed:
+        """The failure of a reply without a verdict, with the advice that it needs where it was cut."""
+        sentence = f"the judge {self.config.model} {problem}: {_shown(text)}"
+        if not _is_cut(reply.data):
+            return CallFailed("error", sentence, usage)
+        limit = self.config.max_tokens
+        return CallFailed(
+            "error",
+            f"{sentence}, cut at reward.judge.max_tokens={limit}",
+            usage,
+            remedy=f"raise reward.judge.max_tokens above {limit}, which the judge's thinking counts towards",
+        )
 
     def _paid(self, reply: Reply) -> dict[str, float]:
         """Tokens and price of a reply, taken from the budget; nothing of one that was remembered."""
@@ -277,12 +290,22 @@ def _reference_block(reference: str, tag: str) -> str:
 
 
 def _content(data: Any) -> str | None:
-    """Text of the first choice of a chat completion."""
+    """Text of the first choice of a chat completion; empty where it was cut before one."""
     try:
         content = data["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
         return None
+    if content is None and _is_cut(data):
+        return ""
     return content if isinstance(content, str) else None
+
+
+def _is_cut(data: Any) -> bool:
+    """True for a chat completion that ended at its limit of tokens."""
+    try:
+        return bool(data["choices"][0]["finish_reason"] == "length")
+    except (KeyError, IndexError, TypeError):
+        return False
 
 
 def _add(total: dict[str, float], usage: Mapping[str, float]) -> None:

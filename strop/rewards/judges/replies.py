@@ -22,6 +22,10 @@ _MAX_OBJECTS = 200
 """And among the last so many places where an object begins."""
 _PATTERN_S = 5.0
 _NOTHING: Any = object()
+_BEGINNING = re.compile(r'\{\s*["}]')
+_LINE_BREAK = re.compile(r"[\t\n\r\f\v]")
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+"""A backslash, with what it may stand before in JSON."""
 MAX_LISTED = 26
 """Answers that letters can name."""
 TIES = ("tie", "draw", "equal")
@@ -37,7 +41,7 @@ def verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[float, str] 
         text: the reply.
         tag: letters that the verdict must have as its `id`; empty: none.
     """
-    text = text[-_MAX_VERDICT_CHARS:]
+    text = _conclusion(text)
     if config.pattern:
         try:
             value, start = _last_match(config.pattern, text)
@@ -58,7 +62,7 @@ def verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[float, str] 
 
 def criteria_verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[dict[str, float], str] | str:
     """The score of each criterion and the reason, in the same way; every criterion must have one."""
-    text = text[-_MAX_VERDICT_CHARS:]
+    text = _conclusion(text)
     verdict_object, start = _last_object(text, "scores", tag)
     values = None if verdict_object is None else verdict_object["scores"]
     if verdict_object is None or not isinstance(values, Mapping):
@@ -79,7 +83,7 @@ def points(text: str, count: int, tag: str = "") -> list[float] | str:
 
     Of two, from the field `winner`; of more, from the field `ranking`, which names each letter once.
     """
-    text = text[-_MAX_VERDICT_CHARS:]
+    text = _conclusion(text)
     letters = [letter_of(index) for index in range(count)]
     if count == 2:
         verdict_object, _ = _last_object(text, "winner", tag)
@@ -140,14 +144,25 @@ def _last_object(text: str, name: str, tag: str) -> tuple[Mapping[str, Any] | No
     """The last JSON object in a text that has this field, and this tag, at its top, and where it begins.
 
     Looked at are the last _MAX_OBJECTS beginnings of one: a judge may repeat what it was given to read, and each
-    beginning is read to its end.
+    beginning is read to its end. One that is no JSON for a formula or a line break in its texts is mended.
     """
-    starts = [match.start() for match in re.finditer(r'\{\s*["}]', text)]
-    for start in reversed(starts[-_MAX_OBJECTS:]):
-        try:
-            value, _ = read_json_at(text, start)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and name in value and (not tag or value.get("id") == tag):
-            return value, start
+    mended = _ESCAPE.sub(lambda escape: escape[0] if escape[1] else r"\\", _LINE_BREAK.sub(" ", text))
+    starts, mended_starts = (
+        [match.start() for match in _BEGINNING.finditer(one)][-_MAX_OBJECTS:] for one in (text, mended)
+    )
+    for start, mended_start in zip(reversed(starts), reversed(mended_starts), strict=True):
+        for one, at in ((text, start), (mended, mended_start)):
+            try:
+                value, _ = read_json_at(one, at)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and name in value and (not tag or value.get("id") == tag):
+                return value, start
+            break
     return None, 0
+
+
+def _conclusion(text: str) -> str:
+    """The end of a reply; nothing of one that is still thinking where it ends."""
+    is_thinking = text.lstrip().startswith("<think>") and "</think>" not in text
+    return "" if is_thinking else text[-_MAX_VERDICT_CHARS:]

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from strop.rewards.scorers.budget import with_note
-from strop.rewards.scorers.math_boxed import MAX_CHARACTERS, compare, last_boxed
+from strop.rewards.scorers.math_boxed import MAX_CHARACTERS, compare, last_boxed, truth_text
 
 _DEGREES = re.compile(
     r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\s*\\?(?:text|mathrm)?\{?\s*degrees?\s*\}?$", re.IGNORECASE
@@ -46,14 +46,15 @@ def grade(solution_str: str, ground_truth: object, format_score: float = 0.0) ->
     """(1 - format_score) for the right boxed answer, and format_score for a text between think tags before it.
 
     Raises:
-        ValueError: format_score is no share.
+        ValueError: format_score is no share; or as of `truth_text`.
     """
     if not 0 <= format_score <= 1:
         raise ValueError(
             f"format_score is {format_score}; it is the share of the score for the form, from 0 to 1"
         )
     boxed = last_boxed(solution_str)
-    truth = _bare(last_boxed(str(ground_truth)) or str(ground_truth))
+    right_answer = truth_text(ground_truth)
+    truth = _bare(last_boxed(right_answer) or right_answer)
     pred = "" if boxed is None else _bare(boxed)
     is_right, note = compare(pred, truth) if pred else (False, "")
     score = (1 - format_score) * is_right + format_score * _has_form(solution_str.strip())

@@ -47,7 +47,7 @@ def grade(
 ) -> dict[str, Any]:
     """`score` for the right number, `format_score` for another one, 0 for none."""
     truth = _clean(str(ground_truth))
-    if truth is None:
+    if truth is None or not Decimal(truth).is_finite():
         raise ValueError(
             f"the GSM8K ground truth {ground_truth!r} is not a number; check reward_model.ground_truth"
         )

@@ -7,6 +7,7 @@ comparison has a budget instead (budget.py).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from strop.rewards.scorers.budget import bounded, with_note
@@ -80,12 +81,33 @@ def start() -> None:
     compare(r"\sqrt{4}\pi + \frac{x^2}{2}", r"\frac{4\pi + x^2}{2}")
 
 
+def truth_text(ground_truth: object) -> str:
+    """The right answer as text, also of a list of one.
+
+    Raises:
+        ValueError: it is none, or several, so that every answer would be wrong.
+    """
+    answers = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
+    text = str(answers[0]) if len(answers) == 1 else ""
+    if text.strip() in ("", "None", "nan") or isinstance(answers[0], Mapping | list | tuple):
+        raise ValueError(
+            f"the ground truth of a question in mathematics is one text or number, not {ground_truth!r:.100}; check "
+            f"reward_model.ground_truth"
+        )
+    return text
+
+
 def grade(solution_str: str, ground_truth: object) -> dict[str, Any]:
-    """1 when the last boxed answer equals the ground truth, else 0."""
+    """1 when the last boxed answer equals the ground truth, else 0.
+
+    Raises:
+        ValueError: as of `truth_text`.
+    """
+    truth = truth_text(ground_truth)
     pred = last_boxed(solution_str)
     if pred is None:
         return {"score": 0.0, "acc": False, "pred": ""}
-    is_right, note = compare(pred, last_boxed(str(ground_truth)) or str(ground_truth))
+    is_right, note = compare(pred, last_boxed(truth) or truth)
     return with_note({"score": float(is_right), "acc": is_right, "pred": pred.strip()}, note)
 
 

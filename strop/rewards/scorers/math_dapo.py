@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from strop.rewards.scorers.budget import with_note
-from strop.rewards.scorers.math_boxed import compare, last_boxed
+from strop.rewards.scorers.math_boxed import compare, last_boxed, truth_text
 
 _TAIL_CHARACTERS = 300
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
@@ -25,7 +25,11 @@ def grade(solution_str: str, ground_truth: object, strict_box_verify: bool = Fal
     """+1 or -1, from the last `Answer:` line, or from the last box when strict_box_verify is set.
 
     Only the last 300 characters are read. Answers that differ as text are compared by math-verify.
+
+    Raises:
+        ValueError: as of `truth_text`.
     """
+    truth = _plain(truth_text(ground_truth))
     tail = solution_str[-_TAIL_CHARACTERS:]
     if strict_box_verify:
         answer = last_boxed(tail)
@@ -34,7 +38,7 @@ def grade(solution_str: str, ground_truth: object, strict_box_verify: bool = Fal
         answer = lines[-1] if lines else None
     if answer is None:
         return {"score": -1.0, "acc": False, "pred": ""}
-    pred, truth = _plain(answer), _plain(str(ground_truth))
+    pred = _plain(answer)
     is_right, note = compare(pred, truth) if pred else (False, "")
     return with_note({"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}, note)
 

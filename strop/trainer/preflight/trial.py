@@ -120,7 +120,7 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
 
 def _with_data(trial: Preflight, data: TrainingData) -> Preflight:
     """The same with what is to be said of the rows, which a run says by itself."""
-    return trial if data.held_out is None else replace(trial, checks=[data.held_out, *trial.checks])
+    return replace(trial, checks=[*data.warnings, *trial.checks])
 
 
 def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:

@@ -166,6 +166,15 @@ def test_comparisons_are_added_to_functions_and_samples_that_failed_are_compared
     assert (outcomes[2].parts["acc"], outcomes[2].parts["judge"], outcomes[1].kind) == (True, 1.0, "error")
 
 
+def test_a_comparison_that_was_cut_names_the_limit() -> None:
+    reply = {"choices": [{"message": {"content": "A is"}, "finish_reason": "length"}]}
+    outcomes, _ = compared(lambda handler, *_: handler.send(reply), ["a", "b"], compare="pairs", max_tokens=7)
+    for outcome in outcomes:
+        assert "'A is', cut at reward.judge.max_tokens=7" in outcome.error
+        assert outcome.remedy is not None
+        assert "raise reward.judge.max_tokens above 7" in outcome.remedy
+
+
 def test_one_answer_has_nothing_to_be_compared_with() -> None:
     outcomes, requests = compared(says(longer), ["1"], compare="pairs")
     assert (scores(outcomes), requests) == ([0.5], [])

@@ -19,6 +19,8 @@ from strop.rewards import RewardConfig, RewardError
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.rewards.judges.judge import fill, verdict
+from strop.rewards.judges.replies import criteria_verdict, points
+from strop.rewards.judges.rubrics import CriterionConfig
 from strop.utils.sanitize.control_tokens import without_common_control_text
 from strop.utils.token_bucket import TokenBucket
 
@@ -239,6 +241,46 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
     plain = JudgeConfig(base_url="http://x", model="m", pattern=r"\[\[(\d+)\]\]", highest=10)
     assert verdict(plain, "[[3]] no, [[8]]") == (8.0, "[[3]] no,")
     assert verdict(plain, "none") == "gave no verdict (nothing matches reward.judge.pattern)"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            r'{"score": 0} or {"reason": "\sqrt{2} is \\pi, \"x\" \u0041", "score": 0.5}',
+            '\\sqrt{2} is \\pi, "x" A',
+        ),
+        ('{"score": 0} or {"reason": "one\ntwo\tthree", "score": 0.5}', "one two three"),
+        ('<think>{"score": 0}?</think>{"reason": "so", "score": 0.5}', "so"),
+        ('{"reason": "its <think> is empty", "score": 0.5}', "its <think> is empty"),
+    ],
+)
+def test_formulas_line_breaks_and_thinking_are_no_reason_to_take_another_object(
+    text: str, found: str
+) -> None:
+    assert verdict(JudgeConfig(), text) == (0.5, found)
+
+
+def test_a_draft_within_thinking_that_never_ends_is_no_verdict() -> None:
+    text = '\n<think>Perhaps {"score": 0.5, "winner": "A", "scores": {"right": 1}} [[7]], but'
+    assert "gave no verdict" in verdict(JudgeConfig(), text)
+    assert "gave no verdict" in points(text, 2)
+    rubric = (CriterionConfig(name="right", text="Is it right?"),)
+    assert "gave no verdict" in criteria_verdict(replace(judge("http://x"), criteria=rubric), text)
+    pattern = JudgeConfig(base_url="http://x", model="m", pattern=r"\[\[(\d+)\]\]", highest=10)
+    assert "gave no verdict" in verdict(pattern, text)
+
+
+@pytest.mark.parametrize("content", ["I have to", None])
+def test_a_reply_that_was_cut_names_the_limit(content: str | None) -> None:
+    reply = {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": "length"}]}
+    with serve(lambda handler, *_: handler.send(reply)) as service:
+        (outcome,) = score_all(RewardConfig(judge=judge(service.url, max_tokens=7)), ["12"])
+    assert outcome.kind == "error"
+    assert f"{content or ''!r}, cut at reward.judge.max_tokens=7" in outcome.error
+    assert (
+        outcome.remedy == "raise reward.judge.max_tokens above 7, which the judge's thinking counts towards"
+    )
 
 
 @given(st.text(max_size=100))

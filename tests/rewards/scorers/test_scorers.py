@@ -274,3 +274,30 @@ def test_reasoning_gym_row_without_entry_is_an_error_that_says_how() -> None:
         default_compute_score("reasoning_gym/chain_sum", "1", "1", {})
     with pytest.raises(ValueError, match="the reasoning-gym package has no task 'sums'; known: "):
         default_compute_score("reasoning_gym/sums", "1", "1", {"reasoning_gym": "{}"})
+
+
+@pytest.mark.parametrize(
+    ("data_source", "answer"),
+    [
+        ("strop/exact", "4"),
+        ("lighteval/MATH", r"\boxed{4}"),
+        ("math_dapo", "Answer: 4"),
+        ("hiyouga/geometry3k", r"\boxed{4}"),
+        ("openai/gsm8k", "#### 4"),
+    ],
+)
+@pytest.mark.parametrize("truth", [None, [], {"answer": "4"}])
+def test_a_ground_truth_that_no_answer_equals_is_an_error(
+    data_source: str, answer: str, truth: object
+) -> None:
+    with pytest.raises(ValueError, match="ground truth"):
+        default_compute_score(data_source, answer, truth)
+
+
+@pytest.mark.parametrize("truth", ["", " ", float("nan"), ["4", "5"]])
+def test_a_question_in_mathematics_has_one_right_answer(truth: object) -> None:
+    for data_source in ("lighteval/MATH", "math_dapo", "hiyouga/geometry3k", "openai/gsm8k"):
+        with pytest.raises(ValueError, match=r"ground truth.*check reward_model.ground_truth"):
+            default_compute_score(data_source, "", truth)
+    for answer, right in ((r"\boxed{4}", ["4"]), (r"\boxed{4}", 4.0), (r"\boxed{\text{nan}}", r"\text{nan}")):
+        assert default_compute_score("lighteval/MATH", answer, right)["score"] == 1.0
