@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from strop.rewards.config import RewardConfig
 
+_MAX_TEMPLATES = 64
+"""Kept at once: rows may have variables that no other row has."""
+
 
 class AgentSetup:
     """Made once per process that plays episodes or shows prompts."""
@@ -68,6 +71,8 @@ class AgentSetup:
         options = {**self.template_options, **(row_options or {})}
         key = json.dumps(options, default=repr)
         if key not in self._templates:
+            if len(self._templates) == _MAX_TEMPLATES:
+                self._templates.clear()
             self._templates[key] = ChatTemplate(self.tokenizer, options)
         return self._templates[key]
 
