@@ -84,11 +84,7 @@ def start_run(
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
-    refuse_launcher()
-    config = with_extensions(config)
-    refuse_secrets(to_dict(config))
-    check_trainable(config.rollout)
-    config = with_absolute_paths(config)
+    config = _prepared(config)
     overridden: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
@@ -121,6 +117,15 @@ def start_run(
     for line in record_inputs(run, models):
         say(line)
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
+
+
+def _prepared(config: Config) -> Config:
+    """Settings of a run that may begin, with what their extensions set and with absolute paths."""
+    refuse_launcher()
+    config = with_extensions(config)
+    refuse_secrets(to_dict(config))
+    check_trainable(config.rollout)
+    return with_absolute_paths(config)
 
 
 def template_date(model: ModelConfig, tokenizer: Path) -> str:
