@@ -15,7 +15,7 @@ class BuiltInScorer(RewardFunction):
     """The scorer that belongs to the data source of each row."""
 
     is_left_out: bool = False
-    """A reward model alone rewards, so that rows of a source without a scorer are scored 0."""
+    """A reward model alone rewards, so that rows without a right answer, or of a source without a scorer, have 0."""
 
     def prepare(self, data_source: str) -> None:
         """Import and start what its scorer needs."""
@@ -24,7 +24,7 @@ class BuiltInScorer(RewardFunction):
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         """The score of one call."""
-        if self.is_left_out and not has_scorer(call["data_source"]):
+        if self.is_left_out and (call["ground_truth"] is None or not has_scorer(call["data_source"])):
             return {"score": 0.0}
         return super().__call__(call)
 
