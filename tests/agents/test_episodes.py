@@ -221,7 +221,7 @@ def test_two_agents_cannot_have_one_name() -> None:
 def test_an_unknown_agent_lists_the_known_ones() -> None:
     with pytest.raises(
         ValueError,
-        match="unknown agent 'singl_turn'; known: env_agent, .*openai_agent, .*single_turn_agent",
+        match="unknown agent 'singl_turn'; known: .*env_agent, .*openai_agent, .*single_turn_agent",
     ):
         play(ScriptedClient(), prompt(agent_name="singl_turn"))
 
