@@ -119,7 +119,7 @@ def test_files_register_agents_and_tools(tmp_path: Path) -> None:
     )  # a second time changes nothing
     with pytest.raises(
         ValueError,
-        match="agent.default_agent is 'yours', but no agent has that name; known: .*env_agent, .*interaction_agent, .*mine",
+        match="agent.default_agent is 'yours', but no agent has that name; known: .*env_agent, .*mine",
     ):
         AgentSetup(AgentConfig(default_agent="yours", files=(str(file),)), TOKENIZER)
     file = tmp_path / "broken.py"
