@@ -24,7 +24,7 @@ class BuiltInScorer(RewardFunction):
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         """The score of one call."""
-        if self.is_left_out and (call["ground_truth"] is None or not has_scorer(call["data_source"])):
+        if self.is_left_out and (call["ground_truth"] in (None, "") or not has_scorer(call["data_source"])):
             return {"score": 0.0}
         return super().__call__(call)
 

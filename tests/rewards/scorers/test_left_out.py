@@ -19,8 +19,10 @@ def test_rows_that_nobody_scores_are_no_error_where_a_reward_model_alone_counts(
     assert scorer.read(scorer({"data_source": "mine", **CALL})).score == 0.0
     known = scorer.read(scorer({"data_source": "openai/gsm8k", **CALL}))
     assert known.score == 1.0, "a source that has a scorer is measured"
-    untold = scorer({"data_source": "strop/exact", **CALL, "ground_truth": None})
-    assert scorer.read(untold).score == 0.0
+    for source in ("strop/exact", "lighteval/MATH"):
+        for truth in (None, ""):
+            untold = scorer({"data_source": source, **CALL, "ground_truth": truth})
+            assert scorer.read(untold).score == 0.0
 
 
 def test_else_they_are_an_error() -> None:
