@@ -300,7 +300,10 @@ class PreferenceDataset:
     def _chat(self, row: Mapping[str, Any], prompt: Messages, answer: Messages, where: str) -> TrainedChat:
         check_begun(prompt, answer, where)
         if has_media(row, (*prompt, *answer)):
-            raise ValueError(f"{where} has images or videos, which training on preferences does not take")
+            raise ValueError(
+                f"{where} has images or videos, or an empty column of them beside their placeholder, which training on "
+                f"preferences does not take"
+            )
         chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)
         return TrainedChat(chat, first_trained=len(prompt))
 

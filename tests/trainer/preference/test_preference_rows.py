@@ -166,7 +166,7 @@ def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
         ),
         ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "has 'good' in 'label'; write true or false"),
         ({"prompt": "a", "completion": "b"}, "kto", "an answer in 'completion' and true or false"),
-        ({**PAIR, "images": ["a.png"]}, "sigmoid", "has images or videos, which training on preferences"),
+        ({**PAIR, "images": ["a.png"]}, "sigmoid", "has images or videos, or an empty .* training on preferences"),
         ({"prompt": "a", "completion": "b", "label": True}, "kto", "has one row; prefer.loss=kto sets rows"),
     ],
 )  # fmt: skip
