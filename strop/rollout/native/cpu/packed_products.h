@@ -35,17 +35,26 @@ static inline vec with_pairs(vec sums, uint32_t pair, words lanes) {
 }
 #endif
 
-/* out [m, WIDTH] = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. */
+/* Begin to read the pair of rows of a panel at x, or the row, AHEAD rows early; where there is a share, in its place a share of
+ * the panel behind this one, for the second cache. */
+static inline void fetch_weights(const cell *panel, int64_t x, const cell *next, int64_t share) {
+  if (share) __builtin_prefetch(next + x * share, 0, 2);
+  else
+    for (int at = 0; at < 4 * WIDTH; at += 64) __builtin_prefetch((const char *)(panel + (x + AHEAD) * WIDTH) + at);
+}
+
+/* out [m, WIDTH] = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. Beside it `share` cells for
+ * each of k are fetched from `next` on. */
 static inline __attribute__((always_inline)) void tile(const int m, const cell *restrict a, int64_t k,
                                                        const cell *restrict panel, const float *restrict bias,
-                                                       float *restrict out) {
+                                                       const cell *next, int64_t share, float *restrict out) {
   vec sums[MOST_ROWS][2], start[2] = {{0}, {0}};
   if (bias != NULL) start[0] = *(const vec *)bias, start[1] = *(const vec *)(bias + LANES);
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) sums[i][0] = start[0], sums[i][1] = start[1];
 #ifdef BF16
   for (int64_t x = 0; x < k; x += 2) {
-    for (int64_t at = 0; at < 2 * WIDTH; at += 32) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    fetch_weights(panel, x, next, share);
     const words left = *(const words *)(panel + x * WIDTH), right = *(const words *)(panel + x * WIDTH + WIDTH);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
@@ -57,7 +66,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
   }
 #else
   for (int64_t x = 0; x < k; x++) {
-    for (int64_t at = 0; at < WIDTH; at += 16) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    fetch_weights(panel, x, next, share);
     const vec left = load_cells(panel + x * WIDTH), right = load_cells(panel + x * WIDTH + LANES);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
@@ -74,14 +83,17 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
   }
 }
 
-/* In tiles of about the same height: a low one takes as long as one of four rows. */
+/* In tiles of about the same height: a low one takes as long as one of four rows. Where there are several, the panel behind
+ * this one comes from memory beside all of them, and not beside the first one of its own alone. */
 static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out) {
-  for (int64_t left = (m + ROWS - 1) / ROWS; left > 0; left--) {
+  const int64_t num_tiles = (m + ROWS - 1) / ROWS, share = num_tiles > 1 ? WIDTH / num_tiles : 0;
+  const cell *next = panel + k * WIDTH;
+  for (int64_t left = num_tiles; left > 0; left--, next += k * share) {
     const int64_t now = (m + left - 1) / left;
     switch (now) {
 #define TILE(m) \
   case m:       \
-    tile(m, a, k, panel, bias, out); \
+    tile(m, a, k, panel, bias, next, share, out); \
     break;
       TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if LANES == 16
