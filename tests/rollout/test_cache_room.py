@@ -37,6 +37,18 @@ def test_room_for_all_that_is_in_sight_is_made_at_once() -> None:
     assert cache.table is before, "no growth, no copy"
 
 
+def test_slots_are_as_many_as_sequences_in_sight_and_all_where_more_come() -> None:
+    cache = table_for(64 * 320)
+    cache.expect([Request(str(number), (1,) * 20, Sampling(key=0, max_tokens=30)) for number in range(8)])
+    assert cache.make_room(20, num_slots=2)
+    assert size(cache) == (8, 64)
+    before = cache.table
+    assert cache.make_room(50, num_slots=8)
+    assert cache.table is before
+    assert cache.make_room(50, num_slots=9)
+    assert size(cache) == (64, 64)
+
+
 def test_with_less_memory_it_grows_as_it_must() -> None:
     cache = table_for(64 * 320 - 1)
     cache.expect([Request("0", (1,) * 200, Sampling(key=0, max_tokens=100))])

@@ -77,7 +77,7 @@ class SlotCache:
         self.capacity = capacity
         """Most slots."""
         self._data: Tensor | None = None
-        self._expected = 0  # tokens
+        self._expected = (0, 0)  # slots and tokens
         self._used = (0, 0)  # most slots and tokens so far
         # For each slot one with the same first tokens, maybe itself, and how many these are.
         self._sources, self._num_shared = np.arange(capacity), np.zeros(capacity, dtype=np.int64)
@@ -87,9 +87,11 @@ class SlotCache:
         self.reclaim: Callable[[bool], bool] = lambda is_needed: False
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """As strop.rollout.native.key_values.KeyValueCache has it; of all slots, since memory, and time, are taken when
-        something is written."""
-        self._expected = max(self._expected, *(request.max_length for request in requests))
+        """As strop.rollout.native.key_values.KeyValueCache has it. Slots for more than these would lie between their
+        keys and values, layer after layer, in the large pages that are taken when something is written."""
+        slots, tokens = self._expected
+        longest = max(request.max_length for request in requests)
+        self._expected = max(slots, min(self.capacity, len(requests))), max(tokens, longest)
 
     def num_fitting(self, entrants: Sequence[Entrant], lengths: NDArray[np.int64]) -> int:
         """As strop.rollout.native.key_values.KeyValueCache has it."""
@@ -197,8 +199,11 @@ class SlotCache:
             spare_tokens = _rounded(max(num_tokens, int(GROW_SHARE * tokens)))
         free = free_bytes(self.table.device) if self.free_bytes is None else self.free_bytes
         room = FREE_SHARE * free
+        expected_slots, expected_tokens = self._expected
+        if num_slots > expected_slots:  # sequences come one after another
+            expected_slots = self.capacity
         sizes = [
-            (max(spare_slots, self.capacity), _rounded(max(spare_tokens, self._expected))),
+            (max(spare_slots, expected_slots), _rounded(max(spare_tokens, expected_tokens))),
             (spare_slots, spare_tokens),
             (num_slots, _rounded(num_tokens)),
         ]
@@ -223,7 +228,7 @@ class SlotCache:
         """As strop.rollout.native.key_values.KeyValueCache has it; the form stays known."""
         if self._data is not None:
             self._data = self._data[:, :, :0, :, :0].clone()
-            self._expected, self._used = 0, (0, 0)
+            self._expected = self._used = (0, 0)
 
     @property
     def num_bytes(self) -> int:
