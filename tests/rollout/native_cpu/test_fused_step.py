@@ -307,7 +307,7 @@ def test_a_step_that_differs_is_not_used(
 
 def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
     slots = SlotCache(64)
-    slots.expect([Request("0", (1, 2), Sampling(key=0, max_tokens=4094))])
+    slots.expect([Request(str(slot), (1, 2), Sampling(key=0, max_tokens=4094)) for slot in range(64)])
     slots.write([0], torch.ones(2, 1, 1, 5, 8))
     start = slots.layer(0, 1, 1)[0].data_ptr()
     slots.make_room(4096, num_slots=64)

@@ -60,23 +60,19 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
         dtype: of the weights.
         width: W.
     """
-    weight = torch.cat([part.weight.detach() for part in parts]).to(dtype)
+    weight = torch.cat([part.weight.detach().to(dtype) for part in parts])
     biases = [part.bias.detach() for part in parts if part.bias is not None]
-    bias = torch.cat(biases).float() if biases else None
-    return _in_panels(_filled(weight, width), None if bias is None else _filled(bias, width), width)
+    bias = _filled(torch.cat(biases).float(), width) if biases else None
+    return Packed(_panels([weight], width), bias)
 
 
 def packed_in_turn(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
     """Projections of the same width, each with its share of every panel; arguments as of `packed`."""
     share = width // len(parts)
-
-    def in_turn(rows: Sequence[Tensor]) -> Tensor:
-        blocks = [_filled(part.detach(), share).reshape(-1, share, *part.shape[1:]) for part in rows]
-        return torch.stack(blocks, dim=1).flatten(0, 2)
-
-    biases = [part.bias for part in parts if part.bias is not None]
-    bias = in_turn(biases).float() if biases else None
-    return _in_panels(in_turn([part.weight for part in parts]).to(dtype), bias, width)
+    weights = [part.weight.detach().to(dtype) for part in parts]
+    biases = [_filled(part.bias.detach().float(), share) for part in parts if part.bias is not None]
+    bias = torch.stack([each.view(-1, share) for each in biases], dim=1).flatten() if biases else None
+    return Packed(_panels(weights, width), bias)
 
 
 def _filled(rows: Tensor, multiple: int) -> Tensor:
@@ -85,12 +81,17 @@ def _filled(rows: Tensor, multiple: int) -> Tensor:
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
 
 
-def _in_panels(columns: Tensor, bias: Tensor | None, width: int) -> Packed:
-    """Whole panels."""
+def _panels(weights: Sequence[Tensor], width: int) -> Tensor:
+    """Panels of weights [N, K] of one shape, each of which has as many columns of every panel."""
+    share = width // len(weights)
     # Two numbers of bfloat16 go together.
-    pairs = columns.view(torch.int32) if columns.dtype == torch.bfloat16 else columns
-    panels = pairs.view(-1, width, pairs.shape[1]).transpose(1, 2).contiguous().view(columns.dtype)
-    return Packed(panels, bias)
+    pairs = [weight.view(torch.int32) if weight.dtype == torch.bfloat16 else weight for weight in weights]
+    count, inner = -(-len(pairs[0]) // share), pairs[0].shape[1]
+    panels = pairs[0].new_empty(count, inner, width)
+    for number, rows in enumerate(pairs):
+        columns = _filled(rows, share).view(count, share, inner).transpose(1, 2)
+        panels[:, :, number * share : (number + 1) * share] = columns
+    return panels.view(weights[0].dtype)
 
 
 @dataclass(frozen=True)
