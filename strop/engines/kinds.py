@@ -26,6 +26,7 @@ from strop.engines.token_budget import TokenBudget
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, Loss, TrainEngine
 from strop.protocol import DataProto
+from strop.utils.glibc import keep_heap
 
 
 class ModelEngine(Protocol):
@@ -122,8 +123,11 @@ def train_engine(
 ) -> TrainableEngine:
     """The engine of a model that learns; arguments and errors as of `strop.engines.training.TrainEngine`.
 
-    The frozen base of an adapter is held in the precision of computation where that loses nothing.
+    The frozen base of an adapter is held in the precision of computation where that loses nothing. On a CPU the process
+    keeps the memory that a step has taken, for the next one.
     """
+    if parallel.device.type == "cpu":
+        keep_heap()
     if config.kind == "torch":
         hold_base_half(model, device=parallel.device)
         return TrainEngine(model, config, optim, total_steps=total_steps, parallel=parallel)
