@@ -165,7 +165,9 @@ def test_a_reset_that_leaves_no_room_for_an_answer_is_named() -> None:
         return {"observation": states["observation"] + "three and a lot more words"}
 
     define(reset=reset, step=answering())
-    with pytest.raises(ValueError, match="reset makes prompt .* tokens longer, but data.max_response_tokens is 3"):
+    with pytest.raises(
+        ValueError, match="reset makes prompt .* tokens longer, but data.max_response_tokens is 3"
+    ):
         run("One.", max_tokens=3)
 
 
