@@ -132,6 +132,15 @@ def test_an_interaction_is_started_answers_and_is_finalized(users: str) -> None:
     assert played.extra["turn_scores"] == [0.5, 0.5]
 
 
+def test_methods_that_are_not_async_run_in_threads(tmp_path: Path) -> None:
+    (tmp_path / "plain_users.py").write_text(
+        USERS.replace("async def", "def").replace("await ", ""), encoding="utf-8"
+    )
+    path = written(tmp_path, {"class_name": "./plain_users.py:Curious"})
+    played = episode(path, ScriptedModel([answer("hi"), answer("bye")]), asked(name="curious"))
+    assert (played.extra["turn_scores"], played.stop_reason) == ([0.5, 0.5], "stop")
+
+
 def test_limits_end_a_conversation(users: str) -> None:
     talk = ScriptedModel([answer("hi")])
     assert (
