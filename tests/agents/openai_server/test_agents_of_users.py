@@ -47,6 +47,16 @@ async def posts(base_url, api_key, row):
     )
     urllib.request.urlopen(wanted).read()
 
+LOCKS = []
+
+async def shares(base_url, api_key, row):
+    import asyncio
+    LOCKS.append(asyncio.Event())
+    asyncio.get_running_loop().call_later(0.001, LOCKS[-1].set)
+    await asyncio.wait_for(LOCKS[0].wait(), 5)
+    LOCKS[0].clear()
+    return 1.0
+
 def crashes(base_url, api_key, row):
     raise KeyError("what the row lacks")
 
@@ -150,6 +160,12 @@ def test_a_stream_comes_as_it_is_sampled(agent_file: Path) -> None:
 def test_a_function_that_crashes_is_a_failed_episode_with_its_reason(agent_file: Path) -> None:
     with pytest.raises(KeyError, match="what the row lacks"):
         episode(agent_file, "crashes", "3<|im_end|>")
+
+
+def test_what_is_shared_between_loops_is_answered_with_what_to_do(agent_file: Path) -> None:
+    assert episode(agent_file, "shares", "3<|im_end|>")[0] == ()
+    with pytest.raises(RuntimeError, match="different event loop.*; .* make async clients inside it"):
+        episode(agent_file, "shares", "3<|im_end|>")
 
 
 def test_a_function_that_hangs_ends_at_the_deadline(agent_file: Path) -> None:
