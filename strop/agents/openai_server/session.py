@@ -390,10 +390,13 @@ class Session:
         """Log messages with roles and spans of response tokens, for people."""
         log, response = self._logs[index], self._sequences[index].response_ids
         reply_start = log[-1]["tokens"][1] if log else 0
-        replies = context[_last_answer(context) + 1 :] if log else ()
+        is_prompt_of_row = index == 0 and not log  # which samples have beside their messages
+        replies = () if is_prompt_of_row else context[_last_answer(context) + 1 :]
         for reply in replies:
             log.append({"role": reply.role, "content": reply.content, "tokens": [reply_start, start]})
         entry: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.reasoning:
+            entry["reasoning"] = message.reasoning
         if message.calls:
             entry["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
         log.append({**entry, "tokens": [start, len(response)]})
@@ -430,7 +433,7 @@ class Session:
         last = dataclasses.replace(
             last,
             messages=tuple(log),
-            num_turns=len(log) + 1,
+            num_turns=sum(entry["role"] != "system" for entry in log) + 1,
             reward_score=self.reward,
             extra={"reward_parts": self.reward_parts} if self.reward_parts else {},
             numbers={"model_calls": float(self.num_calls)},
