@@ -283,6 +283,9 @@ def test_a_result_that_leaves_no_room_is_not_appended() -> None:
     length = len(call("1+2"))
     one, model = episode(call("1+2"), answer("3"), max_tokens=length + 5)
     assert (one.stop_reason, len(one.response_ids), len(model.requests)) == ("length", length, 1)
+    left_out = one.messages[-1]
+    assert (left_out["role"], left_out["content"], left_out["tokens"]) == ("tool", "3", [length, length])
+    assert left_out["left_out"] == "no room for it and another answer"
     (whole, model) = episode(call("1+2"), answer("3"))
     given = whole.sampled.count(False)
     one, model = episode(call("1+2"), answer("3"), max_tokens=length + given + 1)
