@@ -36,6 +36,14 @@ KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
 
+@pytest.mark.parametrize("spelled", ["</tool_call>", "<tool_call>{</tool_call>", '\\"</tool_call>\\\\'])
+def test_a_text_in_a_call_may_spell_the_tag_out(spelled: str) -> None:
+    call = f'<tool_call>\n{{"name": "f", "arguments": {{"a": "x {spelled} y"}}}}\n</tool_call>'
+    content, calls = read("hermes", f"so {call} and {call}")
+    assert content == "so  and"
+    assert [json.loads(one.arguments) for one in calls] == [json.loads(f'{{"a": "x {spelled} y"}}')] * 2
+
+
 PIECES = [
     "<tool_call>",
     "</tool_call>",
