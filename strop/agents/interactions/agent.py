@@ -99,9 +99,10 @@ async def interaction_agent(
 ) -> Sequence[Trajectory]:
     """Alternate answers of the model and of the user until the user ends it, or a limit is reached.
 
-    Calls of tools in an answer are carried out before the user sees anything. The rewards of the user are the
-    `turn_scores` that the reward function finds in its extra_info. Stop reasons are those of `take_turns`; `stop` when
-    the user ended it, and `interaction_failed`: the answer before it is worth 0.
+    Calls of tools in an answer are carried out before the user sees anything, those of the answer at which a limit is
+    reached not at all. The rewards of the user are the `turn_scores` that the reward function finds in its extra_info.
+    Stop reasons are those of `take_turns`; `stop` when the user ended it, and `interaction_failed`: the answer before it
+    is worth 0.
 
     Raises:
         InteractionFailed: the interaction could not begin.
@@ -123,6 +124,8 @@ async def interaction_agent(
                     logger.warning("%s; the answer before it is worth 0", error)
                     user.scores.append(0.0)
                     return "interaction_failed"
+            if is_last:
+                return Replies()
             results = await session.call_all(turn.calls)
             user.add_messages("tool", [result.as_read for result in results])
             return tool_replies(results)

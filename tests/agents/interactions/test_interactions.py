@@ -152,6 +152,26 @@ def test_limits_end_a_conversation(users: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "num_calls"), [({"max_assistant_turns": 2}, 1), ({"max_user_turns": 2}, 2)]
+)
+def test_calls_at_a_limit_are_not_carried_out(
+    users: str, tmp_path: Path, limits: dict[str, int], num_calls: int
+) -> None:
+    name = f"called_{num_calls}_times"
+    (tmp_path / "lookup.py").write_text(
+        f'from strop.agents import function_tool\n\n@function_tool("{name}")\ndef look_up() -> str:\n'
+        '    """Look up."""\n    return "3", 0.5\n'
+    )
+    call = answer(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>')
+    played = episode(
+        users, ScriptedModel([call]), asked(name="curious"), function_tools=str(tmp_path / "lookup.py"),
+        tool_format="hermes", **limits,
+    )  # fmt: skip
+    assert played.stop_reason == next(iter(limits))
+    assert played.extra["tool_rewards"] == [0.5] * num_calls
+
+
+@pytest.mark.parametrize(
     ("said", "sentence"),
     [
         ("break", "generate_response: RuntimeError: no mood"),
