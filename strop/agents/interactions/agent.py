@@ -101,8 +101,8 @@ async def interaction_agent(
 
     Calls of tools in an answer are carried out before the user sees anything, those of the answer at which a limit is
     reached not at all. The rewards of the user are the `turn_scores` that the reward function finds in its extra_info.
-    Stop reasons are those of `take_turns`; `stop` when the user ended it, and `interaction_failed`: the answer before it
-    is worth 0.
+    Stop reasons are those of `take_turns`; `stop` when the user ended it, and `interaction_failed`: the answer before
+    it is worth 0.
 
     Raises:
         InteractionFailed: the interaction could not begin.
