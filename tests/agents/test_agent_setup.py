@@ -16,6 +16,7 @@ from strop.agents.envs.config import EnvironmentConfig
 from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.agents.tools.calculator import CalculatorTool
 from strop.agents.tools.gsm8k import Gsm8kTool
+from strop.agents.tools.plugin import tools_kwargs_of
 from strop.utils import registry
 
 TOKENIZER = family_tokenizer("qwen25")
@@ -163,6 +164,21 @@ def test_rows_show_the_tools_that_they_may_use() -> None:
     names = [[tool["function"]["name"] for tool in one.get("tools", ())] for one in shown]
     assert names == [["calculator", "calc_gsm8k_reward"], ["calculator"], []]
     assert rows[0] == row(), "the rows stay as they are"
+
+
+def test_arguments_of_a_row_for_its_tools_are_those_that_it_has() -> None:
+    # As a table has them, in which another row has the rest.
+    row = {
+        "witness": {
+            "create_kwargs": {"truth": 0, "mode": None, "facts": {"a": None}},
+            "execute_kwargs": None,
+        },
+        "other": None,
+    }
+    expected = {"witness": {"create_kwargs": {"truth": 0, "facts": {"a": None}}}}
+    assert tools_kwargs_of({"extra_info": {"tools_kwargs": row}}) == expected
+    assert tools_kwargs_of({"tools_kwargs": row}) == expected
+    assert tools_kwargs_of({"extra_info": None}) == {}
 
 
 def test_rows_of_single_turns_are_left_as_they_are() -> None:
