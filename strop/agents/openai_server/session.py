@@ -145,7 +145,7 @@ class Session:
         self._by_call: dict[str, SampledAnswer] = {}
         self._written_ids: dict[str, str] = {}
         self._replies: dict[tuple[Any, ...], Reply] = {}
-        self._ended_at_length = False
+        self._stop_reason = "stop"
         self._media: dict[bytes, Media] = {}
 
     # ------------------------------------------------------------------ prompts
@@ -318,6 +318,7 @@ class Session:
         written_ids: Sequence[str | None] = (),
         has_thinking: bool = False,
         text: str = "",
+        max_tokens: int | None = None,
     ) -> None:
         """Record a sampled answer.
 
@@ -329,8 +330,12 @@ class Session:
             written_ids: of its calls, where the model wrote ids.
             has_thinking: it thought before it answered.
             text: of a completion: prompt and answer.
+            max_tokens: limit that the client gave.
         """
-        self._ended_at_length = output.stop_reason == "length"
+        self._stop_reason = "stop"
+        if output.stop_reason == "length":
+            has_own_limit = max_tokens is not None and len(output.token_ids) >= max_tokens
+            self._stop_reason = "max_tokens" if has_own_limit else "length"
         if not output.token_ids:
             return
         prompt, media = tuple(prompt_ids), media_of(prompt_ids)
@@ -438,8 +443,7 @@ class Session:
             extra={"reward_parts": self.reward_parts} if self.reward_parts else {},
             numbers={"model_calls": float(self.num_calls)},
         )
-        reason = "length" if self._ended_at_length else "stop"
-        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(reason))
+        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(self._stop_reason))
 
 
 def _last_answer(messages: Sequence[Message]) -> int:

@@ -73,6 +73,11 @@ def long_prompt(base_url, api_key, row):
     client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     ask(client, {"role": "user", "content": "a" * 27})
 
+def short(base_url, api_key, row):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    ask(client, *row["prompt"], max_tokens=2)
+    return 1.0
+
 def no_number(base_url, api_key, row):
     ask(openai.OpenAI(base_url=base_url, api_key=api_key), *row["prompt"])
     return "good"
@@ -182,6 +187,14 @@ def test_an_episode_ends_where_its_tokens_do(agent_file: Path) -> None:
     assert trajectory.stop_reason == "length"
     assert len(trajectory.response_ids) <= 60
     assert trajectory.reward_score is None, "the reward function is asked"
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(2000, "max_tokens"), (1, "length")])
+def test_an_answer_that_the_agent_limits_is_not_cut_by_the_run(
+    agent_file: Path, max_tokens: int, reason: str
+) -> None:
+    (trajectory,), _ = episode(agent_file, "short", "It is 3.<|im_end|>", max_tokens=max_tokens)
+    assert trajectory.stop_reason == reason
 
 
 def test_what_a_model_says_behind_a_stop_text_takes_no_tokens_of_the_episode(agent_file: Path) -> None:
