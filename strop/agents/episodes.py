@@ -157,7 +157,8 @@ class _Episode:
             if self._was_full:
                 raise ValueError(
                     f"agent {self._prompt.agent_name!r} asks for tokens again after an answer with stop reason "
-                    f"'length': data.max_response_tokens={self._sampling.max_tokens} are used; end the episode there"
+                    f"'length': data.max_response_tokens={self._sampling.max_tokens} are used, all tokens behind the "
+                    f"prompt of the row counted; end the episode there"
                 )
             self._was_full = True
             return TokenOutput(token_ids=(), log_probs=(), versions=(), stop_reason="length")
