@@ -56,6 +56,9 @@ def _read_blocks(
         calls.append(read_block(text[start + len(OPEN) : end]))
         position = end + len(CLOSE)
     content.append(text[position:])
+    if not calls and CLOSE in text:  # whoever forgets the beginning means a call all the same
+        problem = f"A tool call was closed with {CLOSE} but not opened with {OPEN}."
+        return "", [MalformedCall(text, problem)]
     return "".join(content).strip(), calls
 
 
