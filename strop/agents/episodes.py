@@ -102,6 +102,7 @@ async def play_episode(
         elif sequence.media:  # it does not end with an image
             sequence = sequence.truncate(len(sequence.response_ids))
         sequences[index] = episode.routing.added_to(sequence)
+    _check_rewards(sequences, prompt.agent_name)
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -156,7 +157,8 @@ class _Episode:
             if self._was_full:
                 raise ValueError(
                     f"agent {self._prompt.agent_name!r} asks for tokens again after an answer with stop reason "
-                    f"'length': data.max_response_tokens={self._sampling.max_tokens} are used; end the episode there"
+                    f"'length': data.max_response_tokens={self._sampling.max_tokens} are used, all tokens behind the "
+                    f"prompt of the row counted; end the episode there"
                 )
             self._was_full = True
             return TokenOutput(token_ids=(), log_probs=(), versions=(), stop_reason="length")
@@ -282,6 +284,22 @@ def _check_sequence(sequence: object, empty: Trajectory, name: str) -> None:
         raise ValueError(
             f"agent {name!r} returned trajectory {sequence.id} for the sample {empty.id}; return the "
             f"trajectory that it was given, with tokens appended"
+        )
+
+
+def _check_rewards(sequences: Sequence[Trajectory], name: str) -> None:
+    """Refuse rewards of earlier sequences that are not that of the episode, which the last one has."""
+    reward = sequences[-1].reward_score
+    others = [
+        sequence.reward_score
+        for sequence in sequences
+        if sequence.reward_score is not None and usable(sequence.reward_score) != usable(reward)
+    ]
+    if others:
+        raise ValueError(
+            f"agent {name!r} gave one of its {len(sequences)} sequences the reward {storable_text(others[0]):.60} and "
+            f"the last one {storable_text(reward):.60}; the sequences of an episode share one reward: give it to the "
+            f"last one"
         )
 
 

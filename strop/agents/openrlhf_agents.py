@@ -99,6 +99,7 @@ async def openrlhf_agent(
     text = await _first_text(instance, prompt, prompt_text)
     prompt_ids = list(prompt.token_ids) if text == prompt_text else encode(text)
     _refuse_longer(prompt_ids, context.max_prompt_tokens)
+    max_tokens = _room_behind(prompt_ids, prompt, context)
     if text != prompt_text:
         trajectory = replace(trajectory, prompt_messages=({"role": "user", "content": text},))
     rewards = _StepRewards()
@@ -106,7 +107,7 @@ async def openrlhf_agent(
     reason = ""
     response_ids: list[int] = []
     mask: list[int] = []
-    while len(response_ids) < context.sampling.max_tokens:
+    while len(response_ids) < max_tokens:
         answer = await server.generate(
             "", prompt_ids=[*prompt_ids, *response_ids], sampling_params=vars(params)
         )
@@ -138,7 +139,7 @@ async def openrlhf_agent(
         num_turns=2 * len(server.calls),
         extra_fields={"reward_parts": rewards.parts},
     )
-    sequence = sequence_of(output, trajectory, server.calls, max_tokens=context.sampling.max_tokens)
+    sequence = sequence_of(output, trajectory, server.calls, max_tokens=max_tokens)
     return replace(sequence, stop_reason="length") if reason == "length" else sequence
 
 
@@ -153,6 +154,18 @@ def _refuse_longer(token_ids: list[int], max_tokens: int) -> None:
         raise ValueError(
             f"reset gave an observation of {len(token_ids)} tokens, but data.max_prompt_tokens is {max_tokens}"
         )
+
+
+def _room_behind(prompt_ids: list[int], prompt: Prompt, context: AgentContext) -> int:
+    """Tokens of the response: what `reset` shows beyond the prompt of the row is taken from its budget."""
+    num_added = len(prompt_ids) - len(prompt.token_ids)
+    room = context.sampling.max_tokens - max(0, num_added)
+    if room < 1:
+        raise ValueError(
+            f"reset makes prompt {prompt.uid} {num_added} tokens longer, but data.max_response_tokens is "
+            f"{context.sampling.max_tokens}; raise it, or show less"
+        )
+    return room
 
 
 class _StepRewards:

@@ -109,7 +109,7 @@ class Learner:
 
         with stages.stage("summary"):
             every_column = batch.rows.select(None, object_columns_for("advantages"))
-            summary = groups.actor.call.summarize_batch(every_column)
+            summary = groups.actor.call.summarize_batch(every_column, batch.sample_starts)
         return LearnerResult(
             batch=batch,
             summary=summary,

@@ -47,7 +47,7 @@ def chosen(batch: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch
     if keep := where_on(algorithm.keep):
         rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
         selected = usable.take(rows)
-        metrics = _keep_metrics(scores, usable, selected, rows)
+        metrics = _keep_metrics(scores, usable, selected)
     else:
         uids = [report.uid for report in usable.reports]
         settings = algorithm
@@ -69,8 +69,8 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
 
 
 def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[int]:
-    """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
-    row_of = {report.episode_id: row for row, report in enumerate(batch.reports)}
+    """Row numbers of the samples that are kept, all rows of each; the first one carries what its sample is worth."""
+    row_of = _first_rows(batch)
     samples, rows = list(row_of), list(row_of.values())
     uids = [batch.reports[row].uid for row in rows]
     kept = select_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
@@ -78,10 +78,17 @@ def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[in
     return [row for row, report in enumerate(batch.reports) if report.episode_id in names]
 
 
-def _keep_metrics(
-    scores: Tensor, batch: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
-) -> dict[str, float]:
+def _keep_metrics(scores: Tensor, batch: RolloutBatch, kept: RolloutBatch) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
     lost = {report.uid for report in batch.reports} - {report.uid for report in kept.reports}
     numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
-    return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})
+    first_rows = [row for name, row in _first_rows(batch).items() if name in kept.episode_ids]
+    return numbers | ({KEEP.of("score_mean"): float(scores[first_rows].mean())} if first_rows else {})
+
+
+def _first_rows(batch: RolloutBatch) -> dict[str, int]:
+    """The first row of each sample, by its id."""
+    rows: dict[str, int] = {}
+    for row, report in enumerate(batch.reports):
+        rows.setdefault(report.episode_id, row)
+    return rows

@@ -115,6 +115,16 @@ def log_failures(
             f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "
             f"{failed[0].id}: {failed[0].failure}"
         )
+    silent = [
+        report
+        for report in record.reports
+        if report.is_finished and not report.num_sampled_tokens and report.stop_reason != "aborted"
+    ]
+    if silent:
+        say(
+            f"step {record.step}: {len(silent)} of {len(record.reports)} samples have no token of the model and are "
+            f"not trained; the first one, {silent[0].id}: {silent[0].stop_reason}"
+        )
     outcomes = [report.outcome for report in record.reports if report.outcome is not None]
     if any(outcome.kind != "score" for outcome in outcomes):
         say(f"step {record.step}: {summarize(outcomes, timeout_s=timeout_s)}")

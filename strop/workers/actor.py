@@ -6,7 +6,7 @@ same order, each with its own rows, also with none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -228,9 +228,9 @@ class ActorWorker(TrainedWorker):
         return correction_columns(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
-    def summarize_batch(self, data: DataProto) -> BatchSummary:
+    def summarize_batch(self, data: DataProto, sample_starts: Sequence[int]) -> BatchSummary:
         """Summary of all rows of a step with all their columns (`summarize`)."""
-        return summarize(data, self._algorithm)
+        return summarize(data, self._algorithm, sample_starts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def open_sync(self, num_receivers: int, dtypes: Mapping[str, str], *, store: str = "") -> Endpoint | None:

@@ -5,8 +5,9 @@ Concurrency: one asyncio loop. Samples are scored at the same time, each as it e
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +25,8 @@ from strop.workers.episodes import Episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 
 class Scorers(Protocol):
@@ -75,6 +78,7 @@ class EpisodeScores:
         """
         self._scorers, self._tokenizer = scorers, tokenizer
         self._reward_keys, self._scores_text_alone = tuple(reward_keys), scores_text_alone
+        self._has_warned = False
 
     @property
     def compares(self) -> bool:
@@ -98,6 +102,7 @@ class EpisodeScores:
             outcome = self.with_parts(prompt, _agent_outcome(trajectory))
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
             start = time.perf_counter()
+            self._name_unread_rewards(trajectory)
             outcome = await self._score(self._scorers, prompt, trajectory, text, in_group=in_group)
             seconds = time.perf_counter() - start
             is_whole = not (in_group and self._scorers.compares)
@@ -112,6 +117,24 @@ class EpisodeScores:
             outcome=outcome,
         )
         return episode if in_group and self.compares else _with_token_rewards(episode)
+
+    def _name_unread_rewards(self, trajectory: Trajectory) -> None:
+        """Warn once of rewards of tools or users that nobody reads: built-in scorers look at the response alone."""
+        config = None if self._scorers is None else self._scorers.config
+        if self._has_warned or config is None or config.services:
+            return
+        if config.path or any(function.path for function in config.functions):
+            return
+        for name in ("tool_rewards", "rollout_reward_scores", "turn_scores"):
+            rewards = trajectory.extra.get(name)
+            values = rewards.values() if isinstance(rewards, Mapping) else rewards
+            if isinstance(values, Iterable) and any(usable(value) for value in values):
+                self._has_warned = True
+                logger.warning(
+                    "an episode has %s, which the built-in scorer of its data_source does not read: they are not "
+                    "trained on; add them up in a function of your own (reward.path), whose extra_info has them", name
+                )  # fmt: skip
+                return
 
     def _media_error(self) -> Outcome:
         """Outcome of a sample with images of a tool, where a scorer is not shown them."""

@@ -26,7 +26,8 @@ PHASES_OVER_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor
 LENGTH = Metric(
     "{prompt_length,response_length,response_length_non_aborted}/{mean,max,min,clip_ratio}",
     "tokens; share",
-    "over samples; `clip_ratio`: those that reach the configured limit",
+    "over samples; `clip_ratio`: those that reach the configured limit, or whose stop reason is `length`, as of "
+    "episodes that a first observation or a result that does not fit brings there sooner",
 )
 VALIDATION = Metric(
     "{val-core,val-aux}/<data source>/<variable>/<statistic>",
@@ -106,6 +107,7 @@ def episode_metrics(
             prompt_lengths=[report.num_prompt_tokens for report in finished],
             response_lengths=[report.num_response_tokens for report in finished],
             is_aborted=[report.stop_reason == "aborted" for report in finished],
+            is_cut=[report.stop_reason == "length" for report in finished],
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
         ),
@@ -139,17 +141,25 @@ def length_metrics(
     prompt_lengths: Numbers,
     response_lengths: Numbers,
     is_aborted: Sequence[bool],
+    is_cut: Sequence[bool],
     max_prompt_tokens: int,
     max_response_tokens: int,
 ) -> Metrics:
     """LENGTH and ABORTED. A clip ratio is the share of samples that reach the
     *configured* limit; measured against the longest sample of the batch, one would always count as clipped.
+
+    Args:
+        prompt_lengths, response_lengths, is_aborted: of each sample.
+        is_cut: its end says that the limit on responses was its reason.
+        max_prompt_tokens, max_response_tokens: the limits.
     """
-    responses, aborted = doubles(response_lengths), doubles(is_aborted).bool()
+    prompts, responses = doubles(prompt_lengths), doubles(response_lengths)
+    aborted = doubles(is_aborted).bool()
+    clipped = (responses >= max_response_tokens) | doubles(is_cut).bool()
     metrics: Metrics = {
-        **_lengths("prompt_length", doubles(prompt_lengths), max_prompt_tokens),
-        **_lengths("response_length", responses, max_response_tokens),
-        **_lengths("response_length_non_aborted", responses[~aborted], max_response_tokens),
+        **_lengths("prompt_length", prompts, prompts >= max_prompt_tokens),
+        **_lengths("response_length", responses, clipped),
+        **_lengths("response_length_non_aborted", responses[~aborted], clipped[~aborted]),
     }
     if aborted.numel():
         metrics[ABORTED] = float(aborted.double().mean())
@@ -246,10 +256,10 @@ def reward_usage_metrics(usage: Sequence[Mapping[str, float]]) -> Metrics:
     }
 
 
-def _lengths(label: str, lengths: Tensor, limit: int) -> Metrics:
+def _lengths(label: str, lengths: Tensor, is_clipped: Tensor) -> Metrics:
     if not lengths.numel():
         return {}
     return {
         **mean_max_min(LENGTH, lengths, label),
-        LENGTH.of(label, "clip_ratio"): float((lengths >= limit).double().mean()),
+        LENGTH.of(label, "clip_ratio"): float(is_clipped.double().mean()),
     }

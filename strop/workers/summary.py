@@ -16,6 +16,7 @@ from torch import Tensor
 from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.sequence_credit import episode_representatives
 from strop.algorithms.specs import adv_estimator_declaration
 from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
@@ -37,7 +38,7 @@ class BatchSummary:
     """Stage -> digest of its columns; stages that the step did not have are left out."""
 
 
-def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
+def summarize(rows: DataProto, algorithm: AlgorithmConfig, sample_starts: Sequence[int]) -> BatchSummary:
     """The summary of rows with all their columns.
 
     Args:
@@ -45,6 +46,7 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
             token_level_rewards, advantages, returns; the trainer's at the start of the step, as `log_probs` or
             else `old_log_probs`; values and ref_log_prob where there are any.
         algorithm: that the batch was trained with.
+        sample_starts: the first row of each sample.
     """
     tensors = rows.tensors()
     if "log_probs" not in tensors:
@@ -52,11 +54,10 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
     ids = list(rows.non_tensor_batch["id"])
     values, masks = columns.rows(tensors["advantages"]), columns.rows(tensors["response_mask"])
     means = [float(v[m.bool()].mean()) for v, m in zip(values, masks, strict=True)]
-    rewards = _row_sums(tensors["token_level_rewards"])
     return BatchSummary(
         advantages=dict(zip(ids, means, strict=True)),
         metrics={
-            **_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
+            **_metrics(rows, tensors, sample_starts),
             **_own_metrics(rows, algorithm),
             **batch_off_policy_metrics(rows, algorithm),
             **role_metrics(rows, algorithm),
@@ -69,24 +70,40 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
     )
 
 
-def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]) -> dict[str, float]:
+def _metrics(
+    rows: DataProto, tensors: Mapping[str, Tensor], sample_starts: Sequence[int]
+) -> dict[str, float]:
     mask = columns.flat(tensors["response_mask"])
+    counted = _counted_rows(rows, tensors)
+    scores, answers = _row_sums(tensors["token_level_scores"]), answer_scores(tensors)
+    added = _row_sums(tensors["token_level_rewards"]) - scores
+    starts = torch.tensor(sample_starts)
+    sample_of = torch.bucketize(torch.arange(len(scores)), starts, right=True) - 1
+    of_samples = scores[starts]  # the first row has what the whole episode is worth
+    uids = list(rows.non_tensor_batch["uid"])
     return {
         **critic_metrics(
-            scores=_row_sums(tensors["token_level_scores"]),
-            rewards=rewards,
+            scores=of_samples,
+            rewards=of_samples.index_add(0, sample_of[counted], added[counted]),
             advantages=columns.flat(tensors["advantages"]),
             returns=columns.flat(tensors["returns"]),
             response_mask=mask,
             values=columns.flat(tensors["values"]) if "values" in tensors else None,
         ),
-        **group_metrics(answer_scores(tensors), group_ids_of(uids)),
+        **group_metrics(answers[counted], group_ids_of([uids[row] for row in counted])),
         **mismatch_metrics(
             columns.flat(tensors["log_probs"]),
             columns.flat(tensors["rollout_log_probs"]),
             mask,
         ),
     }
+
+
+def _counted_rows(rows: DataProto, tensors: Mapping[str, Tensor]) -> list[int]:
+    """Rows that count in the statistics of groups: one of an episode, or every answer that stands alone."""
+    mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
+    representatives = episode_representatives(list(rows.non_tensor_batch["episode_id"]), mask)
+    return list(range(len(mask))) if representatives is None else representatives[0]
 
 
 def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:

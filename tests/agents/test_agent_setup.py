@@ -16,6 +16,7 @@ from strop.agents.envs.config import EnvironmentConfig
 from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.agents.tools.calculator import CalculatorTool
 from strop.agents.tools.gsm8k import Gsm8kTool
+from strop.agents.tools.plugin import tools_kwargs_of
 from strop.utils import registry
 
 TOKENIZER = family_tokenizer("qwen25")
@@ -165,6 +166,21 @@ def test_rows_show_the_tools_that_they_may_use() -> None:
     assert rows[0] == row(), "the rows stay as they are"
 
 
+def test_arguments_of_a_row_for_its_tools_are_those_that_it_has() -> None:
+    # As a table has them, in which another row has the rest.
+    row = {
+        "witness": {
+            "create_kwargs": {"truth": 0, "mode": None, "facts": {"a": None}},
+            "execute_kwargs": None,
+        },
+        "other": None,
+    }
+    expected = {"witness": {"create_kwargs": {"truth": 0, "facts": {"a": None}}}}
+    assert tools_kwargs_of({"extra_info": {"tools_kwargs": row}}) == expected
+    assert tools_kwargs_of({"tools_kwargs": row}) == expected
+    assert tools_kwargs_of({"extra_info": None}) == {}
+
+
 def test_rows_of_single_turns_are_left_as_they_are() -> None:
     rows = [row()]
     assert AgentSetup(AgentConfig(), None).with_agent_and_tools(rows, "train") is rows
@@ -283,6 +299,9 @@ def test_a_result_that_leaves_no_room_is_not_appended() -> None:
     length = len(call("1+2"))
     one, model = episode(call("1+2"), answer("3"), max_tokens=length + 5)
     assert (one.stop_reason, len(one.response_ids), len(model.requests)) == ("length", length, 1)
+    left_out = one.messages[-1]
+    assert (left_out["role"], left_out["content"], left_out["tokens"]) == ("tool", "3", [length, length])
+    assert left_out["left_out"] == "no room for it and another answer"
     (whole, model) = episode(call("1+2"), answer("3"))
     given = whole.sampled.count(False)
     one, model = episode(call("1+2"), answer("3"), max_tokens=length + given + 1)

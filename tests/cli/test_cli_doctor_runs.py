@@ -25,7 +25,7 @@ def test_each_rule_is_told_with_the_step_in_which_it_first_applied(trained: Path
     assert [line.split(":")[0] for line in told[:-1]] == [
         "step 3  learning_rate_zero", "step 3  gradient_not_finite"
     ]  # fmt: skip
-    assert told[-1] == "6 steps; 2 of 19 rules spoke"
+    assert told[-1] == "6 steps; 2 of 20 rules spoke"
     record = cli("doctor", run, "--json").record
     assert (record["run"], record["steps"]) == (str(run), 6)
     assert [(one["step"], one["name"]) for one in record["diagnoses"]] == [
@@ -35,7 +35,7 @@ def test_each_rule_is_told_with_the_step_in_which_it_first_applied(trained: Path
 
 def test_a_run_without_a_finding_is_fine(trained: Path) -> None:
     result = cli("doctor", trained)
-    assert (result.code, result.out) == (0, "2 steps; none of 19 rules spoke\n")
+    assert (result.code, result.out) == (0, "2 steps; none of 20 rules spoke\n")
 
 
 def test_what_is_no_run_or_does_not_belong_is_refused(trained: Path, tmp_path: Path) -> None:

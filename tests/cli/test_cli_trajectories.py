@@ -128,11 +128,16 @@ def test_with_a_tokenizer_the_turns_are_their_tokens_in_colour() -> None:
     assert (spans["<7>"], spans["<9>"], spans["<11>"]) == ("green", "cyan", "bold red")
 
 
+OTHER_PROMPT = (
+    "its prompt is another one (the chat template or the agent writes what stands before differently)"
+)
+
+
 @pytest.mark.parametrize(
     ("stop_reason", "why"),
     [
-        ({"stop_reason": "continued"}, "the chat template writes what stands before differently"),
-        ({}, "the chat template writes what stands before differently"),
+        ({"stop_reason": "continued"}, OTHER_PROMPT),
+        ({}, OTHER_PROMPT),
         ({"stop_reason": "turn"}, "an answer is trained by itself (agent.credit=turn)"),
     ],
 )

@@ -140,6 +140,37 @@ def test_an_episode_ends_with_the_budget_of_the_response() -> None:
     assert run("One and no end.", max_tokens=3)[0].stop_reason == "length"
 
 
+@pytest.mark.parametrize("max_tokens", [30, 43, 44, 60])
+def test_no_step_is_taken_without_an_answer_where_reset_shows_more(max_tokens: int) -> None:
+    shown = "three and a lot more words"
+    steps: list[str] = []
+
+    async def reset(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"observation": states["observation"] + shown}
+
+    async def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        steps.append(states["action_text"])
+        return {"rewards": 1.0, "environment_feedback": AGAIN, "done": False}
+
+    define(reset=reset, step=step)
+    played, model = run("One.", max_tokens=max_tokens)
+    assert all(steps)
+    assert played.reward_score == len(steps) == len(model.requests)
+    assert len(played.response_ids) == max_tokens - len(ids(shown))
+    assert played.stop_reason == "length"
+
+
+def test_a_reset_that_leaves_no_room_for_an_answer_is_named() -> None:
+    async def reset(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {"observation": states["observation"] + "three and a lot more words"}
+
+    define(reset=reset, step=answering())
+    with pytest.raises(
+        ValueError, match="reset makes prompt .* tokens longer, but data.max_response_tokens is 3"
+    ):
+        run("One.", max_tokens=3)
+
+
 def test_executors_of_mid_2025_are_made_with_their_arguments() -> None:
     class Instance(AgentInstanceBase):
         step = answering(rewards=2)

@@ -127,6 +127,33 @@ def make(response: Any) -> None:
             return response(prompt_ids, output.token_ids)
 
 
+def test_reward_extra_info_has_the_parts_of_the_reward() -> None:
+    make(
+        lambda p, r: AgentLoopOutput(
+            prompt_ids=p, response_ids=r, response_mask=[1] * len(r), reward_score=0.5,
+            extra_fields={"reward_extra_info": {"acc": 1.0}},
+        )
+    )  # fmt: skip
+    ((one,), _) = run("Y")
+    assert one.extra["reward_parts"] == {"acc": 1.0}
+
+
+@pytest.mark.parametrize("rewards", [(1.0, None), (1.0, 0.0)])
+def test_sequences_of_an_episode_have_one_reward(rewards: tuple[float, float | None]) -> None:
+    def outputs(p: list[int], r: list[int], rewards: tuple[float | None, ...]) -> list[AgentLoopOutput]:
+        return [
+            AgentLoopOutput(prompt_ids=p, response_ids=r, response_mask=[1] * len(r), reward_score=reward)
+            for reward in rewards
+        ]
+
+    make(lambda p, r: outputs(p, r, rewards))
+    with pytest.raises(ValueError, match="'own' gave one of its 2 sequences the reward 1.0 and the last one"):
+        run("Y")
+    for shared in ((None, 1.0), (1.0, 1.0)):
+        make(lambda p, r, shared=shared: outputs(p, r, shared))
+        assert run("Y")[0][-1].reward_score == 1.0
+
+
 def test_tokens_that_were_not_sampled_cannot_be_trained() -> None:
     make(lambda p, r: AgentLoopOutput(prompt_ids=p, response_ids=[*r, 5], response_mask=[1] * (len(r) + 1)))
     with pytest.raises(ValueError, match=r"trains response token 2 \(id 5\), but no call"):

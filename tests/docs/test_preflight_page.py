@@ -13,4 +13,4 @@ from strop.observability.health import RULES
 @pytest.mark.slow
 def test_the_page_about_preflight(tmp_path: Path) -> None:
     assert Session(folder=tmp_path).follow(ROOT / "docs" / "preflight.md") == 5
-    assert len(RULES) == 19, "the page says nineteen"
+    assert len(RULES) == 20, "the page says twenty"

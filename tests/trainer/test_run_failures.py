@@ -135,6 +135,23 @@ def test_a_failed_agent_gets_the_fate_failed(project: Project, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("registered")
+def test_samples_without_a_token_of_the_model_are_told(project: Project, tmp_path: Path) -> None:
+    @agents.register("silent")
+    async def silent(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory | None:
+        if trajectory.sample_index:
+            return await agents["single_turn_agent"](asked, trajectory, generate)
+        return None
+
+    config = project.config(*with_agent(project, tmp_path, "silent"), "trainer.max_steps=1")
+    done = train_in(tmp_path / "run", config)
+    (line,) = [line for line in done.said if "no token" in line]
+    assert line.startswith(
+        "step 1: 4 of 16 samples have no token of the model and are not trained; the first one, e0-"
+    )
+    assert line.endswith("/0: the agent gave no sequence")
+
+
+@pytest.mark.usefixtures("registered")
 def test_too_many_failed_agents_stop_the_run(project: Project, tmp_path: Path) -> None:
     @agents.register("broken")
     async def broken(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:

@@ -18,6 +18,7 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, rewards_onward, token_scores
 from strop.workers.estimates import compute_advantages
 from strop.workers.estimator_columns import own_rewards, step_columns
+from strop.workers.summary import summarize
 
 PLAIN = AlgorithmConfig(adv_estimator="gigpo", norm_adv_by_std=False, gamma=0.5)
 
@@ -109,3 +110,20 @@ def test_states_that_are_alike_are_compared_where_that_is_asked_for() -> None:
     episodes = [answers(0, ("room 12, dark", 1.0)), answers(1, ("room 12, dusk", 0.0))]
     assert rows(episodes, [1.0, 0.0]).tensors()["anchor_ids"].tolist() == [0, 1]
     assert rows(episodes, [1.0, 0.0], similarity=0.75).tensors()["anchor_ids"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_sample_counts_once_in_scores_and_rewards_however_many_rows_it_has(alone: bool) -> None:
+    made = rows([answers(0, ("", 1.0), ("", 1.0), ("", 2.0), alone=alone), answers(1, ("", 1.0))], [4.0, 1.0])
+    log_probs = made.tensors()["rollout_log_probs"]
+    mask = made.tensors()["response_mask"]
+    made = made.union(DataProto.from_dict({"old_log_probs": log_probs, "rm_scores": torch.full((4,), 0.5)}))
+    made = made.union(compute_advantages(made, AlgorithmConfig(adv_estimator="grpo")))
+    metrics = summarize(made, AlgorithmConfig(adv_estimator="grpo"), [0, 3]).metrics
+    assert len(columns.rows(mask)) == 4
+    assert [metrics[f"critic/score/{word}"] for word in ("mean", "max", "min")] == [2.5, 4.0, 1.0]
+    # A reward model scores every answer that stands alone, and else the last sequence of a sample.
+    of_first = 4.0 + 3 * 0.5 if alone else 4.5
+    assert metrics["critic/rewards/mean"] == (of_first + 1.5) / 2
+    one = summarize(made[:3], AlgorithmConfig(adv_estimator="grpo"), [0]).metrics
+    assert one["rollout/groups_single"] == (not alone)

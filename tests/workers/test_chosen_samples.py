@@ -84,6 +84,18 @@ def test_the_best_of_each_prompt_are_kept_with_all_their_rows() -> None:
     assert left_out == {"b/0": NOT_KEPT}
 
 
+def test_answers_that_stand_alone_are_kept_by_what_their_sample_is_worth() -> None:
+    empty = Trajectory(uid="a", sample_index=0, prompt_ids=(3,))
+    answer = replace(
+        empty.with_sampled([7], [-1.0], [0]).finish("stop"), turn_rewards=((0, 0.5),), stands_alone=True
+    )
+    long = replace(SAMPLES[0], trajectory=answer, earlier=(answer,) * 3)
+    long = replace(long, outcome=Outcome(kind="score", score=2.0))
+    taken, left_out = chosen(experience([long, SAMPLES[1]]), config("algorithm.keep.best=1"), 1)
+    assert ids(taken) == ["a/0.0", "a/0.1", "a/0.2", "a/0"]
+    assert (left_out, taken.metrics["training/keep/score_mean"]) == ({"a/1": NOT_KEPT}, 2.0)
+
+
 def test_prompts_of_which_none_is_left_are_counted_and_a_mean_of_nothing_is_not_given() -> None:
     taken, left_out = chosen(experience(SAMPLES), config("algorithm.keep.min_score=0.75"), 1)
     assert ids(taken) == ["a/1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,33 @@ def test_episodes_come_in_the_order_of_the_prompts_whatever_ends_first() -> None
     assert [episode.text for episode in episodes] == ["1", "2", "3"] * 2
     assert [episode_report(episode).score for episode in episodes] == [1.0] * 6
     assert pool.scored[0] == ("a/2", "3"), "the last sample ended first"
+
+
+@pytest.mark.parametrize(
+    ("extra", "path", "is_named"),
+    [
+        ({"tool_rewards": [0.0, 0.5]}, "", True),
+        ({"rollout_reward_scores": {"a": 1.0}}, "", True),
+        ({"tool_rewards": [0.0], "turn_scores": [], "rollout_reward_scores": {"a": 0.0}}, "", False),
+        ({"tool_rewards": 0.5}, "", False),
+        ({"tool_rewards": [0.5]}, "reward.py", False),
+    ],
+)
+@pytest.mark.usefixtures("registered")
+def test_rewards_that_no_scorer_reads_are_named_once(
+    extra: dict[str, object], path: str, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @agents.register("rewarded")
+    async def rewarded(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        played = await agents["single_turn_agent"](asked, trajectory, generate)
+        return replace(played, extra=extra)
+
+    pool = Pool()
+    pool.config = RewardConfig(path=path)
+    play([prompt("a", "rewarded"), prompt("b", "rewarded")], pool)
+    named = [one.message for one in caplog.records if "does not read" in one.message]
+    assert len(named) == is_named
+    assert all(one.startswith(f"an episode has {next(iter(extra))}") for one in named)
 
 
 class SlowFirst(Client):

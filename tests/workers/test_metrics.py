@@ -14,12 +14,14 @@ from strop.protocol import DataProto
 from strop.protocol.columns import from_padded
 from strop.workers.metrics import (
     TURNS,
+    episode_metrics,
     length_metrics,
     reward_outcome_metrics,
     throughput_metrics,
     timing_metrics,
 )
 from strop.workers.off_policy_metrics import batch_off_policy_metrics, off_policy_metrics
+from strop.workers.reports import EpisodeReport
 
 
 def test_critic_metrics_average_over_samples_and_over_valid_tokens() -> None:
@@ -51,6 +53,7 @@ def test_lengths_by_hand() -> None:
         prompt_lengths=[4, 8],
         response_lengths=torch.tensor([2, 10]),
         is_aborted=[True, False],
+        is_cut=[False, False],
         max_prompt_tokens=8,
         max_response_tokens=10,
     )
@@ -77,11 +80,29 @@ def test_nothing_is_clipped_below_the_configured_limit() -> None:
         prompt_lengths=[5, 5],
         response_lengths=[7, 7],
         is_aborted=[False, False],
+        is_cut=[False, False],
         max_prompt_tokens=6,
         max_response_tokens=8,
     )
     assert metrics["response_length/clip_ratio"] == 0.0
     assert metrics["prompt_length/clip_ratio"] == 0.0
+
+
+def test_an_episode_that_the_limit_ended_is_clipped_however_short_it_is() -> None:
+    reports = [
+        EpisodeReport(
+            uid="a",
+            sample_index=n,
+            data_source="",
+            num_prompt_tokens=1,
+            num_response_tokens=2,
+            stop_reason=reason,
+        )
+        for n, reason in enumerate(["length", "stop", "max_tokens", "aborted"])
+    ]
+    metrics = episode_metrics(reports, max_prompt_tokens=5, max_response_tokens=5)
+    assert metrics["response_length/clip_ratio"] == 0.25
+    assert metrics["response_length_non_aborted/clip_ratio"] == pytest.approx(1 / 3)
 
 
 def test_turns() -> None:
@@ -98,7 +119,12 @@ def test_statistics_over_nothing_are_left_out() -> None:
     assert group_metrics(none, none.long()) == {}
     assert mismatch_metrics(none[None], none[None], none[None]) == {"training/rollout_probs_diff_valid": 0.0}
     metrics = length_metrics(
-        prompt_lengths=[], response_lengths=[], is_aborted=[], max_prompt_tokens=1, max_response_tokens=1
+        prompt_lengths=[],
+        response_lengths=[],
+        is_aborted=[],
+        is_cut=[],
+        max_prompt_tokens=1,
+        max_response_tokens=1,
     )
     assert metrics == {}
 

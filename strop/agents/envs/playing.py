@@ -16,7 +16,7 @@ from typing import Any, Self
 from strop.agents.envs.base import EnvironmentFailed, Observation, Step, read_observation, read_step
 from strop.agents.envs.gymnasium_env import MAX_INVALID, action_reader
 from strop.agents.envs.loading import EnvironmentChoice
-from strop.agents.tools.threads import answer_in_thread, call_in_thread
+from strop.agents.tools.threads import answer_in_thread, call_in_thread, result_of
 from strop.agents.user_code import contained
 from strop.utils.rng import random_key
 
@@ -151,10 +151,9 @@ class PlayedEnvironment:
         return state if len(state) <= MAX_ANCHOR_CHARS else f"{state[:MAX_ANCHOR_CHARS]} {_digest(state)}"
 
     async def _call(self, label: str, method: Callable[..., Any], *args: Any) -> Any:
-        if inspect.iscoroutinefunction(method):
-            return await self._timed(label, method(*args))
         in_thread = answer_in_thread if label == "step" else call_in_thread
-        return await self._timed(label, in_thread(method, *args))
+        work = result_of(method, f"environment {self.name}: {label}", in_thread, *args)
+        return await self._timed(label, work)
 
     async def _timed(self, label: str, work: Awaitable[Any]) -> Any:
         async def run() -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from strop.agents.context import AgentContext, Generate
 from strop.agents.interactions.base import BaseInteraction
@@ -16,13 +16,12 @@ from strop.agents.tools.conversation import Conversation
 from strop.agents.tools.multi_turn import Replies, take_turns
 from strop.agents.tools.parsed_output import ParsedTurn
 from strop.agents.tools.plugin import tool_session
+from strop.agents.tools.threads import answer_in_thread, call_in_thread, result_of
 from strop.agents.user_code import contained
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.sanitize import encodable, storable_text, usable
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class InteractionFailed(RuntimeError):
@@ -43,10 +42,7 @@ class _User:
 
     async def start(self, instance_id: str) -> None:
         self.instance = str(
-            await self._timed(
-                "start_interaction", self.interaction.start_interaction(instance_id, **self.kwargs)
-            )
-            or instance_id
+            await self._called("start_interaction", call_in_thread, instance_id) or instance_id
         )
 
     def add_messages(self, role: str, texts: Sequence[str]) -> None:
@@ -55,9 +51,8 @@ class _User:
 
     async def answer(self) -> Replies | str:
         """The user's reply; `stop` where the user ends the conversation."""
-        returned: object = await self._timed(
-            "generate_response",
-            self.interaction.generate_response(self.instance, list(self.messages), **self.kwargs),
+        returned: object = await self._called(
+            "generate_response", answer_in_thread, self.instance, list(self.messages)
         )
         if not isinstance(returned, tuple) or len(returned) != 4:
             raise InteractionFailed(
@@ -80,18 +75,17 @@ class _User:
 
     async def finish(self) -> None:
         try:
-            await self._timed(
-                "finalize_interaction", self.interaction.finalize_interaction(self.instance, **self.kwargs)
-            )
+            await self._called("finalize_interaction", call_in_thread, self.instance)
         except InteractionFailed:
             logger.exception("interaction %s could not be finalized", self.interaction.name)
 
-    async def _timed(self, method: str, work: Awaitable[T]) -> T:
-        label = f"interaction {self.interaction.name}: {method}"
+    async def _called(self, name: str, in_thread: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        label = f"interaction {self.interaction.name}: {name}"
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 with contained():
-                    return await work
+                    method = getattr(self.interaction, name)
+                    return await result_of(method, label, in_thread, *args, **self.kwargs)
         except TimeoutError as error:
             if deadline.expired():
                 raise InteractionFailed(f"{label} took longer than {self.timeout_s:g} s") from None
@@ -105,9 +99,10 @@ async def interaction_agent(
 ) -> Sequence[Trajectory]:
     """Alternate answers of the model and of the user until the user ends it, or a limit is reached.
 
-    Calls of tools in an answer are carried out before the user sees anything. The rewards of the user are the
-    `turn_scores` that the reward function finds in its extra_info. Stop reasons are those of `take_turns`; `stop` when
-    the user ended it, and `interaction_failed`: the answer before it is worth 0.
+    Calls of tools in an answer are carried out before the user sees anything, those of the answer at which a limit is
+    reached not at all. The rewards of the user are the `turn_scores` that the reward function finds in its extra_info.
+    Stop reasons are those of `take_turns`; `stop` when the user ended it, and `interaction_failed`: the answer before
+    it is worth 0.
 
     Raises:
         InteractionFailed: the interaction could not begin.
@@ -129,6 +124,8 @@ async def interaction_agent(
                     logger.warning("%s; the answer before it is worth 0", error)
                     user.scores.append(0.0)
                     return "interaction_failed"
+            if is_last:
+                return Replies()
             results = await session.call_all(turn.calls)
             user.add_messages("tool", [result.as_read for result in results])
             return tool_replies(results)

@@ -70,7 +70,14 @@ def _call_function(function: Callable[..., Any], base_url: str, api_key: str, ro
         return await returned
 
     coroutine: Coroutine[Any, Any, Any] = whole()
-    return asyncio.run(coroutine)
+    try:
+        return asyncio.run(coroutine)
+    except RuntimeError as error:
+        if "event loop" not in str(error).lower():
+            raise
+        raise RuntimeError(
+            f"{error}; an async function has an event loop of its own in each episode: make async clients inside it"
+        ) from error
 
 
 def _with_stop_reason(sequences: tuple[Trajectory, ...], *, is_full: bool) -> tuple[Trajectory, ...]:

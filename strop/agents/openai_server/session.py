@@ -145,7 +145,7 @@ class Session:
         self._by_call: dict[str, SampledAnswer] = {}
         self._written_ids: dict[str, str] = {}
         self._replies: dict[tuple[Any, ...], Reply] = {}
-        self._ended_at_length = False
+        self._stop_reason = "stop"
         self._media: dict[bytes, Media] = {}
 
     # ------------------------------------------------------------------ prompts
@@ -318,6 +318,7 @@ class Session:
         written_ids: Sequence[str | None] = (),
         has_thinking: bool = False,
         text: str = "",
+        max_tokens: int | None = None,
     ) -> None:
         """Record a sampled answer.
 
@@ -329,8 +330,12 @@ class Session:
             written_ids: of its calls, where the model wrote ids.
             has_thinking: it thought before it answered.
             text: of a completion: prompt and answer.
+            max_tokens: limit that the client gave.
         """
-        self._ended_at_length = output.stop_reason == "length"
+        self._stop_reason = "stop"
+        if output.stop_reason == "length":
+            has_own_limit = max_tokens is not None and len(output.token_ids) >= max_tokens
+            self._stop_reason = "max_tokens" if has_own_limit else "length"
         if not output.token_ids:
             return
         prompt, media = tuple(prompt_ids), media_of(prompt_ids)
@@ -390,10 +395,13 @@ class Session:
         """Log messages with roles and spans of response tokens, for people."""
         log, response = self._logs[index], self._sequences[index].response_ids
         reply_start = log[-1]["tokens"][1] if log else 0
-        replies = context[_last_answer(context) + 1 :] if log else ()
+        is_prompt_of_row = index == 0 and not log  # which samples have beside their messages
+        replies = () if is_prompt_of_row else context[_last_answer(context) + 1 :]
         for reply in replies:
             log.append({"role": reply.role, "content": reply.content, "tokens": [reply_start, start]})
         entry: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.reasoning:
+            entry["reasoning"] = message.reasoning
         if message.calls:
             entry["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
         log.append({**entry, "tokens": [start, len(response)]})
@@ -430,13 +438,12 @@ class Session:
         last = dataclasses.replace(
             last,
             messages=tuple(log),
-            num_turns=len(log) + 1,
+            num_turns=sum(entry["role"] != "system" for entry in log) + 1,
             reward_score=self.reward,
             extra={"reward_parts": self.reward_parts} if self.reward_parts else {},
             numbers={"model_calls": float(self.num_calls)},
         )
-        reason = "length" if self._ended_at_length else "stop"
-        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(reason))
+        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(self._stop_reason))
 
 
 def _last_answer(messages: Sequence[Message]) -> int:

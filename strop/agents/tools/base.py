@@ -68,9 +68,8 @@ def response_of(returned: object) -> ToolResponse | None:
 class BaseTool:
     """A tool with a life per episode: create, execute any number of times, calc_reward, release.
 
-    One object serves all episodes of a process; state of an episode is kept under its instance id. Methods
-    run on the event loop of the process: a blocking call inside one holds every episode up, so use threads,
-    processes or async clients.
+    One object serves all episodes of a process; state of an episode is kept under its instance id. Async methods
+    run on the event loop of the process, where a blocking call holds every episode up; others run in threads.
     """
 
     def __init__(

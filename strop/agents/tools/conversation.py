@@ -22,6 +22,9 @@ from strop.utils.sanitize import encodable, read_json
 
 CONTINUED = "continued"
 """Stop reason of a sequence after which the conversation went on in another one."""
+NO_ROOM = "no room for it and another answer"
+MAX_LEFT_OUT_CHARS = 2000
+"""Of a reply that did not fit, in the sample store."""
 
 
 class Conversation:
@@ -127,7 +130,7 @@ class Conversation:
         if sum(map(len, texts)) > self._max_row * MAX_CHARS_PER_TOKEN:
             return False  # to encode it would hold up all episodes
         texts = [encodable(text) for text in texts]
-        names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
+        names, ids = self._reply_names(role), self._call_ids if role == "tool" else [""]
         results = list(zip(ids, names, texts, strict=True))
         template = self._context.template
         all_images = [image for of_result in images for image in of_result]
@@ -173,6 +176,21 @@ class Conversation:
                 start,
             )
         return True
+
+    def _reply_names(self, role: str) -> list[str]:
+        """Tools that the replies are from; an empty name for a user."""
+        return self._call_names if role == "tool" else [""]
+
+    def log_left_out(
+        self, texts: Sequence[str], *, role: str, facts: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Record replies that did not fit, in the sample store alone."""
+        start = len(self._current.response_ids)
+        for number, (name, text) in enumerate(zip(self._reply_names(role), texts, strict=True)):
+            entry = {"role": role, "content": encodable(text[:MAX_LEFT_OUT_CHARS]), "left_out": NO_ROOM}
+            self._log_entry(
+                entry | ({"name": name} if name else {}) | (dict(facts[number]) if facts else {}), start
+            )
 
     def finish(
         self,

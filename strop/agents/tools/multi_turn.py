@@ -108,6 +108,7 @@ async def _turns(
         if not conversation.add_replies(
             replies.texts, role=replies.role, images=replies.images, facts=replies.facts
         ):
+            conversation.log_left_out(replies.texts, role=replies.role, facts=replies.facts)
             return "length"
 
 

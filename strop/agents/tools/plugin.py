@@ -191,9 +191,18 @@ def _check_kwargs(kwargs: Mapping[str, Any], label: str) -> None:
 
 
 def tools_kwargs_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a row for its tools, by tool: column or extra_info key tools_kwargs, empty entries left out."""
+    """Arguments of a row for its tools, by tool: column or extra_info key tools_kwargs. Nulls are left out, down to
+    those of single arguments: a table gives every row the keys of all."""
     kwargs = row.get("tools_kwargs") or extra_info_of(row).get("tools_kwargs") or {}
-    return {name: value for name, value in kwargs.items() if value is not None}
+    return _without_nulls(kwargs, levels=3)
+
+
+def _without_nulls(values: Mapping[str, Any], *, levels: int) -> dict[str, Any]:
+    return {
+        name: _without_nulls(value, levels=levels - 1) if levels > 1 and isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def tools_of(context: AgentContext) -> Mapping[str, BaseTool]:

@@ -23,6 +23,7 @@ from strop.agents.tools.call_stats import CallResult, call_numbers
 from strop.agents.tools.images import ImageEncoder
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
 from strop.agents.tools.templates import MAX_CHARS_PER_TOKEN
+from strop.agents.tools.threads import answer_in_thread, call_in_thread, result_of
 from strop.agents.user_code import contained
 from strop.protocol.trajectory import Media
 from strop.utils.sanitize import described, encodable, read_json, storable, storable_text, usable
@@ -157,7 +158,9 @@ class ToolSession:
                 continue
             tool, kwargs = self._tools[name], self._kwargs_of(name, "calc_reward_kwargs")
             try:
-                value = await self._timed(tool.calc_reward(created.result(), **kwargs))
+                value = await self._timed(
+                    result_of(tool.calc_reward, f"tool {name}", call_in_thread, created.result(), **kwargs)
+                )
                 rewards[name] = _reward(value, "calc_reward")
             except ToolUnavailable:
                 raise
@@ -208,8 +211,10 @@ class ToolSession:
         try:
             instance = await self._instance(name)
             kwargs = self._kwargs_of(name, "execute_kwargs")
+            kwargs = {**kwargs, "agent_data": self._agent_data}
+            execute = self._tools[name].execute
             returned = await self._timed(
-                self._tools[name].execute(instance, arguments, agent_data=self._agent_data, **kwargs)
+                result_of(execute, f"tool {name}", answer_in_thread, instance, arguments, **kwargs)
             )
             response, reward, facts = _checked_result(returned)
             images = self._read_images(response)
@@ -273,7 +278,8 @@ class ToolSession:
 
     async def _create(self, name: str, create_kwargs: Mapping[str, Any]) -> str:
         create = self._tools[name].create
-        created: object = await self._timed(create(**create_arguments(create, create_kwargs)))
+        arguments = create_arguments(create, create_kwargs)
+        created: object = await self._timed(result_of(create, f"tool {name}", call_in_thread, **arguments))
         return str(created[0] if isinstance(created, tuple) else created)  # some tools give the id alone
 
     async def _timed(self, work: Awaitable[T]) -> T:
@@ -333,7 +339,8 @@ class ToolSession:
         except Exception:  # noqa: BLE001  (was told to whoever asked for it)
             return
         try:
-            await self._timed(self._tools[name].release(instance, **self._kwargs_of(name, "release_kwargs")))
+            release, kwargs = self._tools[name].release, self._kwargs_of(name, "release_kwargs")
+            await self._timed(result_of(release, f"tool {name}", call_in_thread, instance, **kwargs))
         except Exception:
             logger.exception("tool %s could not be released", name)
 

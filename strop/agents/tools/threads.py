@@ -1,4 +1,4 @@
-"""Threads of functions that may hang.
+"""Calls of users' methods: async ones on the loop of the episodes, others in threads, which may hang.
 
 Python code in a thread can be interrupted, but a call that waits outside of Python cannot. Such a thread is a daemon,
 which ends with the process. Calls that a model asks for are refused while MAX_STUCK threads hang; calls that begin or
@@ -11,10 +11,13 @@ import asyncio
 import contextvars
 import ctypes
 import functools
+import inspect
 import logging
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import time
+import types
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, ParamSpec, TypeVar
 
 from strop.utils.sanitize import described
 
@@ -22,14 +25,67 @@ logger = logging.getLogger(__name__)
 
 MAX_STUCK = 64
 """Functions that may go on after their deadline, per process; each holds a thread and what it uses."""
+HELD_UP_S = 1.0
+"""Time without an await after which a method is named that holds up all episodes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _stuck: set[threading.Thread] = set()
+_named: set[str] = set()
 
 
 class TooManyStuckError(RuntimeError):
     """So many functions run after their deadline that no more are begun."""
+
+
+async def result_of(
+    method: Callable[..., Any],
+    label: str,
+    in_thread: Callable[..., Awaitable[Any]],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The result of a method, whether it is async, gives something to await, or neither.
+
+    Args:
+        method: of a user.
+        label: names it in a warning.
+        in_thread: calls it where it is not async: answer_in_thread or call_in_thread.
+        args, kwargs: of the method.
+    """
+    if inspect.iscoroutinefunction(method):
+        return await _watched(method(*args, **kwargs), label)
+    result = await in_thread(method, *args, **kwargs)
+    return await _watched(result, label) if inspect.isawaitable(result) else result
+
+
+@types.coroutine
+def _watched(work: Awaitable[T], label: str) -> Generator[Any, Any, T]:
+    """The result; a warning, once for each label, where a step up to an await takes longer than HELD_UP_S."""
+    steps: Any = work.__await__()
+    go_on = functools.partial(next, steps)
+    while True:
+        start = time.perf_counter()
+        try:
+            awaited = go_on()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            seconds = time.perf_counter() - start
+            if seconds > HELD_UP_S and label not in _named:
+                _named.add(label)
+                logger.warning(
+                    "%s took %.1f s without an await, in which every other episode stood still and no time limit held: "
+                    "make the method a plain def, which runs in a thread, or set agent.num_workers", label, seconds
+                )  # fmt: skip
+        try:
+            value = yield awaited
+        except BaseException as error:  # noqa: BLE001 (handed on)
+            go_on = functools.partial(steps.throw, error)
+        else:
+            go_on = functools.partial(steps.send, value)
 
 
 async def answer_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -39,7 +39,7 @@ class AgentLoopOutput:
     """Messages, the prompt counted as one; 0: as many as there were calls of generate, and the prompt."""
     metrics: AgentLoopMetrics = field(default_factory=AgentLoopMetrics)
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """For the reward function, in its extra_info."""
+    """For the reward function, in its extra_info; `reward_extra_info` has the parts of reward_score, such as acc."""
     mm_processor_kwargs: dict[str, Any] | None = None
 
 
@@ -124,7 +124,7 @@ def sequence_of(
         versions=tuple(versions[first:end]),
         num_turns=output.num_turns or len(calls) + 1,
         timings={key: float(seconds.get(key) or 0.0) for key in ("tool_calls", "compute_score")},
-        extra={"turn_scores": [], "tool_rewards": [], **output.extra_fields},
+        extra=_extra(output.extra_fields),
         reward_score=None if output.reward_score is None else float(output.reward_score),
         media=media_of(longest_prompt),
     )
@@ -132,6 +132,12 @@ def sequence_of(
         return sequence.finish("length")
     reasons = (call.cut_reason(all_ids[:end]) for call in calls)
     return sequence.finish(next(filter(None, reasons), "stop"))
+
+
+def _extra(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of the episode; what verl calls reward_extra_info are the parts of a reward that the loop gives."""
+    parts = {"reward_parts": fields["reward_extra_info"]} if fields.get("reward_extra_info") else {}
+    return {"turn_scores": [], "tool_rewards": [], **parts, **fields}
 
 
 def _log_probs_and_versions(all_ids: tuple[int, ...], calls: Sequence[Call]) -> tuple[list[float], list[int]]:

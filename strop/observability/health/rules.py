@@ -19,6 +19,7 @@ from strop.observability.health.history import RECENT, History
 from strop.observability.health.side_rules import (
     process_rewards_at_chance,
     process_rewards_swamp,
+    tool_fails,
     useless_critic,
 )
 from strop.workers.metrics import LENGTH, OUTCOMES, VALIDATION
@@ -366,6 +367,7 @@ RULES: Mapping[str, Rule] = {
         useless_critic,
         process_rewards_swamp,
         process_rewards_at_chance,
+        tool_fails,
     )
 }
 """By name, in the order of their reports."""

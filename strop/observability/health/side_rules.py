@@ -1,4 +1,4 @@
-"""Rules on the models that learn beside the policy: the critic, and the process reward model."""
+"""Rules on what is beside the policy: the critic, the process reward model, and tools."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from statistics import fmean
 
 from strop.algorithms.batch_metrics import EXPLAINED_VARIANCE, GROUPS, PROCESS
 from strop.observability.health.history import History
+from strop.workers.metrics import AGENT_NUMBER
 
 BAD_CRITIC_STEPS = 20
 """Steps in a row in which the critic explains less than a constant would."""
@@ -14,6 +15,9 @@ SWAMPED, SWAMPED_STEPS, MIXED_GROUPS = 0.9, 3, 0.2
 of groups whose outcomes differ, below which that is why."""
 CHANCE, CHANCE_STEPS = 0.5, 5
 """Share of a prompt's pairs that a process reward model without knowledge ranks right, and steps that are looked at."""
+
+FAILED_CALLS_STEPS = 3
+"""Steps in a row in which no call of a tool worked."""
 
 
 def useless_critic(history: History) -> str:
@@ -60,3 +64,18 @@ def process_rewards_at_chance(history: History) -> str:
         f"better than chance: the policy follows noise - raise prm.optim.lr or rollout.samples_per_prompt, look at "
         f"prm.right_above, or set algorithm.adv_settings.process_weight=0 until prm/acc has risen"
     )
+
+
+def tool_fails(history: History) -> str:
+    """Every call of a tool ended with an error, in three steps that had calls."""
+    for errors_name in history.names(AGENT_NUMBER.of("tools/*/errors", "mean")):
+        tool = errors_name.split("/", 1)[1].rsplit("/", 2)[0]
+        calls = history.last(AGENT_NUMBER.of(f"tools/{tool}/calls", "mean"), FAILED_CALLS_STEPS)
+        errors = history.last(errors_name, FAILED_CALLS_STEPS)
+        if calls and errors == calls:
+            return (
+                f"every call of the tool {tool!r} ended with an error, in {FAILED_CALLS_STEPS} steps - read what it "
+                f"answered (strop samples): an error of its own code is to be mended there; where it refuses the "
+                f"model's arguments, describe them in its schema, or show a call in the prompt"
+            )
+    return ""

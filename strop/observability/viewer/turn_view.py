@@ -89,7 +89,7 @@ def _sequence_reason(row: Mapping[str, Any], sequence: int) -> str:
     before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
     if any(earlier.get("stop_reason") == "turn" for earlier in before):
         return "an answer is trained by itself (agent.credit=turn)"
-    return "the chat template writes what stands before differently"
+    return "its prompt is another one (the chat template or the agent writes what stands before differently)"
 
 
 def _with_images(span: Sequence[Token], images: Mapping[int, tuple[int, str]]) -> list[Token]:

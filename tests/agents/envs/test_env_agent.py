@@ -475,6 +475,7 @@ def test_an_observation_that_cannot_fit_is_not_encoded(file: str, monkeypatch: p
     (played,) = play(asked(), ScriptedModel([answer("1")]), environment=environment)
     assert (played.stop_reason, played.reward_score) == ("length", 0.5)
     assert max(encoded, default=0) < 10_000
+    assert (played.messages[-1]["role"], len(played.messages[-1]["content"])) == ("user", 2000)
 
 
 def test_a_call_that_ended_in_time_counts_where_the_loop_was_held_up(file: str) -> None:

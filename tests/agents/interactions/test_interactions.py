@@ -132,6 +132,15 @@ def test_an_interaction_is_started_answers_and_is_finalized(users: str) -> None:
     assert played.extra["turn_scores"] == [0.5, 0.5]
 
 
+def test_methods_that_are_not_async_run_in_threads(tmp_path: Path) -> None:
+    (tmp_path / "plain_users.py").write_text(
+        USERS.replace("async def", "def").replace("await ", ""), encoding="utf-8"
+    )
+    path = written(tmp_path, {"class_name": "./plain_users.py:Curious"})
+    played = episode(path, ScriptedModel([answer("hi"), answer("bye")]), asked(name="curious"))
+    assert (played.extra["turn_scores"], played.stop_reason) == ([0.5, 0.5], "stop")
+
+
 def test_limits_end_a_conversation(users: str) -> None:
     talk = ScriptedModel([answer("hi")])
     assert (
@@ -140,6 +149,26 @@ def test_limits_end_a_conversation(users: str) -> None:
     )
     played = episode(users, ScriptedModel([answer("hi")]), asked(name="curious"), max_user_turns=1)
     assert (played.stop_reason, played.num_turns) == ("max_user_turns", 4)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_calls"), [({"max_assistant_turns": 2}, 1), ({"max_user_turns": 2}, 2)]
+)
+def test_calls_at_a_limit_are_not_carried_out(
+    users: str, tmp_path: Path, limits: dict[str, int], num_calls: int
+) -> None:
+    name = f"called_{num_calls}_times"
+    (tmp_path / "lookup.py").write_text(
+        f'from strop.agents import function_tool\n\n@function_tool("{name}")\ndef look_up() -> str:\n'
+        '    """Look up."""\n    return "3", 0.5\n'
+    )
+    call = answer(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>')
+    played = episode(
+        users, ScriptedModel([call]), asked(name="curious"), function_tools=str(tmp_path / "lookup.py"),
+        tool_format="hermes", **limits,
+    )  # fmt: skip
+    assert played.stop_reason == next(iter(limits))
+    assert played.extra["tool_rewards"] == [0.5] * num_calls
 
 
 @pytest.mark.parametrize(

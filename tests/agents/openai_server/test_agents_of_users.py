@@ -47,6 +47,16 @@ async def posts(base_url, api_key, row):
     )
     urllib.request.urlopen(wanted).read()
 
+LOCKS = []
+
+async def shares(base_url, api_key, row):
+    import asyncio
+    LOCKS.append(asyncio.Event())
+    asyncio.get_running_loop().call_later(0.001, LOCKS[-1].set)
+    await asyncio.wait_for(LOCKS[0].wait(), 5)
+    LOCKS[0].clear()
+    return 1.0
+
 def crashes(base_url, api_key, row):
     raise KeyError("what the row lacks")
 
@@ -62,6 +72,11 @@ def never_ends(base_url, api_key, row):
 def long_prompt(base_url, api_key, row):
     client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
     ask(client, {"role": "user", "content": "a" * 27})
+
+def short(base_url, api_key, row):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    ask(client, *row["prompt"], max_tokens=2)
+    return 1.0
 
 def no_number(base_url, api_key, row):
     ask(openai.OpenAI(base_url=base_url, api_key=api_key), *row["prompt"])
@@ -152,6 +167,12 @@ def test_a_function_that_crashes_is_a_failed_episode_with_its_reason(agent_file:
         episode(agent_file, "crashes", "3<|im_end|>")
 
 
+def test_what_is_shared_between_loops_is_answered_with_what_to_do(agent_file: Path) -> None:
+    assert episode(agent_file, "shares", "3<|im_end|>")[0] == ()
+    with pytest.raises(RuntimeError, match="different event loop.*; .* make async clients inside it"):
+        episode(agent_file, "shares", "3<|im_end|>")
+
+
 def test_a_function_that_hangs_ends_at_the_deadline(agent_file: Path) -> None:
     with pytest.raises(EpisodeTimeout, match=r"longer than agent.timeout_s = 0.3 s"):
         episode(agent_file, "hangs", "3<|im_end|>", timeout_s=0.3)
@@ -166,6 +187,14 @@ def test_an_episode_ends_where_its_tokens_do(agent_file: Path) -> None:
     assert trajectory.stop_reason == "length"
     assert len(trajectory.response_ids) <= 60
     assert trajectory.reward_score is None, "the reward function is asked"
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(2000, "max_tokens"), (1, "length")])
+def test_an_answer_that_the_agent_limits_is_not_cut_by_the_run(
+    agent_file: Path, max_tokens: int, reason: str
+) -> None:
+    (trajectory,), _ = episode(agent_file, "short", "It is 3.<|im_end|>", max_tokens=max_tokens)
+    assert trajectory.stop_reason == reason
 
 
 def test_what_a_model_says_behind_a_stop_text_takes_no_tokens_of_the_episode(agent_file: Path) -> None:

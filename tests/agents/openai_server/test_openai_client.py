@@ -70,6 +70,25 @@ def test_a_chat_of_two_turns_is_one_sequence_of_the_very_tokens() -> None:
     assert engine.prompts[1] == trajectory.token_ids[: len(engine.prompts[1])]
 
 
+def test_what_a_later_sequence_answers_is_in_the_record() -> None:
+    engine = ScriptedEngine(TOKENIZER, ["<think>well</think>3<|im_end|>", "4<|im_end|>"])
+
+    def work(opened: Open) -> None:
+        create: Any = opened.client().chat.completions.create
+        for question in ("1 + 2?", "2 + 2?"):
+            system = {"role": "system", "content": "Add."}
+            create(model="any", messages=[system, {"role": "user", "content": question}])
+
+    _, sessions = served(engine, work)
+    last = sessions["one"].sequences()[-1]
+    assert [(one["role"], one["content"], one["sequence"], one["tokens"]) for one in last.messages] == [
+        ("assistant", "3", 0, [0, len(engine.outputs[0].token_ids)]),
+        ("system", "Add.", 1, [0, 0]), ("user", "2 + 2?", 1, [0, 0]), ("assistant", "4", 1, [0, 2]),
+    ]  # fmt: skip
+    assert last.messages[0]["reasoning"] == "well"
+    assert last.num_turns == 4, "two questions and two answers"
+
+
 @pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"deepseek"}))  # which opens the thinking itself
 def test_answers_that_come_back_keep_their_tokens_in_every_family(name: str) -> None:
     """The model writes its text character by character, which the tokenizer never does."""

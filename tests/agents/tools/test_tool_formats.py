@@ -36,6 +36,31 @@ KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
 
+@pytest.mark.parametrize("spelled", ["</tool_call>", "<tool_call>{</tool_call>", '\\"</tool_call>\\\\'])
+def test_a_text_in_a_call_may_spell_the_tag_out(spelled: str) -> None:
+    call = f'<tool_call>\n{{"name": "f", "arguments": {{"a": "x {spelled} y"}}}}\n</tool_call>'
+    content, calls = read("hermes", f"so {call} and {call}")
+    assert content == "so  and"
+    assert [json.loads(one.arguments) for one in calls] == [json.loads(f'{{"a": "x {spelled} y"}}')] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'),
+        ("qwen3_coder", CODER.removeprefix("<tool_call>\n")),
+        ("glm", GLM.replace("<tool_call>", "")),
+    ],
+)
+def test_a_call_without_its_first_tag_is_malformed_and_no_answer(name: str, text: str) -> None:
+    content, (call,) = read(name, text)
+    assert content == ""
+    assert call.problem == "A tool call was closed with </tool_call> but not opened with <tool_call>."
+    assert len(read("hermes", '<tool_call>{"name": "f"}</tool_call></tool_call>')[1]) == 1, (
+        "one too many is text"
+    )
+
+
 PIECES = [
     "<tool_call>",
     "</tool_call>",

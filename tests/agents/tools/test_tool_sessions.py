@@ -291,6 +291,83 @@ def test_a_function_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     assert "1 earlier calls still run after their deadline" in second
 
 
+class Plain(BaseTool):
+    """A tool whose methods are not async; one gives something to await."""
+
+    def __init__(self) -> None:
+        super().__init__({}, schema("plain"))
+        self.threads: list[tuple[str, bool]] = []
+
+    def note(self, method: str) -> None:
+        self.threads.append((method, threading.current_thread() is threading.main_thread()))
+
+    def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
+        self.note("create")
+        return "i1", ToolResponse()
+
+    def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self.note("execute")
+        if parameters:
+            time.sleep(3600)
+        return ToolResponse(text=instance_id), 0.25, {}
+
+    def calc_reward(self, instance_id: str, **kwargs: Any) -> Any:
+        async def later() -> float:
+            return 0.5
+
+        return later()
+
+    def release(self, instance_id: str, **kwargs: Any) -> Any:
+        self.note("release")
+
+
+def test_methods_that_are_not_async_run_in_threads() -> None:
+    tool = Plain()
+
+    async def episode() -> tuple[Any, ...]:
+        async with session(tool, timeout_s=0.2) as tools:
+            first, late = await tools.call("plain", "{}"), await tools.call("plain", '{"a": 1}')
+            return first.text, first.reward, late.error, await tools.calc_rewards()
+
+    assert asyncio.run(episode()) == ("i1", 0.25, "timeout", {"plain": 0.5})
+    assert tool.threads == [(name, False) for name in ("create", "execute", "execute", "release")]
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "awaits", "cancels"])
+def test_a_method_that_holds_every_episode_up_is_named_once(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "_named", set())
+    monkeypatch.setattr(threads, "HELD_UP_S", 0.2)
+
+    class Blocks(Witness):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            try:
+                await asyncio.sleep(3600 if how == "cancels" else 0)
+            except asyncio.CancelledError:
+                time.sleep(0.25)
+                raise
+            if how == "awaits":
+                return ToolResponse(text=str(await asyncio.to_thread(time.sleep, 0.3))), 0.0, {}
+            time.sleep(0.25)
+            if how == "raises":
+                raise ZeroDivisionError("by zero")
+            return ToolResponse(text="done"), 0.0, {}
+
+    async def episode() -> list[str]:
+        async with session(Blocks(), timeout_s=0.1 if how == "cancels" else 5.0) as tools:
+            return [(await tools.call("witness", "{}")).text for _ in range(2)]
+
+    texts = {
+        "returns": "done", "raises": f"{FAILED}ZeroDivisionError: by zero", "awaits": "None",
+        "cancels": f"{FAILED}no answer within 0.1 s",
+    }  # fmt: skip
+    assert asyncio.run(episode()) == [texts[how]] * 2
+    warnings = [one.message for one in caplog.records if "without an await" in one.message]
+    assert len(warnings) == (how != "awaits")
+    assert all(one.startswith("tool witness took 0.") for one in warnings)
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration(), KeyboardInterrupt()])
 def test_a_function_cannot_end_the_run(error: BaseException) -> None:
     def leave() -> str:

@@ -104,6 +104,7 @@ SPEAKS: list[tuple[str, History, str]] = [
         "for in 0 % of the groups alone outcomes differ",
     ),
     ("process_rewards_at_chance", history(5, prm__pair_acc=[0.4, 0.6, 0.5, 0.4, 0.6]), "in 50 % of the pairs"),
+    ("tool_fails", history(3, tools__a__calls__mean=[2.0, 1.5, 1.0], tools__a__errors__mean=[2.0, 1.5, 1.0]), "'a'"),
 ]  # fmt: skip
 
 SILENT: list[tuple[str, History]] = [
@@ -150,6 +151,8 @@ SILENT: list[tuple[str, History]] = [
     ("process_rewards_swamp", history(2, prm__advantage_share=0.97, rollout__groups_mixed=0.6)),
     ("process_rewards_at_chance", history(4, prm__pair_acc=0.3)),
     ("process_rewards_at_chance", history(5, prm__pair_acc=0.55)),
+    ("tool_fails", history(3, tools__a__calls__mean=2.0, tools__a__errors__mean=[2.0, 1.9, 2.0])),
+    ("tool_fails", history(2, tools__a__calls__mean=2.0, tools__a__errors__mean=2.0)),
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from strop.agents.tools.formats.calls import (
 from strop.agents.tools.formats.parser import ToolFormat, add_formats
 from strop.agents.tools.formats.scanning import Marks, without_end
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
+from strop.utils.sanitize import read_json_at
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -26,14 +27,24 @@ _NAME = re.compile(r"[\w.:-]+")
 _TAG_NAME = re.compile(r"[^\s<>]+")
 
 
-def _read_blocks(text: str, read_block: Callable[[str], FunctionCall | MalformedCall]) -> ParsedCalls:
-    """Every block between the tags; the text outside of them is the content."""
+def _read_blocks(
+    text: str,
+    read_block: Callable[[str], FunctionCall | MalformedCall],
+    find_end: Callable[[str, int], int] = lambda text, start: text.find(CLOSE, start),
+) -> ParsedCalls:
+    """Every block between the tags; the text outside of them is the content.
+
+    Args:
+        text: of an answer.
+        read_block: reads the text between two tags.
+        find_end: place of the closing tag of the block that begins there; -1 where none does.
+    """
     content: list[str] = []
     calls: list[FunctionCall | MalformedCall] = []
     position = 0
     while (start := text.find(OPEN, position)) >= 0:
         content.append(text[position:start])
-        end = text.find(CLOSE, start)
+        end = find_end(text, start + len(OPEN))
         if end < 0:
             calls.append(
                 MalformedCall(
@@ -45,12 +56,27 @@ def _read_blocks(text: str, read_block: Callable[[str], FunctionCall | Malformed
         calls.append(read_block(text[start + len(OPEN) : end]))
         position = end + len(CLOSE)
     content.append(text[position:])
+    if not calls and CLOSE in text:  # whoever forgets the beginning means a call all the same
+        problem = f"A tool call was closed with {CLOSE} but not opened with {OPEN}."
+        return "", [MalformedCall(text, problem)]
     return "".join(content).strip(), calls
 
 
 def read_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-    return _read_blocks(text, call_from_json)
+    return _read_blocks(text, call_from_json, _end_of_json)
+
+
+def _end_of_json(text: str, start: int) -> int:
+    """Place of the tag behind the JSON value that begins there, whose texts may spell the tag out; without such a value
+    of the next tag."""
+    marks = Marks(text)
+    try:
+        _, end = read_json_at(text, marks.skip_blanks(start))
+    except ValueError:
+        return text.find(CLOSE, start)
+    behind = marks.skip_blanks(end)
+    return behind if text.startswith(CLOSE, behind) else text.find(CLOSE, start)
 
 
 def read_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
