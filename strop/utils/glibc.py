@@ -19,9 +19,13 @@ def keep_heap() -> None:
     has a page fault for every 4 KiB of it. Nothing happens where the environment says what the allocator is to do, and
     under another C library.
     """
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")):
+    if any(
+        name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, LARGEST_HEAP_BYTES)  # a fixed one: setting either stops glibc from moving both
+        mallopt(
+            _MMAP_THRESHOLD, LARGEST_HEAP_BYTES
+        )  # a fixed one: setting either stops glibc from moving both
         mallopt(_TRIM_THRESHOLD, -1)
