@@ -407,4 +407,4 @@ def test_a_stream_holds_two_buckets_and_one_tensor_at_most() -> None:
     for most, resident, streamed in run_ranks(memory_of_a_stream, 2):
         assert streamed == NUM_LAYERS * LAYER_BYTES
         assert most <= 4 * LAYER_BYTES
-        assert resident < 16 * LAYER_BYTES
+        assert resident < 20 * LAYER_BYTES
