@@ -7,6 +7,7 @@ step takes from Python, and not from its own tensors, is seen. The capture itsel
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -252,15 +253,20 @@ def test_a_capture_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch,
         torch._C, "_cuda_releasePool", lambda device, pool: left.append(("release", device, pool))
     )
     calls: list[int] = []
+    collects: list[bool] = []
 
     def looks_at_its_tokens() -> Tensor:
         calls.append(1)
+        collects.append(gc.isenabled())
         if len(calls) == 3:  # behind the steps before a capture
             raise RuntimeError("operation not permitted when stream is capturing")
         return torch.zeros(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
         cuda_graphs()(looks_at_its_tokens)
+    assert [*collects, gc.isenabled()] == [True, True, False, True], (
+        "garbage may be a graph, whose end is no step"
+    )
     pool = [] if has_left else [("end", 3, (0, 7)), ("release", 3, (0, 7))]
     assert left == [*pool, ("fresh", 3, None)]
 

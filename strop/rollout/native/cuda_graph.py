@@ -21,9 +21,10 @@ On a CPU, the padded step and a repeated trace of it are tested. Last measured o
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -235,22 +236,36 @@ def cuda_graphs() -> Capture:
             for _ in range(_WARM_UPS):
                 function()
             stream.synchronize()
-            # Other threads may use the device meanwhile: a trainer beside generation does.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                logits = function()
-            except BaseException:
+            with _without_collection():
+                # Other threads may use the device meanwhile: a trainer beside generation does.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    graph.capture_end()
-                except RuntimeError:  # the capture is invalid already
-                    _leave_capture(pool)
-                raise
-            graph.capture_end()
+                    logits = function()
+                except BaseException:
+                    try:
+                        graph.capture_end()
+                    except RuntimeError:  # the capture is invalid already
+                        _leave_capture(pool)
+                    raise
+                graph.capture_end()
         current.wait_stream(stream)
         last = weakref.ref(graph)
         return graph.replay, logits
 
     return capture
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside: a graph or a kernel of Triton that ends makes a capture invalid
+    (github.com/pytorch/pytorch/pull/161037)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _leave_capture(pool: Any) -> None:
