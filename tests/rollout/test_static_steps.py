@@ -201,15 +201,23 @@ def test_a_capture_without_memory_is_tried_again_later(tiny: Tiny, monkeypatch: 
     assert (len(attempts), static.num_captured) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=["of torch", "of the graph itself"],
+)
 def test_captures_for_which_memory_stays_short_become_rare(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: RuntimeError
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     attempts = []
 
     def short_of_memory(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         attempts.append(1)
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise error
 
     model = tiny("qwen3")
     decoded(model, StaticStep(model, short_of_memory), count=1, length=50)

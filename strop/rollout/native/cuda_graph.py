@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.token_budget import is_out_of_memory
 from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.decode_steps import agrees
 from strop.rollout.native.key_values import KeyValueCache
@@ -162,19 +163,22 @@ class StaticStep:
         """Logits [B, V] of a captured step; None where there is no memory to capture it, or it cannot be captured."""
         try:
             return shape.repeat(capture)
-        except torch.OutOfMemoryError:
-            if not self._wait:
-                logger.warning(
-                    "no memory to capture decode steps, which are slower so; it is tried again later"
-                )
-            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
         except RuntimeError as error:
-            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
-            self.is_disabled = True
+            self._note_refused(error)
         self._shapes.clear()  # their pool has room for nothing else
         if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
+
+    def _note_refused(self, error: RuntimeError) -> None:
+        """Try again later where memory was short, also for what the driver keeps of a graph; else never."""
+        if not is_out_of_memory(error):
+            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
+            self.is_disabled = True
+            return
+        if not self._wait:
+            logger.warning("no memory to capture decode steps, which are slower so; it is tried again later")
+        self._wait = 2 * max(self._wait, CAPTURE_AFTER)
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on by the model's own forward pass; what was left in the cache is overwritten."""
