@@ -65,7 +65,8 @@ def device_bytes(device: torch.device) -> int:
 def _share_of_process(device: torch.device) -> float:
     import torch  # heavy: asked for only where there is an accelerator
 
-    return torch.cuda.get_per_process_memory_fraction(device) if device.type == "cuda" else 1.0
+    # Without a number, of the current one.
+    return torch.cuda.get_per_process_memory_fraction(device.index) if device.type == "cuda" else 1.0
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:

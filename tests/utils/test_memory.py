@@ -68,6 +68,8 @@ def test_of_a_device_counts_what_torch_may_take(
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (free, 100))
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 30)
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 20)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
-    device = torch.device("cuda")
-    assert (device_bytes(device), free_bytes(device)) == expected
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda _: share, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for device in (torch.device("cuda"), torch.device("cuda", 1)):
+        assert (device_bytes(device), free_bytes(device)) == expected
