@@ -324,6 +324,7 @@ def fake_card() -> Iterator[Card]:
         patch.setattr(torch.accelerator, "current_stream", lambda *_: stream)
         patch.setattr(torch.accelerator, "empty_cache", lambda: None)
         patch.setattr(torch.accelerator, "get_memory_info", lambda *_: (FREE_BYTES, FREE_BYTES))
+        patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda *_: 1.0)
         patch.setattr(torch.accelerator, "memory_reserved", lambda *_: 0)
         patch.setattr(torch.accelerator, "memory_allocated", lambda *_: 0)
         patch.setattr(torch, "empty", partial(_empty, card, torch.empty))

@@ -109,7 +109,6 @@ _LATE_ERRORS = (
     ("strop.rollout.weight_sync.types", "SyncError"),
     ("strop.rollout.types", "EngineDied"),
     ("strop.engines.token_budget", "OutOfMemory"),
-    ("torch", "OutOfMemoryError"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
 loaded: a module that was never imported has raised nothing."""
@@ -300,7 +299,7 @@ def _user_error(error: BaseException) -> BaseException | None:
     if isinstance(error, BaseExceptionGroup):  # of concurrent tasks that failed together
         user_errors = [_user_error(inner) for inner in error.exceptions]
         return user_errors[0] if all(inner is not None for inner in user_errors) else None
-    if isinstance(error, (ValueError, OSError)):
+    if isinstance(error, (ValueError, OSError)) or _lacks_device_memory(error):
         return error
     for module, name in _LATE_ERRORS:
         if module in sys.modules and issubclass(type(error), getattr(sys.modules[module], name)):
@@ -310,13 +309,21 @@ def _user_error(error: BaseException) -> BaseException | None:
 
 def _sentence(error: BaseException, command: str) -> str:
     text = plain(str(error)) or type(error).__name__
-    if (
-        type(error).__name__ == "OutOfMemoryError"
-    ):  # torch's, whose text has the request and the device's memory
+    if _lacks_device_memory(error):
         return _out_of_memory(text, command)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"
     return text if _is_raised_by_strop(error) else f"{text} ({type(error).__name__}; --debug shows where)"
+
+
+_DRIVERS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+"""Beginnings of errors of a device's driver, also where other processes have all of its memory."""
+
+
+def _lacks_device_memory(error: BaseException) -> bool:
+    """torch's error, whose text has the request and the device's memory, or that of a driver, which has no class."""
+    is_of_driver = isinstance(error, RuntimeError) and str(error).startswith(_DRIVERS)
+    return type(error).__name__ == "OutOfMemoryError" or (is_of_driver and ": out of memory" in str(error))
 
 
 _LESS_MEMORY = {
@@ -327,7 +334,7 @@ _LESS_MEMORY = {
 
 
 def _out_of_memory(text: str, command: str) -> str:
-    facts = ". ".join(text.split(". ")[:3]).rstrip(".")
+    facts = ". ".join(text.partition("\n")[0].split(". ")[:3]).rstrip(".")
     running = "rollout.max_running (how many answers are generated at one time)"
     if command in ("eval", "generate", "serve"):
         advice = f"Lower {running}"

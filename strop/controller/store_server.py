@@ -214,6 +214,10 @@ class RendezvousStore(dist.Store):  # type: ignore[misc,name-defined]  # torch d
         _OPEN.discard(self)
         self._forget_connection()
 
+    def clone(self) -> RendezvousStore:
+        """A store of the same keys for another thread: this one, whose threads have connections of their own."""
+        return self
+
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
         self._ask("set", [key], value=_text(_raw(value)))

@@ -200,9 +200,9 @@ def _attention(
         sinks=s_aux,
         by_formula=by_formula,
     )
-    output = strop_context.attend(
-        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
-    )
+    # Squeezed and not indexed: the gradient of an index is put into zeros.
+    queries, keys, values = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    output = strop_context.attend(layer, queries, keys, values, form)
     return output.unsqueeze(0), None
 
 

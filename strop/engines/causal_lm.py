@@ -236,7 +236,7 @@ class CausalLM:
                 strop_positions=position_ids,
                 **(media or {}),
             )
-            hidden: Tensor = output.last_hidden_state[0]
+            hidden: Tensor = output.last_hidden_state.squeeze(0)
             if media is None and self.media is not None and self.is_sharded:
                 hidden = self.media.touched(hidden)
         return hidden

@@ -138,15 +138,16 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     if on_device:  # devices add in a tree, which float32 is enough for
         norms = [
-            norm.double()
+            torch.stack(
+                torch._foreach_norm(
+                    [tensor for tensor in on_device if tensor.dtype == dtype],
+                    2,
+                    dtype=torch.promote_types(dtype, torch.float32),
+                )
+            ).double()
             for dtype in {tensor.dtype for tensor in on_device}
-            for norm in torch._foreach_norm(
-                [tensor for tensor in on_device if tensor.dtype == dtype],
-                2,
-                dtype=torch.promote_types(dtype, torch.float32),
-            )
         ]
-        total = torch.stack(norms).square().sum()
+        total = torch.cat(norms).square().sum()
     for tensor in tensors:
         if tensor.device.type == "cpu":
             total = total + _sum_of_squares_here(tensor).to(total.device)

@@ -67,9 +67,8 @@ def normed_back(
     dim, count, grad_hidden = len(weight), len(scales), torch.empty_like(hidden)
     rows, padded = _block(dim)
     programs = min(_PROGRAMS, -(-count // rows))
-    sums = torch.zeros(
-        max(1, programs) if trains_weight else 1, dim, dtype=torch.float32, device=hidden.device
-    )
+    # Each program writes its own, none where the weight is frozen.
+    sums = hidden.new_empty(programs if trains_weight else 1, dim, dtype=torch.float32)
     if count:
         _norm_back[(programs,)](
             grad, hidden, weight.contiguous(), scales, grad_hidden, sums, count, dim,

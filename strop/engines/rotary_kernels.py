@@ -137,7 +137,7 @@ def _turn(
     token = tl.program_id(0).to(tl.int64)
     rows, places = tl.arange(0, HEADS), tl.arange(0, HALF)
     mask = (rows < heads)[:, None] & (places >= 0)[None, :]
-    at = states + token * stride_token + rows[:, None] * stride_head + places[None, :]
+    at = states + token * stride_token + rows[:, None].to(tl.int64) * stride_head + places[None, :]
     left = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
     at_angle = token * 2 * HALF + places

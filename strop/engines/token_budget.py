@@ -31,6 +31,8 @@ _SENTENCES = (
     f"{_ON_A_CPU}can't allocate memory",
     f"{_ON_A_CPU}not enough memory",  # Windows
     "CUDA error: out of memory",  # of what does not go through torch's allocator
+    "CUDA driver error: out of memory",  # of its segments that grow
+    "Triton Error [CUDA]: out of memory",  # of the code of a kernel, when it is first launched
     "CUBLAS_STATUS_ALLOC_FAILED",
     "NPU out of memory",
 )

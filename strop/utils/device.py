@@ -52,7 +52,7 @@ _KINDS: dict[str, DeviceKind] = {
 
 
 def check_device_name(name: str, key: str) -> None:
-    """Refuse what is the name of no kind of device, whatever this machine has.
+    """Refuse what is the name of no kind of device, or has the number of one, whatever this machine has.
 
     Args:
         name: that was asked for; `auto` too.
@@ -66,6 +66,10 @@ def check_device_name(name: str, key: str) -> None:
         accelerator = next(iter(_KINDS))
         suggestion = f"; did you mean {accelerator}?" if kind == "gpu" else ""
         raise ValueError(f"{key} is {name!r}, but the devices are auto, {', '.join(_KINDS)}{suggestion}")
+    if name != kind:
+        variable = _KINDS[kind].visibility_variable
+        by_number = f", and choose one by {variable}={name.partition(':')[2]}" if variable else ""
+        raise ValueError(f"{key} is {name!r}, but it names a kind of device: set it to {kind}{by_number}")
 
 
 def device_name(requested: str = "auto") -> str:

@@ -48,16 +48,25 @@ def free_bytes(device: torch.device) -> int:
         return host_free_bytes()
     import torch  # heavy: asked for only where there is an accelerator
 
-    free, _ = torch.accelerator.get_memory_info(device)
-    unused = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
-    return int(free + unused)
+    free, total = torch.accelerator.get_memory_info(device)
+    reserved = torch.accelerator.memory_reserved(device)
+    free = min(free, max(0, int(_share_of_process(device) * total) - reserved))
+    return int(free + reserved - torch.accelerator.memory_allocated(device))
 
 
 def device_bytes(device: torch.device) -> int:
-    """All memory of an accelerator."""
+    """Memory of an accelerator that this process may have: all of it, or the share to which torch's allocator is set
+    (`per_process_memory_fraction`)."""
     import torch  # heavy: asked for only where there is an accelerator
 
-    return int(torch.accelerator.get_memory_info(device)[1])
+    return int(_share_of_process(device) * torch.accelerator.get_memory_info(device)[1])
+
+
+def _share_of_process(device: torch.device) -> float:
+    import torch  # heavy: asked for only where there is an accelerator
+
+    # Without a number, of the current one.
+    return torch.cuda.get_per_process_memory_fraction(device.index) if device.type == "cuda" else 1.0
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:

@@ -194,6 +194,17 @@ def test_a_device_without_memory_is_a_sentence_with_what_to_set(
     assert result.err.count("\n") == 1
 
 
+def test_so_is_one_whose_memory_other_processes_have(failing: Callable[[BaseException], None]) -> None:
+    failing(RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the manual."))
+    result = cli("fail")
+    assert result.code == 2
+    assert result.err.startswith(
+        "strop fail: the device has no memory left: CUDA error: out of memory. Lower "
+    )
+    failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert "Traceback" in cli("fail").err
+
+
 def test_our_own_bugs_are_no_sentences(failing: Callable[[BaseException], None]) -> None:
     for error in (
         KeyError("a bug\x1b"),

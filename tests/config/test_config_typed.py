@@ -286,6 +286,8 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ("algorithm=GRPO", "; did you mean grpo?"),
         ("algorithm.adv_estimator=GRPO", "Did you mean grpo? "),
         ("resources.device=gpu", "the devices are auto, cuda, npu, cpu; did you mean cuda?"),
+        ("resources.device='cuda:1'", "set it to cuda, and choose one by CUDA_VISIBLE_DEVICES=1"),
+        ("resources.device='cpu:0'", "is 'cpu:0', but it names a kind of device: set it to cpu"),
         ("actor.optim.betas=0.9", "; write 'actor.optim.betas=[0.9,...]'"),
         ("reward.path=[reward.py]", "; write reward.py, without the brackets"),
         ("reward.functions=a.py", "; for a list of one, write 'reward.functions=[{path:a.py}]'"),

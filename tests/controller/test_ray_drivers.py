@@ -99,6 +99,8 @@ tell(gone=True)
 NODES = (
     GROUP
     + """
+import os
+os.environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"  # as users of other libraries have it
 import ray
 from ray.cluster_utils import Cluster as SeveralNodes
 nodes = SeveralNodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})

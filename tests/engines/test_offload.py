@@ -45,6 +45,24 @@ def nothing_is_here(tensors: Sequence[Tensor]) -> bool:
     return not any(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
+def test_where_there_is_no_host_memory_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tensors_of([1000]), tensors_of([90_000])
+    before = [tensor.clone() for tensor in (*first, *second)]
+    copies = HostCopies()
+    copies.put(first)
+
+    def nothing(*size: object, **options: object) -> Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", nothing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            copies.put(second)
+    copies.restore()
+    for tensor, expected in zip((*first, *second), before, strict=True):
+        assert torch.equal(tensor, expected)
+
+
 def test_host_memory_is_taken_once_and_kept_from_step_to_step() -> None:
     tensors = tensors_of([3, 1000, 70_000, 1])
     before = [tensor.clone() for tensor in tensors]

@@ -59,6 +59,12 @@ def test_the_first_sentences_of_a_devices_error_say_what_there_is() -> None:
     assert reason_of(error) == text[: text.index(". Process")]
 
 
+@pytest.mark.parametrize("caller", ["CUDA error", "CUDA driver error", "Triton Error [CUDA]"])
+def test_the_driver_tells_each_caller_of_want_of_memory(caller: str) -> None:
+    assert is_out_of_memory(RuntimeError(f"{caller}: out of memory"))
+    assert not is_out_of_memory(RuntimeError(f"{caller}: invalid argument"))
+
+
 @pytest.mark.parametrize(
     ("value", "tokens", "half"),
     [

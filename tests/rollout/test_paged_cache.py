@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ Tiny = Callable[..., CausalLM]
 CPU = torch.device("cpu")
 PAGE = 4
 PAGE_BYTES = 2 * 2 * 2 * 8 * 4 * PAGE  # keys and values, layers, key heads, head size, float32, tokens
+DRIVER_ERROR = RuntimeError("CUDA driver error: out of memory")
 
 
 @pytest.fixture
@@ -495,6 +497,41 @@ def test_a_piece_without_a_page_keeps_those_before_it(
 
 
 @pytest.mark.usefixtures("in_pages")
+@pytest.mark.parametrize(("most", "together"), [(1000, 4), (45, 2), (5, 1)])
+def test_beginnings_that_are_copied_together_are_bounded(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, most: int, together: int
+) -> None:
+    """Turns of four conversations, each behind 20 tokens or so, which come at one time."""
+    monkeypatch.setattr("strop.rollout.native.prefill.DEVICE_PREFILL_TOKENS", most)
+    compute, sizes = Prefill._compute, []
+
+    def noted(prefill: Prefill, pieces: Sequence[Any]) -> None:
+        sizes.append(sum(piece.prefix is not None for piece in pieces))
+        compute(prefill, pieces)
+
+    monkeypatch.setattr(Prefill, "_compute", noted)
+
+    async def body() -> tuple[list[list[int]], list[tuple[int, ...]]]:
+        engine = NativeEngine(model, max_running=8)
+
+        async def answered(name: str, given: list[list[int]], count: int) -> list[tuple[int, ...]]:
+            asked = (engine.generate(f"{name}{n}", ids, sampled(n, count)) for n, ids in enumerate(given))
+            return [output.token_ids for output in await asyncio.gather(*asked)]
+
+        given = [tokens(12, number) for number in range(5)]
+        given = [[*ids, *said] for ids, said in zip(given, await answered("a", given, 9), strict=True)]
+        await answered("b", [[*given[4], 3]], 1)  # from now on sequences that end are kept
+        await answered("c", given[:4], 2)
+        sizes.clear()
+        later = [[*ids, 3, 4] for ids in given[:4]]
+        return later, await answered("d", later, 5)
+
+    later, found = run(body())
+    assert max(sizes) == together
+    assert found == token_ids(answers(model, [(ids, sampled(n, 5)) for n, ids in enumerate(later)]))
+
+
+@pytest.mark.usefixtures("in_pages")
 def test_the_beginning_of_a_turn_counts_as_computed_before_it_is_given_up(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,8 +615,11 @@ class TestRoom:
         assert cache.put(given, before=None, state_bytes=5 * PAGE_BYTES) is not None
         assert cache.pool.shape[2] == 10
 
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), DRIVER_ERROR])
     @pytest.mark.parametrize(("largest", "size"), [(12, 12), (6, 6), (3, None)])
-    def test_memory_in_pieces(self, monkeypatch: pytest.MonkeyPatch, largest: int, size: int | None) -> None:
+    def test_memory_in_pieces(
+        self, monkeypatch: pytest.MonkeyPatch, largest: int, size: int | None, error: RuntimeError
+    ) -> None:
         cache = self.cache(monkeypatch, 1000)
         cache.expect(self.requests())
         monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
@@ -588,7 +628,7 @@ class TestRoom:
         def pieces(like: Tensor, *shape: object) -> Tensor:
             sizes = shape[0] if isinstance(shape[0], tuple) else shape
             if sizes[2] > largest:  # type: ignore[index]
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+                raise error
             return make(like, *shape)  # type: ignore[arg-type]
 
         monkeypatch.setattr(torch.Tensor, "new_zeros", pieces)

@@ -7,6 +7,7 @@ step takes from Python, and not from its own tensors, is seen. The capture itsel
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -200,15 +201,23 @@ def test_a_capture_without_memory_is_tried_again_later(tiny: Tiny, monkeypatch: 
     assert (len(attempts), static.num_captured) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=["of torch", "of the graph itself"],
+)
 def test_captures_for_which_memory_stays_short_become_rare(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: RuntimeError
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     attempts = []
 
     def short_of_memory(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         attempts.append(1)
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise error
 
     model = tiny("qwen3")
     decoded(model, StaticStep(model, short_of_memory), count=1, length=50)
@@ -252,15 +261,20 @@ def test_a_capture_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch,
         torch._C, "_cuda_releasePool", lambda device, pool: left.append(("release", device, pool))
     )
     calls: list[int] = []
+    collects: list[bool] = []
 
     def looks_at_its_tokens() -> Tensor:
         calls.append(1)
+        collects.append(gc.isenabled())
         if len(calls) == 3:  # behind the steps before a capture
             raise RuntimeError("operation not permitted when stream is capturing")
         return torch.zeros(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
         cuda_graphs()(looks_at_its_tokens)
+    assert [*collects, gc.isenabled()] == [True, True, False, True], (
+        "garbage may be a graph, whose end is no step"
+    )
     pool = [] if has_left else [("end", 3, (0, 7)), ("release", 3, (0, 7))]
     assert left == [*pool, ("fresh", 3, None)]
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from strop.utils.machine_limits import free_bytes, host_free_bytes
+from strop.utils.machine_limits import device_bytes, free_bytes, host_free_bytes
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -55,3 +55,21 @@ def test_a_tree_per_controller(tmp_path: Path) -> None:
         f"{folder}/memory.stat": "inactive_file 1\ntotal_inactive_file 30000\n",
     }
     assert host_free_bytes(machine(tmp_path, files)) == 80000
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "expected"),
+    [(1.0, 50, (100, 60)), (1.0, 5, (100, 15)), (0.5, 50, (50, 30)), (0.25, 50, (25, 10))],
+)
+def test_of_a_device_counts_what_torch_may_take(
+    monkeypatch: pytest.MonkeyPatch, share: float, free: int, expected: tuple[int, int]
+) -> None:
+    """100 bytes, of which torch holds 30 and uses 20."""
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (free, 100))
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 30)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 20)
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda _: share, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for device in (torch.device("cuda"), torch.device("cuda", 1)):
+        assert (device_bytes(device), free_bytes(device)) == expected

@@ -45,6 +45,7 @@ from strop.rollout.native import cuda_graph, decode_kernel, sampling
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.half_copy import HalfCopy
+from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.model_target import ModuleTarget
@@ -515,6 +516,21 @@ def launches_of_a_decode_step(card: Card, folder: str) -> Counter[str]:
     return card.launches
 
 
+def launches_of_a_prefill(card: Card, folder: str) -> Counter[str]:
+    """A step in which a prompt enters, beside those of a step without it."""
+    batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
+    batch._steps = None
+    of_steps = []
+    for number in range(3):
+        if number != 1:
+            ids = tuple(range(10 + number, 14 + number))
+            batch.waiting.append(Request(f"r{number}", ids, Sampling(key=number, max_tokens=9)))
+        card.launches.clear()
+        batch.step(0)
+        of_steps.append(Counter(card.launches))
+    return of_steps[2] - of_steps[1]
+
+
 def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
     batch = random_batch(torch.float32)
     actor = make_actor(Path(folder), AlgorithmConfig(), max_tokens=FEW, device="cuda", dtype="bfloat16")
@@ -526,8 +542,8 @@ def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("function", "of_a_layer", "beside"),
-    [(launches_of_a_decode_step, 17, 47), (launches_of_an_update, 112, 270)],
-    ids=["decode step", "update"],
+    [(launches_of_a_decode_step, 17, 47), (launches_of_a_prefill, 17, 63), (launches_of_an_update, 94, 267)],
+    ids=["decode step", "prefill", "update"],
 )
 def test_kernels_stay_as_few_as_they_are(
     on_card: OnCard,
@@ -541,6 +557,30 @@ def test_kernels_stay_as_few_as_they_are(
     one, two = (on_card(function, layered[num_layers]) for num_layers in (1, 2))
     assert two.total() - one.total() <= of_a_layer, two - one
     assert 2 * one.total() - two.total() <= beside, one
+
+
+def rounded_weights_before_pages(card: Card, folder: str) -> list[bool]:
+    """Of each pool of keys and values, whether the rounded weights were there when it was made."""
+    batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
+    half, pool_of, found = batch._half, PagedCache._pool_of, []
+    assert half is not None
+
+    def noted(cache: PagedCache, size: int) -> Tensor | None:
+        found.append(all(rounded.numel() for _, rounded in half._pairs))
+        return pool_of(cache, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PagedCache, "_pool_of", noted)
+        for number in range(2):  # the second time the form of the pool is known
+            batch.waiting.append(Request(f"r{number}", (10, 11), Sampling(key=number, max_tokens=2)))
+            while not batch.is_idle:
+                batch.step(0)
+            batch.free()
+    return found
+
+
+def test_pages_take_of_the_memory_that_rounded_weights_leave(on_card: OnCard, small_model: Path) -> None:
+    assert on_card(rounded_weights_before_pages, str(small_model)) == [True, True]
 
 
 def entered(card: Card, folder: str) -> Waits:

@@ -263,10 +263,13 @@ def _start_one(
 def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dict[str, str]:
     """Environment variables of a process; the address of rank 0 follows when that has started."""
     local = pool.local_world_size(rank)
-    on_cpu = dict.fromkeys(visibility_variables(), "") if pool.device == "cpu" else {}
+    # A process sees its own devices alone, also where a setting of other libraries keeps Ray from it.
+    devices = {f"RAY_EXPERIMENTAL_NOSET_{name}": "0" for name in visibility_variables()}
+    if pool.device == "cpu":
+        devices = dict.fromkeys(visibility_variables(), "")
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(options.num_threads)),
-        **on_cpu,
+        **devices,
         **allocator_variables({**os.environ, **options.env}),
         "WORLD_SIZE": str(pool.world_size),
         "RANK": str(rank),

@@ -20,6 +20,7 @@ from strop.engines.model_facts import logit_form, max_positions
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.multimodal.probe import MediaProbe
 from strop.engines.segments import Segment
+from strop.engines.token_budget import is_out_of_memory
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies
@@ -210,9 +211,9 @@ def _run_packed(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
             f"{name} does not hand the arguments of its forward call on to its attention, as packed attention needs; "
             f"choose another architecture"
         ) from error
-    except torch.OutOfMemoryError:  # says nothing of the architecture
-        raise
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if is_out_of_memory(error):  # which says nothing of the architecture
+            raise
         first_line = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} does not run on packed tokens ({first_line}): {_REFUSAL}") from error
     _check_layers(model, recorder)

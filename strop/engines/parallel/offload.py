@@ -45,8 +45,9 @@ class HostCopies:
         if not moved:
             return
         device, first = moved[0].device, len(self._held)
-        self._held += [(storage, storage.nbytes()) for storage in moved]
-        self._reserve(device)
+        held = [*self._held, *((storage, storage.nbytes()) for storage in moved)]
+        self._reserve(sum(size + -size % ALIGNMENT for _, size in held), device)
+        self._held = held  # only now: where there is no host memory, they stay where they are
         with self._beside(device) as stream:
             for (storage, _), parts in list(zip(self._held, self._places(), strict=True))[first:]:
                 data = _bytes_of(storage)
@@ -85,9 +86,8 @@ class HostCopies:
             yield parts
             at += -at % ALIGNMENT
 
-    def _reserve(self, device: torch.device) -> None:
-        """Pin what is missing."""
-        needed = sum(size + -size % ALIGNMENT for _, size in self._held)
+    def _reserve(self, needed: int, device: torch.device) -> None:
+        """Pin what is missing of so many bytes."""
         while (missing := needed - sum(map(len, self._blocks))) > 0:
             size = min(BLOCK_BYTES, max(ALIGNMENT, 1 << (missing - 1).bit_length()))
             self._blocks.append(torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu"))

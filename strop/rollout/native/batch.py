@@ -65,9 +65,8 @@ class DecodeBatch:
         self._model = model
         self._max_running = max_running
         divided = None if model.copy_group is None else model.pipeline
-        self._num_layers = (
-            1 if divided is None else divided.num_own_layers
-        )  # as many on all where they are not divided
+        # As many on all ranks where they are not divided.
+        self._num_layers = 1 if divided is None else divided.num_own_layers
         self.waiting: deque[Request] = deque()
         self._slots = Running(model, max_running, records_routing=records_routing)
         self._cache = self._slots.cache
@@ -78,7 +77,7 @@ class DecodeBatch:
         self._steps = None if records_routing else pick_decode_steps(self._decoder)
         fused = self._steps if isinstance(self._steps, FusedStep) else None
         self.prefill = Prefill(
-            model, self._cache, reuses=reuses, records_routing=records_routing, fused=fused
+            self._decoder, self._cache, reuses=reuses, records_routing=records_routing, fused=fused
         )
         self._num_changes = model.num_changes
         self._unread: Unread | None = None  # tokens of the last step
@@ -215,8 +214,11 @@ class DecodeBatch:
             self.prefill.forget()  # computed with other weights, whether or not somebody has named a version
             self._num_changes = self._model.num_changes
         if not self.running and self.waiting:
-            self._cache.expect(self.waiting)
             self._note_weights_changed()  # while nothing ran, the weights may have been trained
+        if self._half is not None:  # before the cache takes a share of the memory that is free
+            self._half.refresh()
+        if not self.running and self.waiting:
+            self._cache.expect(self.waiting)
         count = self._num_admissible()
         if count == 0:
             return
@@ -323,8 +325,6 @@ class DecodeBatch:
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
         model, b = self._decoder, len(self.running)
-        if self._half is not None:
-            self._half.refresh()
         rows = self._slots.rows[:b]
         num_tokens = self._slots.longest + 1
         # One copy of all, which stays what it is while the records go on.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
+from strop.engines.token_budget import is_out_of_memory
 from strop.rollout.native.cpu import kernel
 from strop.rollout.native.key_values import Computed, Entrant, KeyValueCache
 from strop.rollout.native.request import Request
@@ -343,9 +344,11 @@ def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
     if like.device.type != "cpu":
         try:
             return like.new_zeros(shape)
-        except torch.OutOfMemoryError:
-            torch.accelerator.empty_cache()
-            return None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        torch.accelerator.empty_cache()
+        return None
     num_bytes = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux" and num_bytes <= HUGE_SHARE * free_bytes(like.device):

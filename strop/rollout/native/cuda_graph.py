@@ -21,15 +21,17 @@ On a CPU, the padded step and a repeated trace of it are tested. Last measured o
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.token_budget import is_out_of_memory
 from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.decode_steps import agrees
 from strop.rollout.native.key_values import KeyValueCache
@@ -161,19 +163,22 @@ class StaticStep:
         """Logits [B, V] of a captured step; None where there is no memory to capture it, or it cannot be captured."""
         try:
             return shape.repeat(capture)
-        except torch.OutOfMemoryError:
-            if not self._wait:
-                logger.warning(
-                    "no memory to capture decode steps, which are slower so; it is tried again later"
-                )
-            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
         except RuntimeError as error:
-            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
-            self.is_disabled = True
+            self._note_refused(error)
         self._shapes.clear()  # their pool has room for nothing else
         if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
+
+    def _note_refused(self, error: RuntimeError) -> None:
+        """Try again later where memory was short, also for what the driver keeps of a graph; else never."""
+        if not is_out_of_memory(error):
+            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
+            self.is_disabled = True
+            return
+        if not self._wait:
+            logger.warning("no memory to capture decode steps, which are slower so; it is tried again later")
+        self._wait = 2 * max(self._wait, CAPTURE_AFTER)
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on by the model's own forward pass; what was left in the cache is overwritten."""
@@ -235,22 +240,36 @@ def cuda_graphs() -> Capture:
             for _ in range(_WARM_UPS):
                 function()
             stream.synchronize()
-            # Other threads may use the device meanwhile: a trainer beside generation does.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                logits = function()
-            except BaseException:
+            with _without_collection():
+                # Other threads may use the device meanwhile: a trainer beside generation does.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    graph.capture_end()
-                except RuntimeError:  # the capture is invalid already
-                    _leave_capture(pool)
-                raise
-            graph.capture_end()
+                    logits = function()
+                except BaseException:
+                    try:
+                        graph.capture_end()
+                    except RuntimeError:  # the capture is invalid already
+                        _leave_capture(pool)
+                    raise
+                graph.capture_end()
         current.wait_stream(stream)
         last = weakref.ref(graph)
         return graph.replay, logits
 
     return capture
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside: a graph or a kernel of Triton that ends makes a capture invalid
+    (github.com/pytorch/pytorch/pull/161037)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _leave_capture(pool: Any) -> None:

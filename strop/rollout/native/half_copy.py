@@ -1,9 +1,9 @@
-"""Copy of a model that decodes, with weights of products in half precision, while an accelerator generates.
+"""Copy of a model that generates on an accelerator, with weights of products in half precision.
 
 Parameters are float32, so that small steps of the optimizer are not lost, and a forward pass rounds each to half
 precision first. In training that is little beside the products; in a decode step it is half of all kernels, and three
-times the bytes. The copy has the rounded weights once, shares everything else with the policy, and gives the same
-numbers.
+times the bytes, and a short prompt that enters beside others is no better. The copy has the rounded weights once,
+shares everything else with the policy, and gives the same numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HalfCopy:
         if head.weight.dtype != model.compute_dtype:  # not tied: rows of embeddings stay wide
             copied.weight = self._half_of(head.weight, model.compute_dtype)
         self.model = CausalLM(module, compute_dtype=model.compute_dtype)
-        """The model that decodes; only after `refresh`."""
+        """The model that generates; only after `refresh`."""
         self.model.unused_tokens = model.unused_tokens
         self._is_current = False
 

@@ -28,7 +28,8 @@ from strop.utils.device import sent
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
 DEVICE_PREFILL_TOKENS = 16384
-"""The same on an accelerator, which fewer leave idle."""
+"""The same on an accelerator, which fewer leave idle; and most tokens that they continue, where those are copied out of
+pages, unless one request has more."""
 
 
 class PrefillAttention:
@@ -204,6 +205,7 @@ class Prefill:
     def compute(self, requests: Iterable[Request]) -> None:
         """Go on with these requests in their order, of different beginnings, up to PREFILL_TOKENS tokens."""
         room = PREFILL_TOKENS if self._model.device.type == "cpu" else DEVICE_PREFILL_TOKENS
+        copied = 0
         pieces: list[_Piece] = []
         for request in requests:
             if request.given_key in self._done:
@@ -212,6 +214,9 @@ class Prefill:
             if prefix is None and self._kept is not None and not request.media:
                 prefix = self._kept.find(request)
             start = 0 if prefix is None else prefix.num_tokens
+            copied += start if self._cache.holds_computed else 0
+            if pieces and copied > DEVICE_PREFILL_TOKENS:
+                break
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break

@@ -32,7 +32,7 @@ class Running:
         self._routers = model.routers if records_routing else None
         self.requests: list[Request] = []
         self.cache = new_cache(model.device, capacity)
-        self.states = model.recurrence and model.recurrence.slots(capacity)
+        self.states = None if model.recurrence is None else model.recurrence.slots(capacity)
         self.rows = np.zeros(capacity, dtype=SEQUENCE)
         """Records of all slots."""
 

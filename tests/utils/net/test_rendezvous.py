@@ -56,6 +56,17 @@ def test_it_does_what_torchs_own_stores_do(store: RendezvousStore) -> None:
     assert store.get("a") == b"\0\xff"
 
 
+def test_a_group_may_take_one_more_for_its_own_threads(store: RendezvousStore) -> None:
+    prefixed = dist.PrefixStore("group", store)  # type: ignore[attr-defined]
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(prefixed.clone().get("key")))
+    prefixed.set("key", b"here")
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert found == [b"here"]
+    assert store.get("group/key") == b"here"
+
+
 def test_a_wait_ends_when_another_process_sets_the_key(
     store: RendezvousStore, place: RendezvousServer
 ) -> None:
