@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor
 
@@ -48,6 +49,25 @@ def test_interleaved_and_uneven_stages(five_layers: Path, chunks: int, layers: t
         folder=str(five_layers), pp_size=2, chunks=chunks, layers=layers, max_tokens=28, checkpointing=True
     )
     check(cut, PAIRS, 2, expected)
+
+
+def links_of(ranks: Ranks, folder: str, num_ranks: int) -> tuple[int, list[list[int]]]:
+    """Number of the rank, and the ranks of each group that messages of a pipeline go over."""
+    setting = Setting(folder=folder, pp_size=num_ranks)
+    pipeline = engine_of(ranks.join(pipeline_parallel=num_ranks), setting).model.pipeline
+    assert pipeline is not None
+    links = [pipeline.link(sender, is_forward=way) for sender in range(num_ranks) for way in (True, False)]
+    return pipeline.rank, [dist.get_process_group_ranks(group) for group in set(links)]
+
+
+def test_two_ranks_send_each_way_over_a_group_of_its_own(five_layers: Path) -> None:
+    """Hidden states of interleaved stages go both ways, and a device would take them in one order."""
+    assert run_ranks(links_of, 2, str(five_layers), 2) == [(rank, [[0, 1]] * 4) for rank in range(2)]
+
+
+@pytest.mark.dist
+def test_of_three_ranks_each_pair_sends_one_way(five_layers: Path) -> None:
+    assert run_ranks(links_of, 3, str(five_layers), 3) == [(rank, [[0, 1, 2]] * 2) for rank in range(3)]
 
 
 def test_values_over_two_stages(value_folder: Path) -> None:

@@ -55,7 +55,8 @@ class Pipeline:
             parallel.pp_rank,
             engine.pipeline_chunks,
         )
-        self.group, self.back_group = parallel.pp_groups
+        self._groups = parallel.pp_groups
+        self.group = self._groups[0]
         self.ranks = dist.get_process_group_ranks(self.group)
         """Number of each rank of the pipeline among all."""
         self.device = parallel.device
@@ -96,6 +97,12 @@ class Pipeline:
     def counted_elsewhere(self) -> tuple[str, ...]:
         """Parameters of this rank that another one counts."""
         return (self._shared_name,) if self._shared_name and self.rank else ()
+
+    def link(self, sender: int, *, is_forward: bool) -> dist.ProcessGroup:
+        """The group over which a rank hands hidden states on, or gradients back. A device takes the messages of a group
+        between two ranks in their order, and one that waits in either direction would hold up the other's."""
+        way = 0 if is_forward else 1
+        return self._groups[way + 2 * sender if len(self._groups) == 4 else way]
 
     @contextlib.contextmanager
     def chunk(self, number: int) -> Iterator[None]:

@@ -264,14 +264,14 @@ def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> D
 @cache
 def _stage_groups(
     num_stages: int, world_size: int, timeout_s: float
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup] | None:
-    """Two groups of the ranks that run the stages for the same rows."""
+) -> tuple[dist.ProcessGroup, ...] | None:
+    """Groups of the ranks that run the stages for the same rows, as `Ranks.pp_groups` has them."""
     if num_stages == 1:
         return None
     in_stage = world_size // num_stages
     timeout = datetime.timedelta(seconds=timeout_s)
     groups = [
-        (dist.new_group(ranks, timeout=timeout), dist.new_group(ranks, timeout=timeout))
+        tuple(dist.new_group(ranks, timeout=timeout) for _ in range(4 if num_stages == 2 else 2))
         for ranks in (list(range(first, world_size, in_stage)) for first in range(in_stage))
     ]
     return groups[dist.get_rank() % in_stage]

@@ -1,7 +1,8 @@
 """Activations and gradients on their way between the stages of a pipeline.
 
 Sends never block; receives are posted in the order in which the sender sends, which every rank knows from the schedule.
-Activations and gradients travel over groups of their own, so that neither waits behind the other.
+Activations and gradients travel over groups of their own, and between two ranks each direction does, so that none waits
+behind another.
 
 Concurrency: one thread of each rank.
 """
@@ -43,7 +44,7 @@ class StageLinks:
         while self._sent and self._sent[0][1].is_completed():
             self._sent.popleft()
         tensor = tensor.detach().contiguous()
-        group = self._pipeline.group if message.is_forward else self._pipeline.back_group
+        group = self._pipeline.link(self._pipeline.rank, is_forward=message.is_forward)
         work = dist.isend(tensor, self._pipeline.ranks[receiver], group=group)
         assert work is not None, "this rank is in the group"
         self._sent.append((tensor, work))
@@ -52,7 +53,7 @@ class StageLinks:
         """Receive the tensor that a pass waits for."""
         sender = (message.stage + (-1 if message.is_forward else 1)) % self._pipeline.num_ranks
         expected = self._expected[sender, message.is_forward]
-        group = self._pipeline.group if message.is_forward else self._pipeline.back_group
+        group = self._pipeline.link(sender, is_forward=message.is_forward)
         while message not in self._arrived:
             following = expected.popleft()
             tensor = self._buffer(following.micro_batch)
