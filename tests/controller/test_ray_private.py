@@ -9,14 +9,17 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import ray
 from ray._private import utils
 
+from strop.controller.ray import cluster as clusters
 from strop.controller.ray import private
 from strop.controller.ray.cluster import Cluster
+from strop.utils.ports import free_port
 
 
 def mode(path: Path) -> int:
@@ -97,6 +100,63 @@ def test_folders_of_killed_processes_are_removed_and_those_in_use_stay(
     assert young.exists()
     first.remove()
     second.remove()
+
+
+def test_a_folder_that_ray_tmpdir_names_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_MAX_FOLDER_LENGTH", 1000)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "scratch" / "ray"))
+    folder = private.PrivateFolder()
+    assert folder.path.parent == tmp_path / "scratch" / "ray"
+    folder.remove()
+
+
+def test_auto_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for many minutes, in which the process cannot be ended."""
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("nothing answers there"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConnectionError, match=rf"^RAY_ADDRESS says {address}, where no Ray cluster answers"):
+        Cluster("auto")
+
+
+def test_a_cluster_of_its_own_beside_one_that_ray_address_names_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Began(Exception):
+        pass
+
+    def begin(**options: object) -> None:
+        assert options["address"] == "local"
+        raise Began
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", begin)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with caplog.at_level(logging.WARNING), pytest.raises(Began):
+        Cluster()
+    assert "RAY_ADDRESS names a cluster, 10.0.0.1:6379" in caplog.text
+    assert "resources.address=auto joins the other" in caplog.text
+
+
+def test_a_store_that_shared_memory_has_no_room_for_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Containers of Docker have 64 MiB of shared memory, and Ray starts no store below 75."""
+    free = {"/dev/shm": 64 << 20, str(tmp_path): 1 << 40}
+    monkeypatch.setattr(
+        clusters.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
+    )
+    with caplog.at_level(logging.WARNING):
+        assert clusters._store_options(tmp_path) == {
+            "object_store_memory": 1 << 30,
+            "_plasma_directory": str(tmp_path),
+        }
+    assert "--shm-size" in caplog.text
+    free["/dev/shm"] = 1 << 30
+    assert clusters._store_options(tmp_path) == {"object_store_memory": int(0.3 * (1 << 30))}
+    free["/dev/shm"] = 1 << 40
+    assert clusters._store_options(tmp_path) == {"object_store_memory": 1 << 30}
 
 
 @pytest.mark.slow

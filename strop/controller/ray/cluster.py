@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 _STORE_BYTES = 2**30
 """Object store of a private cluster: address space, which holds memory only where it is used."""
 _STORE_SHARE = 0.3
-"""Largest share of the free shared memory."""
+"""Largest share of the free shared memory, or of the free disk where that has no room."""
 _REACH_S = 5.0
 """Timeout of the first connection to an existing cluster."""
 _SHARED_MEMORY = "/dev/shm"
@@ -201,14 +202,22 @@ class _Connection:
 
     def _open(self, address: str | None) -> None:
         started = time.monotonic()
+        if address == "auto":
+            address = _existing()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
+            if named := os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
+                log.warning(
+                    "RAY_ADDRESS names a cluster, %s, but resources.address does not: this run starts one of its own, "
+                    "on this machine alone; resources.address=auto joins the other",
+                    named,
+                )
             self._folder = PrivateFolder()
             # A folder within, because Ray opens the one that it is given to everybody.
             options.update(
                 include_dashboard=False,
-                object_store_memory=_store_bytes(),
                 _temp_dir=str(self._folder.path / "ray"),
+                **_store_options(self._folder.path),
             )
             keep_token_private()
         remember_token()
@@ -294,6 +303,25 @@ def _quiet_ray(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]
                 os.environ[name] = value
 
 
+def _existing() -> str:
+    """The address that Ray finds for `auto`.
+
+    Raises:
+        ConnectionError: it finds none, or nothing answers there, for which Ray would wait many minutes.
+    """
+    find: Any = services.get_ray_address_from_environment
+    address = str(find("auto", None))
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and _is_listening(host, int(port)):
+        return address
+    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
+    raise ConnectionError(
+        f"{'RAY_ADDRESS' if is_named else 'the file in which Ray notes the cluster that was started last'} says "
+        f"{address}, where no Ray cluster answers within {_REACH_S:g} s; name another one there or in "
+        f"resources.address, as host:port, or leave both out for a private one"
+    )
+
+
 def _is_on_loopback(address: str) -> bool:
     """True where a cluster can be reached by its loopback address only, as a private one of another process.
 
@@ -301,7 +329,7 @@ def _is_on_loopback(address: str) -> bool:
         ConnectionError: nothing answers there.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():  # "auto" and other forms are Ray's to look up
+    if not port.isdecimal():  # other forms are Ray's to read
         return False
     if not _is_listening(host, int(port)):
         raise ConnectionError(
@@ -327,12 +355,27 @@ def _to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         log.debug("%s: %s", data.get("pid"), line)
 
 
-def _store_bytes() -> int:
-    try:
-        usable = os.statvfs(_SHARED_MEMORY)
-    except OSError:
-        return _STORE_BYTES
-    return min(_STORE_BYTES, int(usable.f_bavail * usable.f_frsize * _STORE_SHARE))
+def _store_options(folder: Path) -> dict[str, Any]:
+    """Size of a private cluster's object store, and the folder for it where shared memory has no room for the least one
+    that Ray starts."""
+    if not Path(_SHARED_MEMORY).is_dir():
+        return {"object_store_memory": _STORE_BYTES}
+    size = _share_of_free(_SHARED_MEMORY)
+    if size >= ray_constants.OBJECT_STORE_MINIMUM_MEMORY_BYTES:
+        return {"object_store_memory": min(_STORE_BYTES, size)}
+    log.warning(
+        "%s is too small for Ray's object store, which is on the disk below %s instead, and slower; a container gets "
+        "more with --shm-size=1g",
+        _SHARED_MEMORY,
+        folder,
+    )
+    size = min(_STORE_BYTES, _share_of_free(folder))
+    return {"object_store_memory": size, "_plasma_directory": str(folder)}
+
+
+def _share_of_free(folder: str | Path) -> int:
+    usable = os.statvfs(folder)
+    return int(usable.f_bavail * usable.f_frsize * _STORE_SHARE)
 
 
 def _gcs_address() -> str:

@@ -70,6 +70,7 @@ class PrivateFolder:
         """Make it, and remove those of processes that were killed together with their reaper."""
         usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
         base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
+        base.mkdir(parents=True, exist_ok=True)  # RAY_TMPDIR need not be there yet, as for Ray itself
         _remove_stale(base)
         self.path, self._lock = _make_locked_folder(base)
 
