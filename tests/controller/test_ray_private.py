@@ -16,7 +16,6 @@ import pytest
 import ray
 from ray._private import utils
 
-from strop.controller.ray import cluster as clusters
 from strop.controller.ray import private
 from strop.controller.ray.cluster import Cluster
 from strop.utils.ports import free_port
@@ -145,18 +144,39 @@ def test_a_store_that_shared_memory_has_no_room_for_is_on_the_disk(
     """Containers of Docker have 64 MiB of shared memory, and Ray starts no store below 75."""
     free = {"/dev/shm": 64 << 20, str(tmp_path): 1 << 40}
     monkeypatch.setattr(
-        clusters.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
+        private.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
     )
     with caplog.at_level(logging.WARNING):
-        assert clusters._store_options(tmp_path) == {
+        assert private.store_options(tmp_path) == {
             "object_store_memory": 1 << 30,
             "_plasma_directory": str(tmp_path),
         }
     assert "--shm-size" in caplog.text
     free["/dev/shm"] = 1 << 30
-    assert clusters._store_options(tmp_path) == {"object_store_memory": int(0.3 * (1 << 30))}
+    assert private.store_options(tmp_path) == {"object_store_memory": int(0.3 * (1 << 30))}
     free["/dev/shm"] = 1 << 40
-    assert clusters._store_options(tmp_path) == {"object_store_memory": 1 << 30}
+    assert private.store_options(tmp_path) == {"object_store_memory": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "shared", "sentence"),
+    [
+        (7, 1 << 20, "has 7 MiB free for the files of a Ray cluster; make room there, or name another"),
+        (200, 64, "has 200 MiB free for Ray's object store, and /dev/shm is too small for it; make room"),
+    ],
+)
+def test_a_full_disk_is_named_before_ray_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_disk: int, shared: int, sentence: str
+) -> None:
+    """Ray's servers do not come up there, and it says no more than that. 200 MiB x 0.3 are less than Ray's 75."""
+    free = {"/dev/shm": shared << 20, str(tmp_path): on_disk << 20}
+    monkeypatch.setattr(
+        private.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
+    )
+    with pytest.raises(
+        ConnectionError, match=f"^could not start a Ray cluster: {tmp_path.parent} {sentence}"
+    ):
+        private.store_options(tmp_path)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -33,6 +32,7 @@ from strop.controller.ray.private import (
     keep_token_private,
     own_signal_handlers,
     remember_token,
+    store_options,
 )
 from strop.controller.ray.reaper import MARK, Reaper, new_mark
 from strop.controller.ray.transport import register_serializers
@@ -41,13 +41,8 @@ from strop.utils.trust import ask
 
 log = logging.getLogger(__name__)
 
-_STORE_BYTES = 2**30
-"""Object store of a private cluster: address space, which holds memory only where it is used."""
-_STORE_SHARE = 0.3
-"""Largest share of the free shared memory, or of the free disk where that has no room."""
 _REACH_S = 5.0
 """Timeout of the first connection to an existing cluster."""
-_SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +212,7 @@ class _Connection:
             options.update(
                 include_dashboard=False,
                 _temp_dir=str(self._folder.path / "ray"),
-                **_store_options(self._folder.path),
+                **store_options(self._folder.path),
             )
             keep_token_private()
         remember_token()
@@ -353,29 +348,6 @@ def _is_listening(host: str, port: int) -> bool:
 def _to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     for line in data["lines"]:
         log.debug("%s: %s", data.get("pid"), line)
-
-
-def _store_options(folder: Path) -> dict[str, Any]:
-    """Size of a private cluster's object store, and the folder for it where shared memory has no room for the least one
-    that Ray starts."""
-    if not Path(_SHARED_MEMORY).is_dir():
-        return {"object_store_memory": _STORE_BYTES}
-    size = _share_of_free(_SHARED_MEMORY)
-    if size >= ray_constants.OBJECT_STORE_MINIMUM_MEMORY_BYTES:
-        return {"object_store_memory": min(_STORE_BYTES, size)}
-    log.warning(
-        "%s is too small for Ray's object store, which is on the disk below %s instead, and slower; a container gets "
-        "more with --shm-size=1g",
-        _SHARED_MEMORY,
-        folder,
-    )
-    size = min(_STORE_BYTES, _share_of_free(folder))
-    return {"object_store_memory": size, "_plasma_directory": str(folder)}
-
-
-def _share_of_free(folder: str | Path) -> int:
-    usable = os.statvfs(folder)
-    return int(usable.f_bavail * usable.f_frsize * _STORE_SHARE)
 
 
 def _gcs_address() -> str:
