@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray
-from ray._private import utils
+from ray._private import services, utils
 
 from strop.controller.ray import private
 from strop.controller.ray.cluster import Cluster
@@ -116,6 +116,22 @@ def test_auto_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("nothing answers there"))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConnectionError, match=rf"^RAY_ADDRESS says {address}, where no Ray cluster answers"):
+        Cluster("auto")
+
+
+@pytest.mark.parametrize("noted", [None, "192.0.2.1:6379", "127.0.0.1:7000"])
+def test_auto_does_not_join_the_private_cluster_of_another_run(
+    noted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray takes any that it finds among the processes, whatever it has noted of one that is gone."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"127.0.0.1:6999"})
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: noted)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("it is not ours"))
+    with pytest.raises(
+        ConnectionError, match=r"^the Ray cluster at 127\.0\.0\.1:6999 is the private one of another"
+    ):
         Cluster("auto")
 
 

@@ -302,14 +302,21 @@ def _existing() -> str:
     """The address that Ray finds for `auto`.
 
     Raises:
-        ConnectionError: it finds none, or nothing answers there, for which Ray would wait many minutes.
+        ConnectionError: it finds none, or nothing answers there, for which Ray would wait many minutes; or the cluster
+            is the private one of another run, which Ray finds among the processes of this machine.
     """
     find: Any = services.get_ray_address_from_environment
+    noted: Any = services.find_bootstrap_address
     address = str(find("auto", None))
     host, _, port = address.rpartition(":")
+    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
+    if not is_named and host.startswith("127.") and address != noted(None):
+        raise ConnectionError(
+            f"the Ray cluster at {address} is the private one of another run and ends with it, and no other was "
+            f"started here: start one with `ray start --head`, or leave resources.address out for a private one"
+        )
     if port.isdecimal() and _is_listening(host, int(port)):
         return address
-    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
     raise ConnectionError(
         f"{'RAY_ADDRESS' if is_named else 'the file in which Ray notes the cluster that was started last'} says "
         f"{address}, where no Ray cluster answers within {_REACH_S:g} s; name another one there or in "
