@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from strop.algorithms.reward_kl_config import KlControlConfig
+from strop.algorithms.reward_kl_config import MAX_RELATIVE_ERROR, KlControlConfig, check_horizon
 from strop.utils.metrics import Metric
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
 )
-MAX_RELATIVE_ERROR = 0.2
-"""Bound on the relative distance from the target that one update answers to."""
 
 
 class FixedKLController:
@@ -64,12 +62,7 @@ class AdaptiveKLController:
                 f"the KL of the policy to the reference is {current_kl}, which no coefficient can follow; "
                 f"look at the log-probs of both"
             )
-        if MAX_RELATIVE_ERROR * num_samples >= self._horizon:
-            raise ValueError(
-                f"algorithm.kl_ctrl.horizon is {self._horizon} samples, but one step has {num_samples}, so "
-                f"one update could turn the coefficient negative: set it above "
-                f"{math.ceil(MAX_RELATIVE_ERROR * num_samples)}, usually to many steps' samples"
-            )
+        check_horizon(self._horizon, num_samples)
         error = min(max(current_kl / self._target_kl - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
         self.value *= 1 + error * num_samples / self._horizon
 

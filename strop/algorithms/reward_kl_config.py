@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from strop.config.sections import section
 from strop.utils.field_types import NonNegativeFloat, PositiveFloat, PositiveInt
+
+MAX_RELATIVE_ERROR = 0.2
+"""Bound on the relative distance from the target that one update of an adaptive coefficient answers to."""
 
 
 @section("algorithm.kl_ctrl")
@@ -27,3 +31,17 @@ class KlControlConfig:
                 "algorithm.kl_ctrl.kl_coef is 0, and an adaptive coefficient is changed by factors, so it "
                 "would stay 0: start above 0, for example at 0.001"
             )
+
+
+def check_horizon(horizon: int, num_samples: int) -> None:
+    """Refuse a step so large beside the horizon that an adaptive coefficient could become 0 or negative.
+
+    Raises:
+        ValueError: it is.
+    """
+    if MAX_RELATIVE_ERROR * num_samples >= horizon:
+        raise ValueError(
+            f"algorithm.kl_ctrl.horizon is {horizon} samples, but one step has {num_samples}, so one update could turn "
+            f"the coefficient negative: set it above {math.floor(MAX_RELATIVE_ERROR * num_samples)}, usually to many "
+            f"steps' samples"
+        )

@@ -1,4 +1,4 @@
-"""Learning rates that are too large for a trained model, and those that are usual.
+"""Learning rates that are too large for a trained model, and those that are usual; warm-ups that never end.
 
 AdamW moves a weight by about the learning rate in its first update, whatever the gradient, and Muon's updates are
 scaled to the same size. The matrices of language models hold numbers of 0.02 to 0.1 in size (root mean square).
@@ -56,6 +56,23 @@ def too_large(section: str, optim: OptimizerConfig, *, has_adapter: bool) -> Too
         is_destroying=is_destroying,
         text=f"{section}.optim.lr={optim.lr:g} moves {moved} by about that much in {when}, {size}",
         advice=f"that {effect} what a trained model has learned; {_usual(section, optim, has_adapter)}",
+    )
+
+
+def unfinished_warm_up(section: str, optim: OptimizerConfig, num_updates: int) -> str:
+    """Warning about a warm-up that is longer than the run; empty where it ends.
+
+    Args:
+        section: that trains the model, with `optim` in it.
+        optim: its optimizer.
+        num_updates: optimizer steps of the run.
+    """
+    if optim.warmup_steps <= num_updates:
+        return ""
+    return (
+        f"{section}.optim.warmup_steps is {optim.warmup_steps}, and the run has {num_updates} optimizer "
+        f"step{'' if num_updates == 1 else 's'}: the learning rate comes to {num_updates / optim.warmup_steps:.1%} of "
+        f"{section}.optim.lr at most; lower it, or give {section}.optim.warmup_share in its place"
     )
 
 

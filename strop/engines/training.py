@@ -331,7 +331,8 @@ class TrainEngine(Engine):
     def save_model(self, folder: Path) -> None:
         """Weights and configuration as an ordinary Hugging Face folder, written by rank 0.
 
-        Parameters are gathered one by one; rank 0 keeps them in host memory. All ranks return when it is written.
+        Parameters are gathered one by one; rank 0 keeps them in host memory. The other ranks do not wait until it is
+        written, which may take longer than a wait for other ranks may.
         """
         self.load_to_device()
         if not self.model.is_sharded:
@@ -350,7 +351,6 @@ class TrainEngine(Engine):
             module.save_pretrained(folder, state_dict=state)
             self.model.save_media_settings(folder)
             self.model.finish_saved(folder)
-        self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:
         """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""

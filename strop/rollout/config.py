@@ -165,6 +165,13 @@ class RolloutConfig:
                 f"rollout.replicas is {self.replicas}, and rollout.engine={self.engine} has one engine in each rollout "
                 f"process: use resources.apart={{rollout: N}} for more processes, or rollout.engine=vllm"
             )
+        cuts = self.top_p < 1 or self.top_k > 0
+        if self.engine == "vllm" and cuts and "speculative_config" in self.vllm.engine_args:
+            raise ValueError(
+                f"rollout.vllm.engine_args has speculative_config, with which vLLM gives log-probs of the distribution "
+                f"that rollout.top_p={self.top_p:g} and rollout.top_k={self.top_k} cut, and the trainer computes those "
+                f"of the whole one: set rollout.top_p=1 rollout.top_k=0, or remove it"
+            )
         if self.deterministic and self.engine != "native":
             raise ValueError(
                 f"rollout.deterministic is true, but rollout.engine={self.engine} decides itself what it computes "

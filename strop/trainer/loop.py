@@ -29,6 +29,7 @@ from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.models import check_models
 from strop.trainer.checks.recording import check_recording
+from strop.trainer.checks.schedules import schedule_warnings
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
 from strop.trainer.crash_event import recording_failure
@@ -112,7 +113,8 @@ class Trainer:
         )
         self._costs = make_cost_tracker(config, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, memory, threads.line(), config.placement()
+            *self.data.report(), config.arithmetic(), precision, memory, threads.line(), config.placement(),
+            *schedule_warnings(config, self.data.num_steps),
         ]:  # fmt: skip
             if line:
                 say(line)

@@ -16,7 +16,7 @@ from strop.data.sampler import PromptSampler
 from strop.data.sft.config import SftConfig
 from strop.data.sft.dataset import SftDataset
 from strop.data.visit_ids import visit_uid
-from strop.engines.learning_rates import too_large
+from strop.engines.learning_rates import too_large, unfinished_warm_up
 from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_facts import max_positions
 from strop.engines.model_folder import named_ends
@@ -124,6 +124,8 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         steps = self._sampler.num_steps
         assert steps is not None, "the sampler was given a number of epochs"
         self._num_steps = steps if settings.max_steps is None else min(steps, settings.max_steps)
+        if warning := unfinished_warm_up(self.name, settings.optim, self._num_steps):
+            say(f"WARNING: {warning}")
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
         self._stop.warn(run, self._start_step, say)

@@ -9,14 +9,16 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import ray
-from ray._private import utils
+from ray._private import services, utils
 
 from strop.controller.ray import private
 from strop.controller.ray.cluster import Cluster
+from strop.utils.ports import free_port
 
 
 def mode(path: Path) -> int:
@@ -97,6 +99,100 @@ def test_folders_of_killed_processes_are_removed_and_those_in_use_stay(
     assert young.exists()
     first.remove()
     second.remove()
+
+
+def test_a_folder_that_ray_tmpdir_names_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_MAX_FOLDER_LENGTH", 1000)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "scratch" / "ray"))
+    folder = private.PrivateFolder()
+    assert folder.path.parent == tmp_path / "scratch" / "ray"
+    folder.remove()
+
+
+def test_auto_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for many minutes, in which the process cannot be ended."""
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("nothing answers there"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConnectionError, match=rf"^RAY_ADDRESS says {address}, where no Ray cluster answers"):
+        Cluster("auto")
+
+
+@pytest.mark.parametrize("noted", [None, "192.0.2.1:6379", "127.0.0.1:7000"])
+def test_auto_does_not_join_the_private_cluster_of_another_run(
+    noted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray takes any that it finds among the processes, whatever it has noted of one that is gone."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"127.0.0.1:6999"})
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: noted)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("it is not ours"))
+    with pytest.raises(
+        ConnectionError, match=r"^the Ray cluster at 127\.0\.0\.1:6999 is the private one of another"
+    ):
+        Cluster("auto")
+
+
+def test_a_cluster_of_its_own_beside_one_that_ray_address_names_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Began(Exception):
+        pass
+
+    def begin(**options: object) -> None:
+        assert options["address"] == "local"
+        raise Began
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", begin)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with caplog.at_level(logging.WARNING), pytest.raises(Began):
+        Cluster()
+    assert "RAY_ADDRESS names a cluster, 10.0.0.1:6379" in caplog.text
+    assert "resources.address=auto joins the other" in caplog.text
+
+
+def test_a_store_that_shared_memory_has_no_room_for_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Containers of Docker have 64 MiB of shared memory, and Ray starts no store below 75."""
+    free = {"/dev/shm": 64 << 20, str(tmp_path): 1 << 40}
+    monkeypatch.setattr(
+        private.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
+    )
+    with caplog.at_level(logging.WARNING):
+        assert private.store_options(tmp_path) == {
+            "object_store_memory": 1 << 30,
+            "_plasma_directory": str(tmp_path),
+        }
+    assert "--shm-size" in caplog.text
+    free["/dev/shm"] = 1 << 30
+    assert private.store_options(tmp_path) == {"object_store_memory": int(0.3 * (1 << 30))}
+    free["/dev/shm"] = 1 << 40
+    assert private.store_options(tmp_path) == {"object_store_memory": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "shared", "sentence"),
+    [
+        (7, 1 << 20, "has 7 MiB free for the files of a Ray cluster; make room there, or name another"),
+        (200, 64, "has 200 MiB free for Ray's object store, and /dev/shm is too small for it; make room"),
+    ],
+)
+def test_a_full_disk_is_named_before_ray_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_disk: int, shared: int, sentence: str
+) -> None:
+    """Ray's servers do not come up there, and it says no more than that. 200 MiB x 0.3 are less than Ray's 75."""
+    free = {"/dev/shm": shared << 20, str(tmp_path): on_disk << 20}
+    monkeypatch.setattr(
+        private.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free[str(folder)], f_frsize=1)
+    )
+    with pytest.raises(
+        ConnectionError, match=f"^could not start a Ray cluster: {tmp_path.parent} {sentence}"
+    ):
+        private.store_options(tmp_path)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +50,26 @@ def test_a_sharded_model_saves_the_files_of_one_process(
     original = read.from_pretrained(case.folder)
     for name, parameter in read.from_pretrained(tmp_path / "sharded").named_parameters():
         assert torch.equal(parameter, original.get_parameter(name)), name
+
+
+def save_slowly(ranks: Ranks, case: Case, folder: str) -> bool:
+    """The disk takes three times as long as ranks may wait for each other; True where the folder is written."""
+    engine = engine_of(case, ranks.join(timeout_s=2.0))
+    module: Any = engine.model.module
+    save_pretrained = module.save_pretrained
+
+    def slow(*args: Any, **settings: Any) -> None:
+        time.sleep(6.0)
+        save_pretrained(*args, **settings)
+
+    module.save_pretrained = slow
+    engine.save_model(Path(folder))
+    return (Path(folder) / "model.safetensors").is_file()
+
+
+def test_a_disk_may_be_slower_than_ranks_wait_for_each_other(tiny_folder: Folder, tmp_path: Path) -> None:
+    case = Case(folder=str(tiny_folder("llama")), assignment=UNEVEN)
+    assert run_ranks(save_slowly, 2, case, str(tmp_path / "model"))[0]
 
 
 def checksum_of_bits(ranks: Ranks, case: Case) -> list[str]:

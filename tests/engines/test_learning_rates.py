@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strop.engines.config import OptimizerConfig
-from strop.engines.learning_rates import too_large
+from strop.engines.learning_rates import too_large, unfinished_warm_up
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,13 @@ def test_with_a_warm_up_the_first_update_is_a_small_one(warmup: dict[str, Any]) 
     plain = too_large("actor", OptimizerConfig(lr=1.0), has_adapter=False)
     assert plain is not None
     assert "in the first update, more than weights are in size" in plain.text
+
+
+def test_a_warm_up_that_the_run_does_not_come_to_the_end_of_is_said() -> None:
+    # Update n of a warm-up over 100 has n / 100 of the rate: the third and last one 3 %.
+    optim = OptimizerConfig(warmup_steps=100)
+    assert "3 optimizer steps: the learning rate comes to 3.0% of sft.optim.lr at most" in unfinished_warm_up(
+        "sft", optim, 3
+    )
+    assert unfinished_warm_up("sft", optim, 100) == ""
+    assert unfinished_warm_up("sft", OptimizerConfig(warmup_share=1.0), 3) == ""

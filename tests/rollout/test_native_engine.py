@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import time
 import weakref
 from collections.abc import Callable
 
@@ -637,6 +638,32 @@ def test_health_of_a_stuck_engine_ends(model: CausalLM, monkeypatch: pytest.Monk
             await check
         await engine.abort()
         await asyncio.gather(*tasks)
+
+    run(body())
+
+
+def test_an_engine_that_computes_a_long_prompt_is_healthy(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client gave it up otherwise, and began the prompt again, until it gave up the request too."""
+    monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 1)
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=1)
+        step = engine._batch.step
+
+        def slow(version: int) -> None:
+            time.sleep(0.005)  # 40 steps of one token of the prompt each: four times as long as the limit
+            step(version)
+
+        monkeypatch.setattr(engine._batch, "step", slow)
+        task = asyncio.create_task(engine.generate("long", tokens(40, 1), sampled(0, 2)))
+        await turns(3)
+        numbers = await engine.health()
+        assert 0 < numbers["prefilled_tokens"] < 40
+        assert numbers["decoded_tokens"] == 0
+        assert (await task).stop_reason == "length"
 
     run(body())
 

@@ -306,6 +306,18 @@ def test_a_server_that_is_killed_is_noticed(python: str, folder: Path, tmp_path:
     asyncio.run(work())
 
 
+def test_log_probs_stay_at_the_temperature_whatever_is_exported(
+    python: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the variable, SGLang gives those before the temperature."""
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    engine = asyncio.run(started(python, folder, tmp_path))
+    try:
+        assert psutil.Process(engine.pid).environ()["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "false"
+    finally:
+        asyncio.run(engine.close())
+
+
 OWNER = """
 import json, os, signal, sys
 from pathlib import Path

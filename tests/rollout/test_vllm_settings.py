@@ -60,6 +60,19 @@ def test_settings_that_cannot_be_are_refused(override: str, sentence: str) -> No
         load(overrides=["model.path=somewhere", override])
 
 
+@pytest.mark.parametrize("cut", ["rollout.top_p=0.9", "rollout.top_k=20"])
+def test_drafts_of_a_cut_distribution_are_refused(cut: str) -> None:
+    """vLLM's rejection sampler gives log-probs behind top-k and top-p, whatever its sampler gives."""
+    drafts = [
+        "model.path=somewhere",
+        "rollout.engine=vllm",
+        "rollout.vllm.engine_args={speculative_config: {method: ngram, num_speculative_tokens: 2}}",
+    ]
+    with pytest.raises(ConfigError, match="has speculative_config, with which vLLM gives log-probs of the d"):
+        load(overrides=[*drafts, cut])
+    load(overrides=drafts)
+
+
 def test_a_missing_environment_names_the_command_that_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,15 @@ def test_with_lora_the_actor_is_its_own_reference() -> None:
         roles(*settings)  # where there is one, its limits count
 
 
+def test_a_horizon_that_a_step_exceeds_is_refused_before_the_run() -> None:
+    """A step has 2 x 10 samples, of which a fifth is the whole horizon."""
+    settings = ["data.prompts_per_step=2", "rollout.samples_per_prompt=10", "algorithm.kl_ctrl.type=adaptive"]
+    with pytest.raises(ConfigError, match=r"horizon is 4 samples, but one step has 20, .* set it above 4"):
+        roles(*settings, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.horizon=4")
+    roles(*settings, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.horizon=5")
+    roles(*settings, "algorithm.kl_ctrl.horizon=4")  # which nothing follows
+
+
 def test_a_reward_model_is_a_role_and_lets_the_rollout_keep_texts() -> None:
     specs = roles("reward_model.path=judge")
     assert list(specs) == ["actor", "reward_model", "rollout"]

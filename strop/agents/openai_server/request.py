@@ -27,6 +27,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "parallel_tool_calls": (True,), "top_logprobs": (0,), "best_of": (1,),
     "echo": (False,), "suffix": ("",), "background": (False,), "truncation": ("disabled", "auto"),
     "text": ({}, {"format": {"type": "text"}}), "functions": ([],),
+    # Of vLLM and SGLang, which clients for their servers send beside the settings that a model card recommends.
+    "min_p": (0,), "repetition_penalty": (1,), "length_penalty": (1,), "min_tokens": (0,), "ignore_eos": (False,),
+    "use_beam_search": (False,), "bad_words": ([],), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "add_generation_prompt": (True,), "continue_final_message": (False,),
 }  # fmt: skip
 """Parameters that are served with these values alone."""
 _REASONS = {
@@ -168,7 +172,7 @@ def _common_request(params: Mapping[str, Any], limit: str) -> CallRequest:
         n=_whole(params, "n", 1, MAX_CHOICES) or 1,
         temperature=_number(params, "temperature", 0, 2),
         top_p=_number(params, "top_p", 0, 1, above=True),
-        top_k=_whole(params, "top_k", 0),
+        top_k=0 if params.get("top_k") == -1 else _whole(params, "top_k", 0),  # -1: vLLM's word for off
         max_tokens=_whole(params, limit, 1),
         seed=_whole(params, "seed", None),
         stop=_stops(params.get("stop")),

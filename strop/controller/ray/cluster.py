@@ -32,6 +32,7 @@ from strop.controller.ray.private import (
     keep_token_private,
     own_signal_handlers,
     remember_token,
+    store_options,
 )
 from strop.controller.ray.reaper import MARK, Reaper, new_mark
 from strop.controller.ray.transport import register_serializers
@@ -40,13 +41,8 @@ from strop.utils.trust import ask
 
 log = logging.getLogger(__name__)
 
-_STORE_BYTES = 2**30
-"""Object store of a private cluster: address space, which holds memory only where it is used."""
-_STORE_SHARE = 0.3
-"""Largest share of the free shared memory."""
 _REACH_S = 5.0
 """Timeout of the first connection to an existing cluster."""
-_SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +197,22 @@ class _Connection:
 
     def _open(self, address: str | None) -> None:
         started = time.monotonic()
+        if address == "auto":
+            address = _existing()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
+            if named := os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
+                log.warning(
+                    "RAY_ADDRESS names a cluster, %s, but resources.address does not: this run starts one of its own, "
+                    "on this machine alone; resources.address=auto joins the other",
+                    named,
+                )
             self._folder = PrivateFolder()
             # A folder within, because Ray opens the one that it is given to everybody.
             options.update(
                 include_dashboard=False,
-                object_store_memory=_store_bytes(),
                 _temp_dir=str(self._folder.path / "ray"),
+                **store_options(self._folder.path),
             )
             keep_token_private()
         remember_token()
@@ -294,6 +298,32 @@ def _quiet_ray(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]
                 os.environ[name] = value
 
 
+def _existing() -> str:
+    """The address that Ray finds for `auto`.
+
+    Raises:
+        ConnectionError: it finds none, or nothing answers there, for which Ray would wait many minutes; or the cluster
+            is the private one of another run, which Ray finds among the processes of this machine.
+    """
+    find: Any = services.get_ray_address_from_environment
+    noted: Any = services.find_bootstrap_address
+    address = str(find("auto", None))
+    host, _, port = address.rpartition(":")
+    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
+    if not is_named and host.startswith("127.") and address != noted(None):
+        raise ConnectionError(
+            f"the Ray cluster at {address} is the private one of another run and ends with it, and no other was "
+            f"started here: start one with `ray start --head`, or leave resources.address out for a private one"
+        )
+    if port.isdecimal() and _is_listening(host, int(port)):
+        return address
+    raise ConnectionError(
+        f"{'RAY_ADDRESS' if is_named else 'the file in which Ray notes the cluster that was started last'} says "
+        f"{address}, where no Ray cluster answers within {_REACH_S:g} s; name another one there or in "
+        f"resources.address, as host:port, or leave both out for a private one"
+    )
+
+
 def _is_on_loopback(address: str) -> bool:
     """True where a cluster can be reached by its loopback address only, as a private one of another process.
 
@@ -301,7 +331,7 @@ def _is_on_loopback(address: str) -> bool:
         ConnectionError: nothing answers there.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():  # "auto" and other forms are Ray's to look up
+    if not port.isdecimal():  # other forms are Ray's to read
         return False
     if not _is_listening(host, int(port)):
         raise ConnectionError(
@@ -325,14 +355,6 @@ def _is_listening(host: str, port: int) -> bool:
 def _to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     for line in data["lines"]:
         log.debug("%s: %s", data.get("pid"), line)
-
-
-def _store_bytes() -> int:
-    try:
-        usable = os.statvfs(_SHARED_MEMORY)
-    except OSError:
-        return _STORE_BYTES
-    return min(_STORE_BYTES, int(usable.f_bavail * usable.f_frsize * _STORE_SHARE))
 
 
 def _gcs_address() -> str:

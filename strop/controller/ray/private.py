@@ -1,4 +1,5 @@
-"""Isolation of a private cluster: the folder of its files, the file of its token, and its signals."""
+"""Isolation of a private cluster: the folder of its files, the place of its object store, the file of its token, and
+its signals."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ray._private import utils
+from ray._private import ray_constants, utils
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
 from strop.utils.sanitize import remember_secret
@@ -27,6 +28,13 @@ _MAX_FOLDER_LENGTH = 36
 """Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
 _PREFIX = "strop-ray-"
 _LOCK = "lock"
+_STORE_BYTES = 2**30
+"""Object store of a private cluster: address space, which holds memory only where it is used."""
+_STORE_SHARE = 0.3
+"""Largest share of the free shared memory, or of the free disk where that has no room."""
+_FILES_BYTES = 8 * 2**20
+"""Disk for logs and sockets, below which Ray's servers do not come up, and do not say why."""
+_SHARED_MEMORY = "/dev/shm"
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -70,6 +78,7 @@ class PrivateFolder:
         """Make it, and remove those of processes that were killed together with their reaper."""
         usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
         base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
+        base.mkdir(parents=True, exist_ok=True)  # RAY_TMPDIR need not be there yet, as for Ray itself
         _remove_stale(base)
         self.path, self._lock = _make_locked_folder(base)
 
@@ -100,6 +109,48 @@ def _remove_stale(base: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def store_options(folder: Path) -> dict[str, Any]:
+    """Size of a private cluster's object store, and the folder for it where shared memory has no room for the least one
+    that Ray starts.
+
+    Args:
+        folder: of the cluster's files.
+
+    Raises:
+        ConnectionError: the disk has no room for these files, or for the store.
+    """
+    on_disk = _free_bytes(folder)
+    if on_disk < _FILES_BYTES:
+        raise _no_room(folder, on_disk, "the files of a Ray cluster")
+    if not Path(_SHARED_MEMORY).is_dir():
+        return {"object_store_memory": _STORE_BYTES}
+    size = int(_free_bytes(_SHARED_MEMORY) * _STORE_SHARE)
+    if size >= ray_constants.OBJECT_STORE_MINIMUM_MEMORY_BYTES:
+        return {"object_store_memory": min(_STORE_BYTES, size)}
+    size = min(_STORE_BYTES, int(on_disk * _STORE_SHARE))
+    if size < ray_constants.OBJECT_STORE_MINIMUM_MEMORY_BYTES:
+        raise _no_room(folder, on_disk, f"Ray's object store, and {_SHARED_MEMORY} is too small for it")
+    log.warning(
+        "%s is too small for Ray's object store, which is on the disk below %s instead, and slower; a container gets "
+        "more with --shm-size=1g",
+        _SHARED_MEMORY,
+        folder,
+    )
+    return {"object_store_memory": size, "_plasma_directory": str(folder)}
+
+
+def _no_room(folder: Path, free: int, needed_for: str) -> ConnectionError:
+    return ConnectionError(
+        f"could not start a Ray cluster: {folder.parent} has {free / 2**20:.0f} MiB free for {needed_for}; make room "
+        f"there, or name another folder in RAY_TMPDIR"
+    )
+
+
+def _free_bytes(folder: str | Path) -> int:
+    usable = os.statvfs(folder)
+    return usable.f_bavail * usable.f_frsize
 
 
 def remember_token() -> None:

@@ -318,7 +318,7 @@ class MegatronTrainEngine(MegatronEngine):
 
     def save_model(self, folder: Path) -> None:
         """Weights and configuration as an ordinary Hugging Face folder, written by rank 0, which keeps them in host
-        memory; all ranks return when it is written."""
+        memory; the other ranks do not wait for it."""
         self.load_to_device()
         self._load_optimizer_to_device()
         is_first = self.parallel.rank == 0
@@ -329,7 +329,6 @@ class MegatronTrainEngine(MegatronEngine):
             module: Any = self.model.module
             module.save_pretrained(folder, state_dict=state)
             self.model.finish_saved(folder)
-        self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:
         """Digest of the weights; the same for any number of ranks and any engine, on each rank."""

@@ -323,7 +323,8 @@ async def start_sglang(
         SglangDied: the server did not start; the message says why.
     """
     python = sglang_python(config.python)
-    env = {"HF_HUB_OFFLINE": "1", **fixed_segments(os.environ)}
+    # With it set, log-probs are those before the temperature, which a trainer does not have.
+    env = {"HF_HUB_OFFLINE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "false", **fixed_segments(os.environ)}
     process = SglangProcess(python, settings.server_args(config), log=settings.log, env=env)
     try:
         await process.wait(config.start_timeout_s)

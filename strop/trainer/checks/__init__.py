@@ -11,6 +11,7 @@ parallel.py          Numbers of ranks that the engine of a role cannot have
 recording.py         Recorded samples that are trained on (trainer.skip_rollout)
 router_replay.py     Settings that rollout.router_replay does not go with
 roles.py             Settings that do not go with the roles that are here
+schedules.py         Warnings about schedules that a run is too short for
 sections.py          Rules across settings of several sections
 template_variables.py  Variables that the chat template does not read
 """

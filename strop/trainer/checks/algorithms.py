@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.algorithms.reward_kl_config import check_horizon
 from strop.config.sections import where_on
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
 
 
 def check(config: Config) -> None:
-    """Refuse settings that do not go with the estimator.
+    """Refuse settings that do not go with the estimator, or with the samples of a step.
 
     Raises:
         ValueError: the sentence says which, and what to do.
@@ -23,6 +24,9 @@ def check(config: Config) -> None:
     _check_answers(config)
     _check_whole_rewards(config)
     _check_recording(config)
+    control = config.algorithm.kl_ctrl
+    if config.algorithm.use_kl_in_reward and control.type == "adaptive":
+        check_horizon(control.horizon, config.samples_per_step)
     if config.algorithm.adv_estimator == "raft" and where_on(config.algorithm.keep) is None:
         raise ValueError(
             "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "

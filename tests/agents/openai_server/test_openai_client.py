@@ -388,6 +388,15 @@ def test_more_answers_than_a_call_may_have_are_refused() -> None:
     assert len(read_completion({"prompt": ["a"] * 128, "n": 8}).prompts) == 128
 
 
+def test_what_servers_of_vllm_take_is_served_where_it_changes_nothing() -> None:
+    neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True}
+    assert read_completion({"prompt": "a", "top_k": -1, **neutral}).options.top_k == 0
+    assert read_completion({"prompt": "a", "top_k": 5}).options.top_k == 5
+    for name, value in (("min_p", 0.1), ("repetition_penalty", 1.1), ("ignore_eos", True), ("top_k", -2)):
+        with pytest.raises(ApiError, match=f"^{name}(:| is not supported)"):
+            read_completion({"prompt": "a", name: value})
+
+
 def test_responses_take_function_tools_and_name_the_one_before() -> None:
     family, tokenizer = BY_NAME["qwen25"], family_tokenizer("qwen25")
     called = family.write_calls([("look_up", {"value": "x"})]) + family.end
