@@ -56,8 +56,8 @@ class Parallel:
     """The ranks of both groups together, those of a context rank neighbours; None where one of the sizes is 1."""
     pp_groups: tuple[dist.ProcessGroup, ...] | None = None
     """The ranks that run the other stages for this rank's rows, in their order, twice: for collectives and activations,
-    and for gradients on their way back; of two ranks both once more, for what the second one sends. None when pp_size is
-    1."""
+    and for gradients on their way back. Of two ranks both once more, for what the second one sends; None when pp_size
+    is 1."""
     expert_mesh: DeviceMesh | None = None
     """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
     that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
