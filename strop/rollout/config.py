@@ -13,7 +13,7 @@ from strop.rollout.openai.config import OpenAIConfig
 from strop.rollout.registry import NATIVE, OWN_PROCESSES, REMOTE
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.tracing_config import TraceConfig
-from strop.rollout.vllm.config import VllmConfig
+from strop.rollout.vllm.config import LEAST_TEMPERATURE, VllmConfig
 from strop.utils.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 
 
@@ -171,6 +171,11 @@ class RolloutConfig:
                 f"rollout.vllm.engine_args has speculative_config, with which vLLM gives log-probs of the distribution "
                 f"that rollout.top_p={self.top_p:g} and rollout.top_k={self.top_k} cut, and the trainer computes those "
                 f"of the whole one: set rollout.top_p=1 rollout.top_k=0, or remove it"
+            )
+        if self.engine == "vllm" and 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"rollout.temperature is {self.temperature:g}, and vLLM samples at {LEAST_TEMPERATURE:g} whatever is asked "
+                f"for between 0 and that, while the trainer computes with yours: set at least {LEAST_TEMPERATURE:g}"
             )
         if self.deterministic and self.engine != "native":
             raise ValueError(

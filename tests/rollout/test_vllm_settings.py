@@ -73,6 +73,14 @@ def test_drafts_of_a_cut_distribution_are_refused(cut: str) -> None:
     load(overrides=drafts)
 
 
+def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
+    settings = ["model.path=somewhere", "rollout.engine=vllm"]
+    with pytest.raises(ConfigError, match=r"rollout.temperature is 0.005, and vLLM samples at 0.01 whatever"):
+        load(overrides=[*settings, "rollout.temperature=0.005"])
+    load(overrides=[*settings, "rollout.temperature=0.01"])
+    load(overrides=["model.path=somewhere", "rollout.temperature=0.005"])
+
+
 def test_a_missing_environment_names_the_command_that_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
