@@ -174,8 +174,8 @@ class RolloutConfig:
             )
         if self.engine == "vllm" and 0 < self.temperature < LEAST_TEMPERATURE:
             raise ValueError(
-                f"rollout.temperature is {self.temperature:g}, and vLLM samples at {LEAST_TEMPERATURE:g} whatever is asked "
-                f"for between 0 and that, while the trainer computes with yours: set at least {LEAST_TEMPERATURE:g}"
+                f"rollout.temperature is {self.temperature:g}, and vLLM samples at {LEAST_TEMPERATURE:g} whatever is "
+                f"asked for between 0 and that, while the trainer computes with yours: set at least that"
             )
         if self.deterministic and self.engine != "native":
             raise ValueError(
