@@ -12,7 +12,7 @@ from strop.rollout.vllm.environment import vllm_python
 from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 LEAST_TEMPERATURE = 0.01
-"""That vLLM samples at, whatever lower one but 0 it is asked for (_MAX_TEMP of its sampling_params.py)."""
+"""That vLLM samples at, whatever lower one but 0 it is asked for (its _MAX_TEMP)."""
 OURS = (
     "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
     "pipeline_parallel_size", "nnodes", "node_rank", "master_addr", "master_port", "logprobs_mode",
