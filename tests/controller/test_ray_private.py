@@ -137,6 +137,18 @@ def test_auto_does_not_join_the_private_cluster_of_another_run(
         Cluster("auto")
 
 
+def test_auto_without_any_cluster_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray names an option of its own commands."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ConnectionError, match=r"^resources\.address is auto, but no Ray cluster runs on this"
+    ):
+        Cluster("auto")
+
+
 def test_auto_reaches_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reached(Exception):
         pass

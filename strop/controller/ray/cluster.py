@@ -313,7 +313,13 @@ def _existing() -> str:
     """
     find: Any = services.get_ray_address_from_environment
     noted: Any = services.find_bootstrap_address
-    address = str(find("auto", None))
+    try:
+        address = str(find("auto", None))
+    except ConnectionError as error:
+        raise ConnectionError(
+            "resources.address is auto, but no Ray cluster runs on this machine, and RAY_ADDRESS names none: start one "
+            "with `ray start --head`, give its address as host:port, or leave resources.address out for a private one"
+        ) from error
     host, port = _host_and_port(address)
     is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE) not in (None, "", "auto")
     if not is_named and host.startswith("127.") and address != noted(None):
