@@ -318,12 +318,15 @@ def _sentence(error: BaseException, command: str) -> str:
 
 _DRIVERS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
 """Beginnings of errors of a device's driver, also where other processes have all of its memory."""
+_WANTS = (": out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Words of these errors for want of memory; the second are those of cuBLAS."""
 
 
 def _lacks_device_memory(error: BaseException) -> bool:
     """torch's error, whose text has the request and the device's memory, or that of a driver, which has no class."""
-    is_of_driver = isinstance(error, RuntimeError) and str(error).startswith(_DRIVERS)
-    return type(error).__name__ == "OutOfMemoryError" or (is_of_driver and ": out of memory" in str(error))
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    is_of_driver = text.startswith(_DRIVERS) and any(want in text for want in _WANTS)
+    return type(error).__name__ == "OutOfMemoryError" or is_of_driver
 
 
 _LESS_MEMORY = {

@@ -166,7 +166,7 @@ class RolloutConfig:
                 f"process: use resources.apart={{rollout: N}} for more processes, or rollout.engine=vllm"
             )
         cuts = self.top_p < 1 or self.top_k > 0
-        if self.engine == "vllm" and cuts and "speculative_config" in self.vllm.engine_args:
+        if self.engine == "vllm" and cuts and self.vllm.engine_args.get("speculative_config"):
             raise ValueError(
                 f"rollout.vllm.engine_args has speculative_config, with which vLLM gives log-probs of the distribution "
                 f"that rollout.top_p={self.top_p:g} and rollout.top_k={self.top_k} cut, and the trainer computes those "

@@ -194,13 +194,16 @@ def test_a_device_without_memory_is_a_sentence_with_what_to_set(
     assert result.err.count("\n") == 1
 
 
-def test_so_is_one_whose_memory_other_processes_have(failing: Callable[[BaseException], None]) -> None:
-    failing(RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the manual."))
+@pytest.mark.parametrize(
+    "want", ["out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_so_is_one_whose_memory_other_processes_have(
+    failing: Callable[[BaseException], None], want: str
+) -> None:
+    failing(RuntimeError(f"CUDA error: {want}\nSearch for `cudaErrorMemoryAllocation' in the manual."))
     result = cli("fail")
     assert result.code == 2
-    assert result.err.startswith(
-        "strop fail: the device has no memory left: CUDA error: out of memory. Lower "
-    )
+    assert result.err.startswith(f"strop fail: the device has no memory left: CUDA error: {want}. Lower ")
     failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert "Traceback" in cli("fail").err
 

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import ray
 from ray._private import services, utils
 
-from strop.controller.ray import private
+from strop.controller.ray import cluster, private
 from strop.controller.ray.cluster import Cluster
 from strop.utils.ports import free_port
 
@@ -119,12 +120,13 @@ def test_auto_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.Monke
         Cluster("auto")
 
 
+@pytest.mark.parametrize("exported", ["", "auto"])
 @pytest.mark.parametrize("noted", [None, "192.0.2.1:6379", "127.0.0.1:7000"])
 def test_auto_does_not_join_the_private_cluster_of_another_run(
-    noted: str | None, monkeypatch: pytest.MonkeyPatch
+    noted: str | None, exported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray takes any that it finds among the processes, whatever it has noted of one that is gone."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", exported)
     monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"127.0.0.1:6999"})
     monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: noted)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -135,8 +137,40 @@ def test_auto_does_not_join_the_private_cluster_of_another_run(
         Cluster("auto")
 
 
+def test_auto_without_any_cluster_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray names an option of its own commands."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ConnectionError, match=r"^resources\.address is auto, but no Ray cluster runs on this"
+    ):
+        Cluster("auto")
+
+
+def test_auto_reaches_an_address_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reached(Exception):
+        pass
+
+    def join(**options: object) -> None:
+        raise Reached(options["address"])
+
+    reached: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        cluster.socket, "create_connection", lambda place, timeout: reached.append(place) or socket.socket()
+    )
+    monkeypatch.setenv("RAY_ADDRESS", "[2001:db8::1]:6379")
+    monkeypatch.setattr(ray, "init", join)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(Reached, match=r"^\[2001:db8::1\]:6379$"):
+        Cluster("auto")
+    assert set(reached) == {("2001:db8::1", 6379)}
+
+
+@pytest.mark.parametrize(("exported", "is_said"), [("10.0.0.1:6379", True), ("local", False), ("", False)])
 def test_a_cluster_of_its_own_beside_one_that_ray_address_names_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    exported: str, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Began(Exception):
         pass
@@ -145,13 +179,13 @@ def test_a_cluster_of_its_own_beside_one_that_ray_address_names_is_said(
         assert options["address"] == "local"
         raise Began
 
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", exported)
     monkeypatch.setattr(ray, "init", begin)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with caplog.at_level(logging.WARNING), pytest.raises(Began):
         Cluster()
-    assert "RAY_ADDRESS names a cluster, 10.0.0.1:6379" in caplog.text
-    assert "resources.address=auto joins the other" in caplog.text
+    said = "RAY_ADDRESS names a cluster, 10.0.0.1:6379, but resources.address does not"
+    assert (said in caplog.text, "RAY_ADDRESS" in caplog.text) == (is_said, is_said)
 
 
 def test_a_store_that_shared_memory_has_no_room_for_is_on_the_disk(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from rollout_cases import tokens
 
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
+from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.half_weights import hold_half
+from strop.engines.lora.adapters import adapter_off
+from strop.engines.model import load_model
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.segments import Segment
 from strop.rollout.native.half_copy import HalfCopy, half_copy
@@ -39,6 +43,23 @@ def test_the_copy_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None
     half.refresh()
     ids = tokens(9, 1, vocab=61)
     assert torch.equal(logits(half.model, ids), logits(model, ids))
+
+
+def test_the_copy_of_a_policy_with_an_adapter_gives_its_numbers(tiny_folder: Callable[[str], Path]) -> None:
+    folder = str(tiny_folder("qwen3"))
+    model = load_model(ModelConfig(path=folder, dtype="bfloat16", lora=LoraConfig(rank=4)), device="cpu")
+    with torch.no_grad():  # else the adapter adds nothing
+        for name, part in model.named_parameters():
+            if "lora_B" in name:
+                part.fill_(0.1)
+    use_compute_precision(model.module, torch.device("cuda"))
+    half = HalfCopy(model)
+    half.refresh()
+    ids = tokens(9, 1, vocab=61)
+    expected = logits(model, ids)
+    assert torch.equal(logits(half.model, ids), expected)
+    with adapter_off(model):
+        assert not torch.equal(logits(model, ids), expected)
 
 
 def test_only_products_are_copied_and_a_change_is_seen_when_asked_for(tiny: Tiny) -> None:

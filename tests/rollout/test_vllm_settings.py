@@ -71,6 +71,7 @@ def test_drafts_of_a_cut_distribution_are_refused(cut: str) -> None:
     with pytest.raises(ConfigError, match="has speculative_config, with which vLLM gives log-probs of the d"):
         load(overrides=[*drafts, cut])
     load(overrides=drafts)
+    load(overrides=[*drafts[:2], "rollout.vllm.engine_args={speculative_config: null}", cut])
 
 
 def test_a_temperature_that_vllm_would_raise_is_refused() -> None:

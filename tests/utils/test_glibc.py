@@ -9,7 +9,7 @@ import sys
 import pytest
 
 PIECES = """
-import ctypes
+import ctypes, os
 from strop.utils.glibc import keep_heap
 
 libc = ctypes.CDLL(None)
@@ -17,13 +17,12 @@ libc.malloc.restype = ctypes.c_void_p
 
 def resident():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-def fill():
+def fill():  # and take nothing else, which could lie behind the pieces and hold them
     pieces = [ctypes.c_void_p(libc.malloc(1 << 20)) for _ in range(64)]
     for piece in pieces:
         ctypes.memset(piece, 1, 1 << 20)
-    assert resident() - before > 60 << 20
     for piece in pieces:
         libc.free(piece)
 

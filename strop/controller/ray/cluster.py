@@ -199,22 +199,7 @@ class _Connection:
         started = time.monotonic()
         if address == "auto":
             address = _existing()
-        options: dict[str, Any] = {"address": address or "local"}
-        if address is None:
-            if named := os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE):
-                log.warning(
-                    "RAY_ADDRESS names a cluster, %s, but resources.address does not: this run starts one of its own, "
-                    "on this machine alone; resources.address=auto joins the other",
-                    named,
-                )
-            self._folder = PrivateFolder()
-            # A folder within, because Ray opens the one that it is given to everybody.
-            options.update(
-                include_dashboard=False,
-                _temp_dir=str(self._folder.path / "ray"),
-                **store_options(self._folder.path),
-            )
-            keep_token_private()
+        options = self._private_options() if address is None else {"address": address}
         remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
@@ -222,9 +207,7 @@ class _Connection:
             own_signal_handlers(),
             _quiet_ray({MARK: mark, **_NO_IDLE_WORKERS} if address is None else {}, on_loopback=on_loopback),
         ):
-            if (
-                on_loopback and address is not None
-            ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
+            if on_loopback and address is not None:  # for others, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
                 ray.init(log_to_driver=False, configure_logging=False, **options)
@@ -249,6 +232,29 @@ class _Connection:
                 node: Any = ray_worker.global_worker.node
                 self._reaper = Reaper(mark, node.get_session_dir_path(), str(self._folder.path))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
+
+    def _private_options(self) -> dict[str, Any]:
+        """Arguments of `ray.init` for a private cluster, in a folder that is made here.
+
+        Raises:
+            ConnectionError: the disk has no room for it.
+        """
+        named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
+        if named and named != "local":
+            log.warning(
+                "RAY_ADDRESS names a cluster, %s, but resources.address does not: this run starts one of its own, "
+                "on this machine alone; resources.address=auto joins the other",
+                named,
+            )
+        self._folder = PrivateFolder()
+        keep_token_private()
+        return {
+            "address": "local",
+            "include_dashboard": False,
+            # A folder within, because Ray opens the one that it is given to everybody.
+            "_temp_dir": str(self._folder.path / "ray"),
+            **store_options(self._folder.path),
+        }
 
     def shut(self) -> None:
         if self.is_ours:
@@ -307,9 +313,15 @@ def _existing() -> str:
     """
     find: Any = services.get_ray_address_from_environment
     noted: Any = services.find_bootstrap_address
-    address = str(find("auto", None))
-    host, _, port = address.rpartition(":")
-    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE)
+    try:
+        address = str(find("auto", None))
+    except ConnectionError as error:
+        raise ConnectionError(
+            "resources.address is auto, but no Ray cluster runs on this machine, and RAY_ADDRESS names none: start one "
+            "with `ray start --head`, give its address as host:port, or leave resources.address out for a private one"
+        ) from error
+    host, port = _host_and_port(address)
+    is_named = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE) not in (None, "", "auto")
     if not is_named and host.startswith("127.") and address != noted(None):
         raise ConnectionError(
             f"the Ray cluster at {address} is the private one of another run and ends with it, and no other was "
@@ -330,7 +342,7 @@ def _is_on_loopback(address: str) -> bool:
     Raises:
         ConnectionError: nothing answers there.
     """
-    host, _, port = address.rpartition(":")
+    host, port = _host_and_port(address)
     if not port.isdecimal():  # other forms are Ray's to read
         return False
     if not _is_listening(host, int(port)):
@@ -342,6 +354,12 @@ def _is_on_loopback(address: str) -> bool:
         return False
     outward: Any = services.get_node_ip_address  # the address that Ray would put in its place
     return not _is_listening(outward(), int(port))
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Both parts of an address as Ray writes it, with brackets around one of IPv6."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
 
 
 def _is_listening(host: str, port: int) -> bool:

@@ -263,7 +263,7 @@ def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> D
 
 @cache
 def _stage_groups(num_stages: int, world_size: int, timeout_s: float) -> tuple[dist.ProcessGroup, ...] | None:
-    """Groups of the ranks that run the stages for the same rows, as `Ranks.pp_groups` has them."""
+    """Groups of the ranks that run the stages for the same rows, as `Parallel.pp_groups` has them."""
     if num_stages == 1:
         return None
     in_stage = world_size // num_stages
