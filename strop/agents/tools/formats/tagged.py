@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 
@@ -69,10 +70,8 @@ def read_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 def _end_of_json(text: str, start: int) -> int:
     """Place of the next tag, behind the JSON value that begins there, whose texts may spell the tag out."""
-    try:
+    with contextlib.suppress(ValueError):
         _, start = read_json_at(text, Marks(text).skip_blanks(start))
-    except ValueError:
-        pass  # the next tag ends whatever it is
     return text.find(CLOSE, start)
 
 
