@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, openrlhf_agents
+from strop.agents.tools import threads
 from strop.protocol.trajectory import Trajectory
 
 TOKENIZER = family_tokenizer("qwen25")
@@ -216,3 +219,37 @@ def test_what_is_missing_is_said() -> None:
         ValueError, match="reset gave an observation of [0-9]+ tokens, but data.max_prompt_tokens is 4"
     ):
         run("Yes.", max_prompt_tokens=4)
+
+
+def test_methods_that_are_not_async_run_in_threads() -> None:
+    are_main: list[bool] = []
+
+    def note() -> None:
+        are_main.append(threading.current_thread() is threading.main_thread())
+
+    def reset(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        note()
+        return states
+
+    def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        note()
+        return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    define(reset=reset, step=step)
+    assert run("Yes.")[0].reward_score == 0.5
+    assert are_main == [False, False]
+
+
+def test_a_step_that_holds_every_episode_up_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "_named", set())
+    monkeypatch.setattr(threads, "HELD_UP_S", 0.05)
+
+    async def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        time.sleep(0.1)
+        return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    define(step=step)
+    run("Yes.")
+    assert [one.message.split(" took ")[0] for one in caplog.records] == ["openrlhf_agent: step"]
