@@ -72,7 +72,7 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
 
 
 def _worth(scores: Tensor, batch: RolloutBatch) -> dict[str, float]:
-    """What each sample is worth, by its id: the score of its first row, which carries all of it."""
+    """Worth of each sample, by its id: the score of its first row, which carries all of it."""
     worth: dict[str, float] = {}
     for report, score in zip(batch.reports, scores.tolist(), strict=True):
         worth.setdefault(report.episode_id, score)
