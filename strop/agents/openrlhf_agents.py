@@ -133,6 +133,8 @@ async def openrlhf_agent(
         feedback_ids = encode(feedback)
         response_ids += feedback_ids
         mask += [0] * len(feedback_ids)
+    else:  # nothing is left for another answer
+        reason = "length"
     output = AgentLoopOutput(
         prompt_ids=prompt_ids,
         response_ids=response_ids,

@@ -143,6 +143,13 @@ def test_an_episode_ends_with_the_budget_of_the_response() -> None:
     assert run("One and no end.", max_tokens=3)[0].stop_reason == "length"
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_feedback_that_leaves_no_room_ends_the_episode_at_the_limit(more: int) -> None:
+    define(step=answering(environment_feedback=AGAIN, done=False))
+    played, model = run("Yes.", "No.", max_tokens=len(ids("Yes.")) + 1 + len(ids(AGAIN)) + more)
+    assert (played.stop_reason, len(model.requests)) == ("length", 2 if more == 1 else 1)
+
+
 @pytest.mark.parametrize("max_tokens", [30, 43, 44, 60])
 def test_no_step_is_taken_without_an_answer_where_reset_shows_more(max_tokens: int) -> None:
     shown = "three and a lot more words"
