@@ -113,7 +113,7 @@ async def openrlhf_agent(
         answer = await server.generate(
             "", prompt_ids=[*prompt_ids, *response_ids], sampling_params=vars(params)
         )
-        reason = answer.extra_fields["stop_reason"]
+        reason = server.calls[-1].stop_reason
         response_ids += answer.token_ids
         mask += [1] * len(answer.token_ids)
         answer_text = decode(answer.token_ids)

@@ -130,7 +130,7 @@ def test_reset_may_show_another_text_and_steps_may_limit_the_next_answer() -> No
     played, model = run("One.", "Two and three.")
     assert TOKENIZER.decode(played.prompt_ids).endswith("<|im_start|>assistant\n3")
     assert [sampling.max_tokens for _, sampling in model.requests][1] == 2
-    assert played.reward_score == 3.0
+    assert (played.reward_score, played.stop_reason) == (3.0, "max_tokens")
 
 
 def test_an_episode_ends_with_the_budget_of_the_response() -> None:
