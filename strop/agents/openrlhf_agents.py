@@ -3,6 +3,7 @@
 The text that the class answers goes behind the model's answer as it is, chat markers included, and is not trained;
 the reward of the episode is the sum of the rewards of its steps. One file of `agent.files` defines the class, by the
 names that it has there: AgentInstance, below AgentInstanceBase, and AgentExecutor, below MultiTurnAgentExecutor.
+Its methods run on the event loop where they are async, and in threads else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
+from strop.agents.tools.threads import answer_in_thread, call_in_thread, result_of
 from strop.agents.verl_loops.output import AgentLoopOutput, sequence_of
 from strop.agents.verl_loops.server import ServerManager
 from strop.protocol.trajectory import Prompt, Trajectory
@@ -111,7 +113,7 @@ async def openrlhf_agent(
         answer = await server.generate(
             "", prompt_ids=[*prompt_ids, *response_ids], sampling_params=vars(params)
         )
-        reason = answer.extra_fields["stop_reason"]
+        reason = server.calls[-1].stop_reason
         response_ids += answer.token_ids
         mask += [1] * len(answer.token_ids)
         answer_text = decode(answer.token_ids)
@@ -121,7 +123,7 @@ async def openrlhf_agent(
             "label": prompt.ground_truth,
             "sampling_params": params,
         }
-        result = await _resolve(instance.step(states))
+        result = await result_of(instance.step, f"{NAME}: step", answer_in_thread, states)
         feedback = _text(result, "environment_feedback", "step")
         rewards.add(result)
         if result.get("done") or reason == "aborted":
@@ -131,6 +133,8 @@ async def openrlhf_agent(
         feedback_ids = encode(feedback)
         response_ids += feedback_ids
         mask += [0] * len(feedback_ids)
+    else:  # nothing is left for another answer
+        reason = "length"
     output = AgentLoopOutput(
         prompt_ids=prompt_ids,
         response_ids=response_ids,
@@ -146,7 +150,8 @@ async def openrlhf_agent(
 async def _first_text(instance: AgentInstanceBase, prompt: Prompt, prompt_text: str) -> str:
     """Text that the model continues."""
     states = {"observation": prompt_text, "label": prompt.ground_truth}
-    return _text(await _resolve(instance.reset(states)), "observation", "reset")
+    result = await result_of(instance.reset, f"{NAME}: reset", call_in_thread, states)
+    return _text(result, "observation", "reset")
 
 
 def _refuse_longer(token_ids: list[int], max_tokens: int) -> None:
@@ -204,10 +209,6 @@ async def _made(instance_class: type[AgentInstanceBase]) -> AgentInstanceBase:
     instance = instance_class.__new__(instance_class)
     await instance.__init__()  # type: ignore[misc]
     return instance
-
-
-async def _resolve(value: object) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _text(result: Any, key: str, method: str) -> str:

@@ -64,7 +64,13 @@ class RolloutBatch:
     @property
     def sample_starts(self) -> list[int]:
         """The first row of each sample; a sample has several rows where its history was rewritten on the way."""
-        return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
+        return [
+            row
+            for row, report in enumerate(self.reports)
+            if row == 0
+            or self.reports[row - 1].is_last_row
+            or self.reports[row - 1].episode_id != report.episode_id  # its last row was left out
+        ]
 
     def union(self, columns: DataProto, *names: str) -> RolloutBatch:
         """With these columns added, for the same rows in the same order; their tensors are named.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -40,18 +41,20 @@ def chosen(batch: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch
     Rows of which a correction left no token cannot be chosen.
     """
     algorithm = config.algorithm
-    usable = batch.take([row for row, count in enumerate(batch.num_trained) if count])
+    usable_rows = [row for row, count in enumerate(batch.num_trained) if count]
+    usable = batch.take(usable_rows)
     if not len(usable):
         return usable, {}
-    scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
+    scores = answer_scores(batch.columns_for("resampling").get().tensors(), dtype=torch.float64)
     if keep := where_on(algorithm.keep):
-        rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
+        worth = _worth(scores, batch)
+        rows, reason = _kept_rows(worth, usable, keep), NOT_KEPT
         selected = usable.take(rows)
-        metrics = _keep_metrics(scores, usable, selected)
+        metrics = _keep_metrics(worth, usable, selected)
     else:
         uids = [report.uid for report in usable.reports]
-        settings = algorithm
-        rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
+        scores = scores[usable_rows]
+        rows = drawn_rows(scores, uids, algorithm, seed=config.trainer.seed, step=step)
         selected = usable.take(rows)
         metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN
     selected = replace(selected, metrics={**selected.metrics, **metrics})
@@ -68,27 +71,27 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[int]:
-    """Row numbers of the samples that are kept, all rows of each; the first one carries what its sample is worth."""
-    row_of = _first_rows(batch)
-    samples, rows = list(row_of), list(row_of.values())
-    uids = [batch.reports[row].uid for row in rows]
-    kept = select_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
+def _worth(scores: Tensor, batch: RolloutBatch) -> dict[str, float]:
+    """Worth of each sample, by its id: the score of its first row, which carries all of it."""
+    worth: dict[str, float] = {}
+    for report, score in zip(batch.reports, scores.tolist(), strict=True):
+        worth.setdefault(report.episode_id, score)
+    return worth
+
+
+def _kept_rows(worth: Mapping[str, float], batch: RolloutBatch, keep: KeepConfig) -> list[int]:
+    """Row numbers of the samples that are kept, all rows of each."""
+    uid_of = {report.episode_id: report.uid for report in batch.reports}
+    samples = list(uid_of)
+    scores = [worth[sample] for sample in samples]
+    kept = select_samples(scores, list(uid_of.values()), best=keep.best, min_score=keep.min_score)
     names = {samples[number] for number in kept}
     return [row for row, report in enumerate(batch.reports) if report.episode_id in names]
 
 
-def _keep_metrics(scores: Tensor, batch: RolloutBatch, kept: RolloutBatch) -> dict[str, float]:
+def _keep_metrics(worth: Mapping[str, float], batch: RolloutBatch, kept: RolloutBatch) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
     lost = {report.uid for report in batch.reports} - {report.uid for report in kept.reports}
-    numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
-    first_rows = [row for name, row in _first_rows(batch).items() if name in kept.episode_ids]
-    return numbers | ({KEEP.of("score_mean"): float(scores[first_rows].mean())} if first_rows else {})
-
-
-def _first_rows(batch: RolloutBatch) -> dict[str, int]:
-    """The first row of each sample, by its id."""
-    rows: dict[str, int] = {}
-    for row, report in enumerate(batch.reports):
-        rows.setdefault(report.episode_id, row)
-    return rows
+    scores = [worth[sample] for sample in dict.fromkeys(report.episode_id for report in kept.reports)]
+    numbers = {KEEP.of("samples"): float(len(scores)), KEEP.of("prompts_without"): float(len(lost))}
+    return numbers | ({KEEP.of("score_mean"): fmean(scores)} if scores else {})

@@ -25,7 +25,6 @@ def keep_heap() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(
-            _MMAP_THRESHOLD, LARGEST_HEAP_BYTES
-        )  # a fixed one: setting either stops glibc from moving both
+        # Where one of them is set, glibc moves neither any more.
+        mallopt(_MMAP_THRESHOLD, LARGEST_HEAP_BYTES)
         mallopt(_TRIM_THRESHOLD, -1)

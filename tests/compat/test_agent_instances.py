@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, openrlhf_agents
+from strop.agents.tools import threads
 from strop.protocol.trajectory import Trajectory
 
 TOKENIZER = family_tokenizer("qwen25")
@@ -127,7 +130,7 @@ def test_reset_may_show_another_text_and_steps_may_limit_the_next_answer() -> No
     played, model = run("One.", "Two and three.")
     assert TOKENIZER.decode(played.prompt_ids).endswith("<|im_start|>assistant\n3")
     assert [sampling.max_tokens for _, sampling in model.requests][1] == 2
-    assert played.reward_score == 3.0
+    assert (played.reward_score, played.stop_reason) == (3.0, "max_tokens")
 
 
 def test_an_episode_ends_with_the_budget_of_the_response() -> None:
@@ -138,6 +141,13 @@ def test_an_episode_ends_with_the_budget_of_the_response() -> None:
     assert played.reward_score is not None
     define(step=answering())
     assert run("One and no end.", max_tokens=3)[0].stop_reason == "length"
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_feedback_that_leaves_no_room_ends_the_episode_at_the_limit(more: int) -> None:
+    define(step=answering(environment_feedback=AGAIN, done=False))
+    played, model = run("Yes.", "No.", max_tokens=len(ids("Yes.")) + 1 + len(ids(AGAIN)) + more)
+    assert (played.stop_reason, len(model.requests)) == ("length", 2 if more == 1 else 1)
 
 
 @pytest.mark.parametrize("max_tokens", [30, 43, 44, 60])
@@ -216,3 +226,37 @@ def test_what_is_missing_is_said() -> None:
         ValueError, match="reset gave an observation of [0-9]+ tokens, but data.max_prompt_tokens is 4"
     ):
         run("Yes.", max_prompt_tokens=4)
+
+
+def test_methods_that_are_not_async_run_in_threads() -> None:
+    are_main: list[bool] = []
+
+    def note() -> None:
+        are_main.append(threading.current_thread() is threading.main_thread())
+
+    def reset(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        note()
+        return states
+
+    def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        note()
+        return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    define(reset=reset, step=step)
+    assert run("Yes.")[0].reward_score == 0.5
+    assert are_main == [False, False]
+
+
+def test_a_step_that_holds_every_episode_up_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "_named", set())
+    monkeypatch.setattr(threads, "HELD_UP_S", 0.05)
+
+    async def step(self: Any, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        time.sleep(0.1)
+        return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    define(step=step)
+    run("Yes.")
+    assert [one.message.split(" took ")[0] for one in caplog.records] == ["openrlhf_agent: step"]

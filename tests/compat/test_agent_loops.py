@@ -404,3 +404,21 @@ def test_loops_of_verl_that_are_built_in_are_named(tmp_path: Path) -> None:
         ValueError, match=r"entry 1 of .*ToolAgentLoop', a class of verl .* agent.default_agent=tool_agent"
     ):
         AgentSetup(AgentConfig(default_agent="own", loops=str(file)), TOKENIZER)
+
+
+@pytest.mark.parametrize(("own", "reason"), [(2, "max_tokens"), (5, "length"), (None, "length")])
+def test_an_answer_that_the_loop_limits_is_not_cut_by_the_run(own: int | None, reason: str) -> None:
+    agents.pop("own", None)
+
+    @register("own")
+    class Loop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            prompt_ids = await self.apply_chat_template(kwargs["raw_prompt"])
+            output = await self.server_manager.generate(
+                "a", prompt_ids=prompt_ids, sampling_params={**sampling_params, "max_tokens": own}
+            )
+            ids = output.token_ids
+            return AgentLoopOutput(prompt_ids=prompt_ids, response_ids=ids, response_mask=[1] * len(ids))
+
+    ((one,), _) = run("One and no end.", max_tokens=5)
+    assert one.stop_reason == reason

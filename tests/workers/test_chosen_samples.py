@@ -182,3 +182,22 @@ def test_baselines_are_the_greedy_answers_or_the_mean_of_those_that_could_be_sco
     made: DataProto = column([episode_report(one) for one in played])
     # Greedy a: twice 0.5, less the whole penalty of 1. Of b the mean of 0 and twice 0.25.
     assert made.tensors()["reward_baselines"].tolist() == [0.0, 0.25, 0.0, 0.25]
+
+
+def test_a_sample_is_worth_the_same_where_a_correction_left_no_token_of_its_first_answer() -> None:
+    empty = Trajectory(uid="a", sample_index=0, prompt_ids=(3,))
+    answer = replace(
+        empty.with_sampled([7], [-1.0], [0]).finish("stop"), turn_rewards=((0, 1.0),), stands_alone=True
+    )
+    long = replace(SAMPLES[0], trajectory=answer, earlier=(answer,))
+    long = replace(long, outcome=Outcome(kind="score", score=2.0))
+    made = experience([long, episode("a", 1, 1.5)], rejected=[0])
+    taken, left_out = chosen(made, config("algorithm.keep.best=1"), 1)
+    assert (ids(taken), left_out) == (["a/0"], {"a/1": NOT_KEPT})
+    assert taken.metrics["training/keep/score_mean"] == 2.0
+
+
+def test_samples_begin_where_they_do_also_where_the_last_row_of_one_is_left_out() -> None:
+    made = experience([SAMPLES[0], SAMPLES[1], SAMPLES[2]], rejected=[1])
+    taken, _ = chosen(made, config("algorithm.keep.min_score=0"), 1)
+    assert (ids(taken), taken.sample_starts) == (["a/0.0", "a/1", "a/2"], [0, 1, 2])

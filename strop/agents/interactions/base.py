@@ -10,8 +10,9 @@ from typing import Any
 class BaseInteraction:
     """A user with a life per episode: start, answer any number of times, finalize.
 
-    One object serves all episodes of a process; state of an episode is kept under its instance id. Methods
-    run on the event loop of the process: a blocking call inside one holds every episode up.
+    One object serves all episodes of a process; state of an episode is kept under its instance id. Async methods
+    run on the event loop of the process, where a blocking call holds every episode up; others run in threads, those of
+    several episodes at the same time.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

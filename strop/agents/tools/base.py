@@ -69,7 +69,8 @@ class BaseTool:
     """A tool with a life per episode: create, execute any number of times, calc_reward, release.
 
     One object serves all episodes of a process; state of an episode is kept under its instance id. Async methods
-    run on the event loop of the process, where a blocking call holds every episode up; others run in threads.
+    run on the event loop of the process, where a blocking call holds every episode up; others run in threads,
+    several at the same time: what they share needs a lock.
     """
 
     def __init__(

@@ -55,9 +55,9 @@ class Call:
 
     def cut_reason(self, all_ids: tuple[int, ...]) -> str:
         """Stop reason of a sequence that ends with these sampled tokens, where the answer was cut off (`length`,
-        `aborted`); empty for any other."""
+        `max_tokens` by a limit of the loop's own, `aborted`); empty for any other."""
         is_last = bool(self.token_ids) and all_ids == self.prompt_ids + self.token_ids
-        return self.stop_reason if is_last and self.stop_reason in ("length", "aborted") else ""
+        return self.stop_reason if is_last and self.stop_reason != "stop" else ""
 
 
 def sequence_of(
@@ -131,7 +131,9 @@ def sequence_of(
     if len(output.response_ids) > max_tokens:
         return sequence.finish("length")
     reasons = (call.cut_reason(all_ids[:end]) for call in calls)
-    return sequence.finish(next(filter(None, reasons), "stop"))
+    reason = next(filter(None, reasons), "stop")
+    is_full = reason == "max_tokens" and len(response_ids) >= max_tokens
+    return sequence.finish("length" if is_full else reason)
 
 
 def _extra(fields: Mapping[str, Any]) -> dict[str, Any]:

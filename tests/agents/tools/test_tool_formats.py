@@ -44,6 +44,12 @@ def test_a_text_in_a_call_may_spell_the_tag_out(spelled: str) -> None:
     assert [json.loads(one.arguments) for one in calls] == [json.loads(f'{{"a": "x {spelled} y"}}')] * 2
 
 
+def test_a_tag_in_a_text_does_not_end_a_call_that_is_malformed() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": "x </tool_call> y"}}} </tool_call>'
+    content, (malformed,) = read("hermes", f"so {call}")
+    assert (content, malformed.text) == ("so", call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -316,3 +316,12 @@ def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
     slots.make_room(5000, num_slots=64)
     assert float(slots.layer(0, 64, 5000)[0].sum()) == 5 * 8, "it grows beyond what was expected"
     assert slots.num_bytes == 2 * 64 * 5056 * 8 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_may_lie_in_any_order(dtype: torch.dtype) -> None:
+    parts = [nn.Linear(8, 24, dtype=dtype) for _ in range(2)]
+    before = steps.packed_in_turn(parts, dtype, width=32)
+    for part in parts:
+        part.weight.data = part.weight.data.t().contiguous().t()
+    assert torch.equal(steps.packed_in_turn(parts, dtype, width=32).panels, before.panels)

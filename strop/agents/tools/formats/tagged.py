@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -68,15 +69,10 @@ def read_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 
 def _end_of_json(text: str, start: int) -> int:
-    """Place of the tag behind the JSON value that begins there, whose texts may spell the tag out; without such a value
-    of the next tag."""
-    marks = Marks(text)
-    try:
-        _, end = read_json_at(text, marks.skip_blanks(start))
-    except ValueError:
-        return text.find(CLOSE, start)
-    behind = marks.skip_blanks(end)
-    return behind if text.startswith(CLOSE, behind) else text.find(CLOSE, start)
+    """Place of the next tag, behind the JSON value that begins there, whose texts may spell the tag out."""
+    with contextlib.suppress(ValueError):
+        _, start = read_json_at(text, Marks(text).skip_blanks(start))
+    return text.find(CLOSE, start)
 
 
 def read_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:

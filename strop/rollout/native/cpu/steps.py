@@ -69,7 +69,7 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
 def packed_in_turn(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
     """Projections of the same width, each with its share of every panel; arguments as of `packed`."""
     share = width // len(parts)
-    weights = [part.weight.detach().to(dtype) for part in parts]
+    weights = [part.weight.detach().to(dtype).contiguous() for part in parts]
     biases = [_filled(part.bias.detach().float(), share) for part in parts if part.bias is not None]
     bias = torch.stack([each.view(-1, share) for each in biases], dim=1).flatten() if biases else None
     return Packed(_panels(weights, width), bias)
