@@ -55,8 +55,11 @@ def play(
 
 @pytest.fixture
 def registered() -> Iterator[dict[str, Agent]]:
-    """The registry, as it was before at the end."""
+    """The registry, without the agents of files that earlier tests read; as it was before at the end."""
     before = dict(agents)
+    for name, agent in before.items():
+        if not agent.__module__.startswith("strop."):
+            del agents[name]
     yield agents
     agents.clear()
     agents.update(before)
