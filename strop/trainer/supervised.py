@@ -84,21 +84,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         say(threads.line())
         self._settings: S = self._section(config)
         settings = self._settings
-        check_trackers(config.trainer.trackers)
-        if config.resources.min_nodes:
-            raise ValueError(
-                f"resources.min_nodes is {config.resources.min_nodes}, but only `strop train` goes on with fewer "
-                f"machines: leave it out of `strop {self.name}`"
-            )
-        check_devices(config, self.name)
-        check_axes(settings.engine, config.resources.ranks, section=f"{self.name}.engine")
-        check_parallel_settings(
-            self.name,
-            settings.engine,
-            settings.optim,
-            config.model,
-            lora=("model.lora.rank", config.model.lora),
-        )
+        self._check_settings()
         self._check_model()
         engine, shape = settings.engine, load_model_config(config.model)
         check_model_axes(shape, engine, config.resources.ranks, section=f"{self.name}.engine")
@@ -129,6 +115,25 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
         self._stop.warn(run, self._start_step, say)
+
+    def _check_settings(self) -> None:
+        """Refuse settings that this command does not have, or that do not go together, before anything is loaded."""
+        config, settings = self._config, self._settings
+        check_trackers(config.trainer.trackers)
+        if config.resources.min_nodes:
+            raise ValueError(
+                f"resources.min_nodes is {config.resources.min_nodes}, but only `strop train` goes on with fewer "
+                f"machines: leave it out of `strop {self.name}`"
+            )
+        check_devices(config, self.name)
+        check_axes(settings.engine, config.resources.ranks, section=f"{self.name}.engine")
+        check_parallel_settings(
+            self.name,
+            settings.engine,
+            settings.optim,
+            config.model,
+            lora=("model.lora.rank", config.model.lora),
+        )
 
     def _validation_examples(self) -> D | None:
         """Examples of the validation, where there is one; those that are trained on are said."""
