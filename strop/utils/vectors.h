@@ -90,14 +90,22 @@ static inline vec load_cells(const cell *from) {
 #endif
 }
 
+/* x, rounded to cells as by `narrow`. */
+static inline vec rounded(vec x) {
+#ifdef BF16
+  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1);
+  return (vec)((words)pick((bits & 0x7fffffff) > 0x7f800000, (vec)(bits | 0x400000), (vec)nearest) & 0xffff0000);
+#else
+  return x;
+#endif
+}
+
 /* to [LANES] = x, as by `narrow`; with instructions for it numbers below 1e-38 become 0. */
 static inline void store_cells(cell *to, vec x) {
 #if HAS_PAIRS
   *(halves *)to = (halves)_mm512_cvtneps_pbh((__m512)x);
 #elif defined(BF16)
-  const words bits = (words)x, nearest = bits + 0x7fff + ((bits >> 16) & 1);
-  const vec chosen = pick((bits & 0x7fffffff) > 0x7f800000, (vec)(bits | 0x400000), (vec)nearest);
-  *(halves *)to = __builtin_convertvector((words)chosen >> 16, halves);
+  *(halves *)to = __builtin_convertvector((words)rounded(x) >> 16, halves);
 #else
   *(vec *)to = x;
 #endif

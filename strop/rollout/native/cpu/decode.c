@@ -113,7 +113,7 @@ static void enter(const struct layer *layer, int64_t number, cell *row, const fl
 
 /* One key head of a token that has entered: out [GROUP * DIM] of what it sees, its sequence up to itself. */
 static void attend_one(const struct layer *layer, int64_t number, const cell *row, const struct sequence *sequences,
-                       struct token token, int64_t h, cell *out, int64_t stride, float *scores) {
+                       struct token token, int64_t h, given *out, int64_t stride, float *scores) {
   const struct sequence *sequence = sequences + token.sequence;
   const int64_t num_seen = token.place + 1;
   const int64_t first = layer->window > 0 && num_seen > layer->window ? num_seen - layer->window : 0;
@@ -124,12 +124,12 @@ static void attend_one(const struct layer *layer, int64_t number, const cell *ro
   float attended[GROUP * DIM];
   attend(row + h * GROUP * DIM, keys, values, sequence->head_step, num_seen - first, layer->scaling, scores, stride,
          attended);
-  narrow_all(out, attended, GROUP * DIM);
+  give_all(out, attended, GROUP * DIM);
 }
 
 /* stream [batch, size] += added (none where it is NULL); its root-mean-square norm times weight goes to `out`, and to `last`
  * alone where that is not NULL. */
-static void add_norm(float *stream, const cell *added, const float *weight, float eps, cell *out, float *last,
+static void add_norm(float *stream, const cell *added, const float *weight, float eps, given *out, float *last,
                      int64_t batch, int64_t size) {
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < batch; i++) {
@@ -142,7 +142,7 @@ static void add_norm(float *stream, const cell *added, const float *weight, floa
     if (last != NULL)
       for (int64_t x = 0; x < size; x++) last[i * size + x] = row[x] * factor * weight[x];
     else
-      for (int64_t x = 0; x < size; x++) out[i * size + x] = narrow(row[x] * factor * weight[x]);
+      for (int64_t x = 0; x < size; x++) out[i * size + x] = given_of(row[x] * factor * weight[x]);
   }
 }
 
@@ -165,8 +165,8 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
   /* A thread takes its share of a decode step, and few rows of a prefill at a time, where the later ones see more. */
   const int64_t at_a_time = is_decode ? (count * KV_HEADS + num_threads - 1) / num_threads : 8 * KV_HEADS;
   float *last = room + num_threads * GROUP * stride;
-  cell *rows = (cell *)(last + num_ends * size), *normed = rows + count * rows_size, *attended = normed + count * size;
-  cell *added = attended + count * heads, *gated = added + count * size;
+  given *normed = (given *)(last + num_ends * size), *attended = normed + count * size, *gated = attended + count * heads;
+  cell *rows = (cell *)(gated + count * inner), *added = rows + count * rows_size;
 #pragma omp parallel num_threads(num_threads)
   {
     float *scores = room + omp_get_thread_num() * GROUP * stride, *now = stream;
@@ -175,7 +175,7 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
-      product(normed, layer->qkv, layer->qkv_bias, rows, count, size, rows_size, 0);
+      product(normed, layer->qkv, layer->qkv_bias, rows, NULL, count, size, rows_size);
       if (!is_decode) { /* a token sees others of this step */
 #pragma omp for collapse(2) schedule(static)
         for (int64_t i = 0; i < count; i++)
@@ -195,10 +195,10 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
           if (is_decode) enter(layer, number, row, cosines, sines, sequences, tokens[at], h);
           attend_one(layer, number, row, sequences, tokens[at], h, attended + i * heads + h * GROUP * DIM, stride, scores);
         }
-      product(attended, layer->out, layer->out_bias, added, num_rows, heads, size, 0);
+      product(attended, layer->out, layer->out_bias, added, NULL, num_rows, heads, size);
       add_norm(now, added, layer->next_norm, layer->eps, normed, NULL, num_rows, size);
-      product(normed, layer->gate_up, layer->gate_up_bias, gated, num_rows, size, inner, 1);
-      product(gated, layer->down, layer->down_bias, added, num_rows, inner, size, 0);
+      product(normed, layer->gate_up, layer->gate_up_bias, NULL, gated, num_rows, size, inner);
+      product(gated, layer->down, layer->down_bias, added, NULL, num_rows, inner, size);
       add_norm(now, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, num_rows, size);
     }
   }

@@ -5,8 +5,9 @@
 #include <string.h>
 #include "vectors.h"
 
-/* A tile of a product is ROWS rows of two vectors, as many as fit into the registers. */
-#define ROWS (LANES == 16 ? 12 : 6)
+/* A tile of a product is ROWS rows of two vectors, as many as fit into the registers; without instructions for pairs of
+ * bfloat16 one more holds what takes them apart. */
+#define ROWS (LANES == 16 ? 12 : sizeof(cell) == 2 ? 5 : 6)
 #define MOST_ROWS 12
 #define WIDTH (2 * LANES)
 #define BLOCK (8 * ROWS)
@@ -23,15 +24,39 @@ static inline void narrow_all(cell *restrict to, const float *restrict from, int
   for (int64_t x = whole; x < count; x++) to[x] = narrow(from[x]);
 }
 
-#ifdef BF16
+/* A number of the rows of a product: a cell, or where there are no instructions for pairs of those a float, rounded to one. */
+#if HAS_PAIRS
+typedef cell given;
+static inline given given_of(float x) { return narrow(x); }
+static inline void store_given(given *to, vec x) { store_cells(to, x); }
+#else
+typedef float given;
+static inline given given_of(float x) { return wide(narrow(x)); }
+static inline void store_given(given *to, vec x) { *(vec *)to = rounded(x); }
+#endif
+
+/* to [count] = numbers, for a product. */
+static inline void give_all(given *restrict to, const float *restrict from, int64_t count) {
+  const int64_t whole = count / LANES * LANES;
+  for (int64_t x = 0; x < whole; x += LANES) store_given(to + x, *(const vec *)(from + x));
+  for (int64_t x = whole; x < count; x++) to[x] = given_of(from[x]);
+}
+
+#if HAS_PAIRS
 /* sums + the products of both numbers of a pair with those of each lane. */
 static inline vec with_pairs(vec sums, uint32_t pair, words lanes) {
-#if HAS_PAIRS
   return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)lanes);
+}
 #else
-  sums += wide(pair) * (vec)(lanes << 16);
-  return sums + wide(pair >> 16) * (vec)(lanes & 0xffff0000);
-#endif
+/* sums [m] += a number of each of m rows, which are `step` apart, times a row of a panel. */
+static inline __attribute__((always_inline)) void add_products(const int m, vec (*sums)[2], const float *rows, int64_t step,
+                                                               vec left, vec right) {
+#pragma GCC unroll 12
+  for (int i = 0; i < m; i++) {
+    const float one = rows[i * step];
+    sums[i][0] += one * left;
+    sums[i][1] += one * right;
+  }
 }
 #endif
 
@@ -45,14 +70,14 @@ static inline void fetch_weights(const cell *panel, int64_t x, const cell *next,
 
 /* out [m, WIDTH] = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. Beside it `share` cells for
  * each of k are fetched from `next` on. */
-static inline __attribute__((always_inline)) void tile(const int m, const cell *restrict a, int64_t k,
+static inline __attribute__((always_inline)) void tile(const int m, const given *restrict a, int64_t k,
                                                        const cell *restrict panel, const float *restrict bias,
                                                        const cell *next, int64_t share, float *restrict out) {
   vec sums[MOST_ROWS][2], start[2] = {{0}, {0}};
   if (bias != NULL) start[0] = *(const vec *)bias, start[1] = *(const vec *)(bias + LANES);
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) sums[i][0] = start[0], sums[i][1] = start[1];
-#ifdef BF16
+#if HAS_PAIRS
   for (int64_t x = 0; x < k; x += 2) {
     fetch_weights(panel, x, next, share);
     const words left = *(const words *)(panel + x * WIDTH), right = *(const words *)(panel + x * WIDTH + WIDTH);
@@ -64,16 +89,17 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
       sums[i][1] = with_pairs(sums[i][1], pair, right);
     }
   }
+#elif defined(BF16)
+  for (int64_t x = 0; x < k; x += 2) {
+    fetch_weights(panel, x, next, share);
+    const words left = *(const words *)(panel + x * WIDTH), right = *(const words *)(panel + x * WIDTH + WIDTH);
+    add_products(m, sums, a + x, k, (vec)(left << 16), (vec)(right << 16));
+    add_products(m, sums, a + x + 1, k, (vec)(left & 0xffff0000), (vec)(right & 0xffff0000));
+  }
 #else
   for (int64_t x = 0; x < k; x++) {
     fetch_weights(panel, x, next, share);
-    const vec left = load_cells(panel + x * WIDTH), right = load_cells(panel + x * WIDTH + LANES);
-#pragma GCC unroll 12
-    for (int i = 0; i < m; i++) {
-      const float one = a[i * k + x];
-      sums[i][0] += one * left;
-      sums[i][1] += one * right;
-    }
+    add_products(m, sums, a + x, k, load_cells(panel + x * WIDTH), load_cells(panel + x * WIDTH + LANES));
   }
 #endif
 #pragma GCC unroll 12
@@ -85,7 +111,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const cell *
 
 /* In tiles of about the same height: a low one takes as long as one of four rows. Where there are several, the panel behind
  * this one comes from memory beside all of them, and not beside the first one of its own alone. */
-static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out) {
+static void rows_of_panel(int64_t m, const given *a, int64_t k, const cell *panel, const float *bias, float *out) {
   const int64_t num_tiles = (m + ROWS - 1) / ROWS, share = num_tiles > 1 ? WIDTH / num_tiles : 0;
   const cell *next = panel + k * WIDTH;
   for (int64_t left = num_tiles; left > 0; left--, next += k * share) {
@@ -105,20 +131,21 @@ static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel
 }
 
 /* to [LANES] = silu(gate) * up of a row of a panel, of which both are halves. */
-static inline void gated(const float *restrict row, cell *restrict to) {
+static inline void store_gated(const float *restrict row, given *restrict to) {
   cell both[WIDTH];
   narrow_all(both, row, WIDTH);
   const vec gate = load_cells(both), up = load_cells(both + LANES);
   /* Bounded: a quotient by infinity, which is an estimate that is made better, would be no number. */
-  store_cells(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
+  store_given(to, gate / (1 + exponential(-larger(all(-80), gate))) * up);
 }
 
 /* out [batch, n] = a [batch, k] times packed weights, plus bias (its numbers as many as the panels have; none where it is
- * NULL). is_gated: the first half of a panel are LANES columns of a gate, the other one those that it is for, and out is
- * silu(gate) * the others. Called by all threads of a parallel region, like what follows. */
-static void product(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
-                    int is_gated) {
-  const int64_t columns = is_gated ? LANES : WIDTH; /* of out, in a panel */
+ * NULL). Where `gated` is not NULL, the first half of a panel are LANES columns of a gate, the other one those that it is
+ * for, and silu(gate) * the others goes there, and nothing to `out`. Called by all threads of a parallel region, like what
+ * follows. */
+static void product(const given *a, const cell *panels, const float *bias, cell *out, given *gated, int64_t batch, int64_t k,
+                    int64_t n) {
+  const int64_t columns = gated != NULL ? LANES : WIDTH; /* of a result, in a panel */
   const int64_t num_panels = (n + columns - 1) / columns, num_blocks = (batch + BLOCK - 1) / BLOCK;
 #pragma omp for collapse(2) schedule(static)
   for (int64_t p = 0; p < num_panels; p++)
@@ -128,18 +155,20 @@ static void product(const cell *a, const cell *panels, const float *bias, cell *
       float sums[BLOCK * WIDTH];
       rows_of_panel(m, a + start * k, k, panels + p * k * WIDTH, bias == NULL ? NULL : bias + p * WIDTH, sums);
       for (int64_t i = 0; i < m; i++) {
-        cell whole[LANES], *to = out + (start + i) * n + first;
-        if (!is_gated) narrow_all(to, sums + i * WIDTH, width);
-        else if (width == LANES) gated(sums + i * WIDTH, to);
-        else gated(sums + i * WIDTH, whole), memcpy(to, whole, sizeof(cell) * width);
+        const float *row = sums + i * WIDTH;
+        const int64_t at = (start + i) * n + first;
+        given whole[LANES];
+        if (gated == NULL) narrow_all(out + at, row, width);
+        else if (width == LANES) store_gated(row, gated + at);
+        else store_gated(row, whole), memcpy(gated + at, whole, sizeof(given) * width);
       }
     }
 }
 
 /* The same, by threads of its own where that is worth their meeting. */
-void multiply(const cell *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
+void multiply(const given *a, const cell *panels, const float *bias, cell *out, int64_t batch, int64_t k, int64_t n,
               int num_threads) {
 #pragma omp parallel num_threads(num_threads) if (batch * k * n > 1 << 21)
-  product(a, panels, bias, out, batch, k, n, 0);
+  product(a, panels, bias, out, NULL, batch, k, n);
 }
 #endif
