@@ -189,6 +189,10 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
     def _validate(self, dataset: D, step: int) -> dict[str, float]:
         """Metrics of the held-out rows, with their record."""
 
+    def _is_reached(self, step: int) -> bool:
+        """Hook: True if the validation after this step, which is in the records, ends the run."""
+        return False
+
     def _report_data(self, dataset: D, split: str) -> None:
         """Report the data, and the end of its answers."""
         self._say(dataset.report())
@@ -217,8 +221,9 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
-            for step in range(self._start_step + 1, self._num_steps + 1):
-                stages = Stages()
+            step = self._start_step
+            while step < self._num_steps and not self._is_reached(step):
+                step, stages = step + 1, Stages()
                 with (
                     self._stop.step(),
                     profiler.step(step, [self._worker]),
@@ -228,7 +233,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             self._checkpointer.finish()
         seconds = time.perf_counter() - start
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
-        self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
+        self._run.events.append("finished", step, fsync=True, seconds=seconds, **losses)
         return sft_result(self._run)
 
     def _fit_memory(self) -> None:
@@ -262,6 +267,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
         is_last = step == self._num_steps
         if self._val is not None and (is_last or is_due(step, self._config.eval.every)):
             numbers |= self._validate(self._val, step)
+            is_last = is_last or self._is_reached(step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self._config.run.save_every):
             with stages.stage("save_checkpoint"):

@@ -39,6 +39,8 @@ class TaskFiles:
     """Held-out prompts."""
     sft: Path
     """Solved examples as chat messages."""
+    sft_val: Path
+    """The held-out prompts, solved likewise."""
 
 
 def write_task(
@@ -52,9 +54,9 @@ def write_task(
     max_letters: int = 4,
     alphabet: str = ALPHABET,
 ) -> TaskFiles:
-    """Write train.parquet, val.parquet and sft.parquet: the words are a pure function of the seed.
+    """Write train.parquet, val.parquet, sft.parquet and sft_val.parquet: the words are a pure function of the seed.
 
-    No word is in two of the files, or twice in one.
+    No word is in two of the first three files, or twice in one; sft_val.parquet has the words of val.parquet.
 
     Args:
         folder: made when it does not exist.
@@ -74,11 +76,13 @@ def write_task(
         alphabet=alphabet,
     )
     val, rest = words[:num_val], words[num_val:]  # first: the same held-out words for any size of the others
-    files = TaskFiles(train=folder / "train.parquet", val=folder / "val.parquet", sft=folder / "sft.parquet")
+    names = ("train", "val", "sft", "sft_val")
+    files = TaskFiles(**{name: folder / f"{name}.parquet" for name in names})
     folder.mkdir(parents=True, exist_ok=True)
     _write(files.val, [prompt_row(word, split="val", index=index) for index, word in enumerate(val)])
     _write(files.train, [prompt_row(word, split="train", index=i) for i, word in enumerate(rest[:num_train])])
     _write(files.sft, [sft_row(word) for word in rest[num_train:]])
+    _write(files.sft_val, [sft_row(word) for word in val])
     return files
 
 

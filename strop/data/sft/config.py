@@ -10,7 +10,7 @@ from strop.config.sections import section
 from strop.data.config import Column, JsonMessages, check_template_kwargs
 from strop.data.mixture.settings import check_mixture
 from strop.engines.config import EngineConfig, MoEConfig, OptimizerConfig
-from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
+from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from strop.utils.remote_path import fetched
 
 
@@ -137,6 +137,9 @@ class SftConfig:
     """Visits of each conversation."""
     max_steps: PositiveInt | None = None
     """Stop after this many optimizer steps, if the epochs are not over before."""
+    target_loss: PositiveFloat | None = None
+    """End at the first validation after a step whose loss is no larger; it needs sft.data.val_files, and is looked at
+    every `eval.every` steps."""
 
     def __post_init__(self) -> None:
         if self.engine.max_tokens_per_device < self.data.max_tokens:
@@ -160,5 +163,5 @@ def files_named(data: object) -> Iterator[tuple[str, str, str]]:
 
 CHANGEABLE = ("sft.engine.",)
 """Settings that a run may be continued with anew and stays the same."""
-LENGTH, LEARNING = ("sft.num_epochs", "sft.max_steps"), ("sft.optim.",)
+LENGTH, LEARNING = ("sft.num_epochs", "sft.max_steps", "sft.target_loss"), ("sft.optim.",)
 """Settings of the length of a run, and of its optimizer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,6 +29,7 @@ from strop.trainer.sft.result import SftResult
 from strop.trainer.supervised import SupervisedTrainer
 from strop.trainer.timing import Stages
 from strop.utils.metrics import Metric
+from strop.utils.sanitize import as_number
 from strop.workers.models import TrainingInit
 from strop.workers.routers import check_routers
 from strop.workers.rows import Update, flat_mask, merged_update
@@ -46,6 +48,22 @@ class SftTrainer(SupervisedTrainer[SftConfig, SftDataset, SupervisedWorker]):
 
     def _section(self, config: Config) -> SftConfig:
         return config.sft
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        settings, every = self._settings, self._config.eval.every
+        if settings.target_loss is not None and not (settings.data.val_files and every):
+            raise ValueError(
+                f"sft.target_loss is {settings.target_loss:g}, but no validation could end the run there: name held-out "
+                f"rows in sft.data.val_files (now {list(settings.data.val_files)}), and in eval.every after how many "
+                f"steps they are looked at (now {every})"
+            )
+
+    def _begin(self) -> None:
+        """Find the last validation in the records of a run that goes on."""
+        validations = self._run.events.read("validation")
+        last = validations[-1] if validations else {"step": 0, "loss": math.inf}
+        self._validated = last["step"], as_number(last["loss"])
 
     def _check_model(self) -> None:
         check_language_model(self._config.model)
@@ -107,7 +125,18 @@ class SftTrainer(SupervisedTrainer[SftConfig, SftDataset, SupervisedWorker]):
             count += len(trained)
         loss = total / count
         self._run.events.append("validation", step, loss=loss)
+        self._validated = step, loss
+        if self._is_reached(step):
+            self._say(
+                f"step {step} is the last one: its validation loss of {loss:.4g} reaches "
+                f"sft.target_loss={self._settings.target_loss:g}"
+            )
         return {VALIDATION_LOSS: loss}
+
+    def _is_reached(self, step: int) -> bool:
+        """True if the loss of the validation after this step is small enough."""
+        target, (validated, loss) = self._settings.target_loss, self._validated
+        return target is not None and 0 < step == validated and loss <= target
 
 
 def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:

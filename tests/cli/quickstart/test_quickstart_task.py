@@ -30,7 +30,9 @@ def test_files_hold_the_task_in_the_fields_schema(tmp_path: Path) -> None:
                 "reward_model": {"style": "rule", "ground_truth": "".join(reversed(word))},
                 "extra_info": {"split": split, "index": index},
             }
-    for row in sft:
+    held_out = read_rows([files.sft_val])
+    assert [asked(row) for row in held_out] == [asked(row) for row in val]
+    for row in sft + held_out:
         word = asked(row).removeprefix("reverse: ")
         assert row["messages"][1] == {"role": "assistant", "content": "".join(reversed(word))}
     questions = [asked(row) for row in train + val + sft]
@@ -56,7 +58,7 @@ def test_files_are_a_function_of_the_seed(tmp_path: Path) -> None:
     one = write_task(tmp_path / "one", seed=0, **sizes)
     two = write_task(tmp_path / "two", seed=0, **sizes)
     other = write_task(tmp_path / "other", seed=1, **sizes)
-    for name in ("train", "val", "sft"):
+    for name in ("train", "val", "sft", "sft_val"):
         assert getattr(one, name).read_bytes() == getattr(two, name).read_bytes()
         assert getattr(one, name).read_bytes() != getattr(other, name).read_bytes()
 

@@ -229,6 +229,61 @@ def test_a_resume_after_the_last_step_still_knows_the_losses(tuned: Path, tmp_pa
     assert result.seconds > sum(event["seconds"] for event in steps if event["kind"] == "step") > 0
 
 
+def test_fine_tuning_ends_with_the_first_validation_that_reaches_a_loss(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=2", "run.save_every=3", "sft.num_epochs=2"]
+    whole, _ = tune(tmp_path / "whole", project.config(*common))
+    with RunFolder.open(whole.run, read_only=True) as run:
+        losses = {event["step"]: event["loss"] for event in run.events.read("validation")}
+    assert sorted(losses) == [0, 2, 4, 6, 8, 10]
+    assert sorted(losses.values(), reverse=True) == [losses[step] for step in sorted(losses)]
+    target = (losses[4] + losses[6]) / 2
+    config = project.config(*common, f"sft.target_loss={target}")
+    result, said = tune(tmp_path / "run", config)
+    assert (result.steps, result.val_loss) == (6, losses[6])
+    last = f"step 6 is the last one: its validation loss of {losses[6]:.4g} reaches sft.target_loss={target:.6g}"
+    assert last in said
+    assert (result.model / "model.safetensors").is_file()
+    expected = [one.chain for one in chain_of(whole.run)]
+    assert [one.chain for one in chain_of(result.run)] == expected[:6]
+    check_records(result.run, num_steps=6)
+
+    ended = tmp_path / "ended"  # by a crash behind the last checkpoint
+    shutil.copytree(result.run, ended, symlinks=True)
+    events = (ended / "events.jsonl").read_text().splitlines(keepends=True)
+    (ended / "events.jsonl").write_text("".join(line for line in events if '"finished"' not in line))
+    assert resume(ended)[0].steps == 6
+
+    killed = tmp_path / "killed"  # between that validation and its checkpoint
+    with monkeypatch.context() as patch:
+        save = Checkpointer.save
+        patch.setattr(
+            Checkpointer,
+            "save",
+            lambda self, n, *args, **kwargs: _killed_if(n == 6) or save(self, n, *args, **kwargs),
+        )
+        with pytest.raises(Killed):
+            tune(killed, config)
+    again, said = resume(killed)
+    assert any(line.startswith("resumed at step 3: ") for line in said)
+    assert again.steps == 6
+    assert [one.chain for one in chain_of(killed)] == expected[:6]
+
+    start = resume_run(result.run, overrides=["sft.target_loss=null"], say=said.append)
+    with start.run:
+        longer = fine_tune(start.config, start.run, checkpoint=start.checkpoint, say=said.append)
+    assert longer.steps == 10
+    assert [one.chain for one in chain_of(result.run)] == expected
+
+
+@pytest.mark.parametrize("lacks", ["sft.data.val_files=[]", "eval.every=0"])
+def test_a_loss_that_no_validation_can_reach_is_refused(project: Project, tmp_path: Path, lacks: str) -> None:
+    given = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=2", "sft.target_loss=1", lacks]
+    with pytest.raises(ValueError, match="sft.target_loss is 1, but no validation could end the run there"):
+        tune(tmp_path / "run", project.config(*given))
+
+
 def test_a_resume_where_its_rows_are_not_found_is_refused(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
