@@ -54,9 +54,9 @@ class SftTrainer(SupervisedTrainer[SftConfig, SftDataset, SupervisedWorker]):
         settings, every = self._settings, self._config.eval.every
         if settings.target_loss is not None and not (settings.data.val_files and every):
             raise ValueError(
-                f"sft.target_loss is {settings.target_loss:g}, but no validation could end the run there: name held-out "
-                f"rows in sft.data.val_files (now {list(settings.data.val_files)}), and in eval.every after how many "
-                f"steps they are looked at (now {every})"
+                f"sft.target_loss is {settings.target_loss:g}, but no validation could end the run there: name "
+                f"held-out rows in sft.data.val_files (now {list(settings.data.val_files)}), and in eval.every after "
+                f"how many steps they are looked at (now {every})"
             )
 
     def _begin(self) -> None:

@@ -232,7 +232,12 @@ def test_a_resume_after_the_last_step_still_knows_the_losses(tuned: Path, tmp_pa
 def test_fine_tuning_ends_with_the_first_validation_that_reaches_a_loss(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=2", "run.save_every=3", "sft.num_epochs=2"]
+    common = [
+        f"sft.data.val_files=['{project.task.sft}']",
+        "eval.every=2",
+        "run.save_every=3",
+        "sft.num_epochs=2",
+    ]
     whole, _ = tune(tmp_path / "whole", project.config(*common))
     with RunFolder.open(whole.run, read_only=True) as run:
         losses = {event["step"]: event["loss"] for event in run.events.read("validation")}
@@ -242,7 +247,9 @@ def test_fine_tuning_ends_with_the_first_validation_that_reaches_a_loss(
     config = project.config(*common, f"sft.target_loss={target}")
     result, said = tune(tmp_path / "run", config)
     assert (result.steps, result.val_loss) == (6, losses[6])
-    last = f"step 6 is the last one: its validation loss of {losses[6]:.4g} reaches sft.target_loss={target:.6g}"
+    last = (
+        f"step 6 is the last one: its validation loss of {losses[6]:.4g} reaches sft.target_loss={target:.6g}"
+    )
     assert last in said
     assert (result.model / "model.safetensors").is_file()
     expected = [one.chain for one in chain_of(whole.run)]
