@@ -202,6 +202,34 @@ def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path
     }
 
 
+def test_numbers_of_trained_tokens_leave_out_rejected_ones(project: Project, tmp_path: Path) -> None:
+    config = project.config(
+        *SHORT, "algorithm.adv_estimator=gae", "algorithm.correction.reject={token_k1: [1.0, 1.0]}"
+    )
+    done = train_in(tmp_path / "run", config)
+    kept = columns.rows(column(done, "loss_mask"))
+    assert any(row.any() and not row.all() for row in kept), "some answers lose some tokens"
+    for name in ("advantages", "returns", "values"):
+        trained = [
+            value
+            for values, mask in zip(columns.rows(column(done, name)), kept, strict=True)
+            for value, is_kept in zip(values.tolist(), mask.tolist(), strict=True)
+            if is_kept
+        ]
+        numbers = done.steps[0]
+        assert numbers[f"critic/{name}/mean"] == pytest.approx(sum(trained) / len(trained), abs=1e-6), name
+        assert numbers[f"critic/{name}/max"] == pytest.approx(max(trained)), name
+    with RunFolder.open(done.folder, read_only=True) as run:
+        stored = {row["id"]: row["advantage"] for row in run.samples.read(1) if row["fate"] == "trained"}
+    batch = done.records[0].fetched
+    assert batch is not None
+    assert stored
+    for index, name in enumerate(batch.non_tensor_batch["id"]):
+        if name in stored:
+            trained = columns.rows(column(done, "advantages"))[index][kept[index].bool()].tolist()
+            assert stored[name] == pytest.approx(sum(trained) / len(trained), abs=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gae"])
 def test_a_last_step_of_one_token_ends_no_run(project: Project, tmp_path: Path, estimator: str) -> None:
     # Four answers of a token, three in the first step: the last token has nothing to be compared with.
