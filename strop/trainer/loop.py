@@ -27,6 +27,7 @@ from strop.run.folder import ROLES_STARTED
 from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.checks.idle_settings import idle_settings
 from strop.trainer.checks.models import check_models
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.checks.schedules import schedule_warnings
@@ -114,7 +115,7 @@ class Trainer:
         self._costs = make_cost_tracker(config, run.path)
         for line in [
             *self.data.report(), config.arithmetic(), precision, memory, threads.line(), config.placement(),
-            *schedule_warnings(config, self.data.num_steps),
+            *schedule_warnings(config, self.data.num_steps), *idle_settings(config),
         ]:  # fmt: skip
             if line:
                 say(line)
