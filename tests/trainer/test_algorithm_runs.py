@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 import torch
 from test_ray_runs import cut_after
@@ -327,6 +329,42 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
                 *rare, "algorithm.filter_groups.highest_mean=0.2", "algorithm.filter_groups.at_limit=stop"
             ),
         )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["data.max_train_prompts=8"],
+        ["data.max_train_prompts=8", "rollout.max_staleness=1"],
+        ["data.source_weights={few: 1, other: 0}"],  # no epoch visits the rows of the other source
+    ],
+)
+def test_a_run_ends_with_its_work_saved_when_every_prompt_is_retired(
+    project: Project, tmp_path: Path, settings: list[str]
+) -> None:
+    rows = pq.read_table(project.task.train).to_pylist()
+    for number, row in enumerate(rows):
+        row["data_source"] = "few" if number < 8 else "other"
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "easy.py").write_text(
+        "import zlib\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(zlib.crc32(ground_truth.encode()) % 3 > 0 or solution_str < 'm')\n"
+    )
+    config = project.config(
+        *FILTER, *settings, f"reward.path='{tmp_path / 'easy.py'}'", "trainer.max_steps=40",
+        f"data.train_files=['{tmp_path / 'rows.parquet'}']",
+        "algorithm.filter_groups.retire_solved=true", "algorithm.filter_groups.at_limit=stop",
+        "algorithm.filter_groups.max_rounds=40", "actor.optim.lr=3e-2", "run.hf_model=never",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    assert 0 < done.result.steps < 40
+    assert "every prompt was solved by all its samples and is retired" in done.said[-1]
+    check_records(done.folder, num_steps=done.result.steps)
+    with RunFolder.open(done.folder, read_only=True) as run:
+        assert run.checkpoints.steps()[-1] == done.result.steps
+    again = resume_in(done.folder, "trainer.max_steps=50")
+    assert again.records == [], "nothing is left to visit"
 
 
 @pytest.mark.slow
