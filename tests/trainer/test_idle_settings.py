@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_runs import Project, train_in
 
 import strop.config.presets as presets
+from strop.algorithms.kl import kl_penalty
 from strop.config import load_config
 from strop.trainer.checks.idle_settings import idle_settings
 from strop.trainer.config import Config
@@ -51,6 +53,20 @@ def warnings(*settings: str) -> list[str]:
 )  # fmt: skip
 def test_a_setting_that_does_nothing_is_named(settings: list[str], sentence: str) -> None:
     assert warnings(*settings) == [sentence]
+
+
+@pytest.mark.parametrize(("kind", "holds"), [("k1", False), ("kl", False), ("k1+", True), ("k2", True)])
+def test_a_kl_term_without_a_gradient_is_named(kind: str, holds: bool) -> None:
+    """The expected gradient over all tokens of a distribution: sum of p times that of the estimate."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
+    reference = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(-1)
+    log_probs = logits.log_softmax(-1)
+    (log_probs.detach().exp() * kl_penalty(log_probs, reference, kind)).sum().backward()
+    assert logits.grad is not None
+    assert (float(logits.grad.norm()) > 1e-3) == holds
+    said = warnings("algorithm.use_kl_loss=true", f"algorithm.kl_loss_type={kind}")
+    assert [f"algorithm.kl_loss_type={kind} has a gradient" in line for line in said] == [True] * (not holds)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,21 @@ _COEFFICIENTS = ("algorithm.kl_loss_coef", "algorithm.kl_ctrl.kl_coef")
 
 
 def idle_settings(config: Config) -> list[str]:
-    """Warnings about settings that are others than the defaults, and that no role of the run uses.
+    """Warnings about settings that are others than the defaults, and that no role of the run uses; and about a KL term
+    that moves nothing.
 
     They are no errors: a preset's coefficient stays where its term is switched off.
     """
+    sentences = []
+    kind = config.algorithm.kl_loss_type
+    if config.algorithm.use_kl_loss and kind in ("k1", "kl"):
+        sentences.append(
+            f"WARNING: algorithm.kl_loss_type={kind} has a gradient whose expectation is 0, so the KL term holds the "
+            f"policy to nothing: use {kind}+, which has its value and the gradient of k2, or low_var_kl"
+        )
     values, defaults = to_flat_dict(config), to_flat_dict(type(config)())
     changed = {key for key, value in values.items() if value != defaults.get(key)}
     changed -= {key for key in _COEFFICIENTS if values[key] == 0}
-    sentences = []
     for sections, reason, advice in _unused(config):
         idle = sorted(key for key in changed if any(f"{key}.".startswith(f"{name}.") for name in sections))
         if idle:
