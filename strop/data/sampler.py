@@ -46,6 +46,7 @@ class PromptSampler:
         name: of the sampler that orders the rows of an epoch.
         num_epochs: None goes on without end.
         chosen: the rows that an epoch visits, out of all; not given: all of them.
+        num_never: rows that no epoch visits.
         reorder_every: steps after which what is left of an epoch is ordered again; 0: never.
         data: the section data, for samplers that are classes.
         video_digest: digest of the video files of the rows; a run that goes on must find the same.
@@ -60,6 +61,7 @@ class PromptSampler:
         *,
         num_epochs: int | None = None,
         chosen: Callable[[int], Collection[int]] | None = None,
+        num_never: int = 0,
         reorder_every: int = 0,
         data: DataConfig | None = None,
         video_digest: str = "",
@@ -79,6 +81,7 @@ class PromptSampler:
         self._first_epoch: dict[int, int] = {}
         self._rests_of: dict[int, list[Rest]] = {}
         """By row, all its rests: which visits of an earlier epoch are missing is asked when a run goes on."""
+        self._num_retired, self._num_never = 0, num_never
         self._least_steps = 0
         self._chosen = (
             None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
@@ -142,13 +145,11 @@ class PromptSampler:
         return order(self._rows_of(epoch), epoch=epoch, seed=self._seed)
 
     def next(self, count: int | None = None) -> list[tuple[int, int]]:
-        """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over.
+        """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over, or every row is
+        retired.
 
         Args:
             count: number of visits; not given: prompts_per_step.
-
-        Raises:
-            ValueError: every row is retired.
         """
         num_visits = self._prompts_per_step if count is None else count
         visits: list[tuple[int, int]] = []
@@ -162,7 +163,6 @@ class PromptSampler:
                     self._consumed.setdefault(self._epoch, set()).add(row)
             self._index += 1
             if self._index == len(self._order):
-                self._check_not_all_retired()
                 self._consumed.pop(self._epoch, None)
                 self._epoch += 1
                 self._order, self._index = None, 0
@@ -203,6 +203,7 @@ class PromptSampler:
 
     def retire(self, row: int, epoch: int) -> None:
         """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
+        self._num_retired += not self._is_retired(row)
         self._rests_of.setdefault(row, []).append(Rest(epoch, None))
 
     def defer(self, row: int, epoch: int, *, epochs: int) -> None:
@@ -231,12 +232,10 @@ class PromptSampler:
     def _is_retired(self, row: int) -> bool:
         return any(rest.until is None for rest in self._rests_of.get(row, ()))
 
-    def _check_not_all_retired(self) -> None:
-        if all(self._is_retired(int(row)) for row in self._rows):
-            raise ValueError(
-                "every prompt was solved by all its samples and is retired, so there is nothing left to learn: the run "
-                "ends here; start another one with harder data, or with algorithm.filter_groups.retire_solved=false"
-            )
+    @property
+    def is_exhausted(self) -> bool:
+        """True when every row that an epoch may visit is retired."""
+        return self._num_retired + self._num_never == len(self._rows)
 
     @property
     def epoch(self) -> int:
@@ -245,8 +244,8 @@ class PromptSampler:
 
     @property
     def is_finished(self) -> bool:
-        """True when every row was visited num_epochs times."""
-        return self._num_epochs is not None and self._epoch >= self._num_epochs
+        """True when every row was visited num_epochs times, or is retired."""
+        return self.is_exhausted or (self._num_epochs is not None and self._epoch >= self._num_epochs)
 
     @property
     def num_steps(self) -> int | None:
@@ -311,6 +310,7 @@ class PromptSampler:
             ]
             for row, numbers in (curriculum or {}).items()
         }
+        self._num_retired = sum(self._is_retired(row) for row in self._rests_of)
         visits = [parse_visit_uid(uid) for uid in consumed]
         are_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)
         by_epoch: dict[int, set[int]] = {}

@@ -37,13 +37,12 @@ def pass_at(validation: Validation) -> Mapping[int, Rate]:
 
 
 def maj_at(validation: Validation) -> Mapping[int, Rate]:
-    """By k: the chance that the most frequent of k extracted answers (`pred` of the scorer) passes; empty where the
-    scorer extracts none, and where nothing decides which answers pass. An answer without one votes for none, which does
-    not pass."""
-    by_prompt = _by_prompt(validation)
-    if validation.num_passed is None or not any(
-        _prediction(report) for reports in by_prompt for report in reports
-    ):
+    """By k: the chance that the most frequent of k extracted answers (`pred` of the scorer) passes, over the prompts of
+    data sources whose scorer extracts any; empty where none does, and where nothing decides which answers pass. An
+    answer without one votes for none, which does not pass."""
+    voting = {report.data_source for report in validation.reports if _prediction(report)}
+    by_prompt = [reports for reports in _by_prompt(validation) if reports[0].data_source in voting]
+    if validation.num_passed is None or not by_prompt:
         return {}
     passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
     votes = [[_prediction(report) for report in reports] for reports in by_prompt]

@@ -27,6 +27,7 @@ from strop.run.folder import ROLES_STARTED
 from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.checks.idle_settings import idle_settings
 from strop.trainer.checks.models import check_models
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.checks.schedules import schedule_warnings
@@ -114,7 +115,7 @@ class Trainer:
         self._costs = make_cost_tracker(config, run.path)
         for line in [
             *self.data.report(), config.arithmetic(), precision, memory, threads.line(), config.placement(),
-            *schedule_warnings(config, self.data.num_steps),
+            *schedule_warnings(config, self.data.num_steps), *idle_settings(config),
         ]:  # fmt: skip
             if line:
                 say(line)
@@ -155,6 +156,7 @@ class Trainer:
             step = self._start_step
             self._profiler.note_last(last_step)
             self._early_stopping = EarlyStopping(self.config.trainer, self._run, num_steps=last_step)
+            self._early_stopping.reason = self._early_stopping.reason or self._nothing_left()
             while step < self.data.num_steps and not self._early_stopping.reason:
                 step += 1
                 with self._stop.step(), activity(f"step {step}"):
@@ -297,7 +299,7 @@ class Trainer:
             metrics |= self.data.growth.after(step, batch)
         log_failures(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
         metrics |= self._report_halvings(step)
-        stop_reason = self._callbacks.on_step_end(self._run, step, metrics)
+        stop_reason = self._callbacks.on_step_end(self._run, step, metrics) or self._nothing_left()
         is_last, is_new_best, score = self._early_stopping.check(step, stop_reason=stop_reason), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
@@ -326,6 +328,15 @@ class Trainer:
                 self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
             trackers.log(step, {measure.TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
         self._checkpointer.poll()
+
+    def _nothing_left(self) -> str:
+        """Reason to end the run where no prompt is visited any more; empty while one is."""
+        if not self.data.sampler.is_exhausted or self.collector.num_ahead:
+            return ""
+        return (
+            "every prompt was solved by all its samples and is retired (algorithm.filter_groups.retire_solved), so "
+            "there is nothing left to learn from these prompts"
+        )
 
     def _wants_first_validation(self) -> bool:
         """True when the validation before training is on and no earlier start has made it."""

@@ -78,7 +78,7 @@ class StepRecord:
         return [step.skipped for step in self.optimizer_steps if step.skipped]
 
     def advantages(self) -> Mapping[str, float]:
-        """Mean advantage over the sampled tokens of each trained sample, by its id."""
+        """Mean advantage over the trained tokens of each trained sample, by its id."""
         if self.learned is None:
             return {}
         advantages = self.learned.summary.advantages

@@ -103,9 +103,9 @@ def load_training_data(
     train, growth = _training_prompts(config, data, tokenizer, setup)
     if isinstance(train, PromptDataset) and not train.has_media:
         check_positions(config, data, train.longest)
-    chosen, num_epochs = None, config.num_epochs
+    chosen, num_epochs, num_never = None, config.num_epochs, 0
     if isinstance(train, PromptDataset):
-        chosen, num_epochs = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
+        chosen, num_epochs, num_never = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         config.prompts_drawn_per_step,
@@ -113,6 +113,7 @@ def load_training_data(
         data.sampler,
         num_epochs=num_epochs,
         chosen=chosen,
+        num_never=num_never,
         reorder_every=data.reorder_every,
         data=data,
         video_digest=train.video_digest if isinstance(train, PromptDataset) else "",

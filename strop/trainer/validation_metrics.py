@@ -4,8 +4,8 @@
                                                    maj@k/..., pass@k/mean}
 
 N is the number of samples per prompt; k is 2, 4, 8, ... and N. Every number is first taken per prompt, then
-averaged over the prompts of a source. strop.algorithms.best_of_k defines the draws of best@k,
-worst@k and maj@k, and pass@k.
+averaged over the prompts of a source. maj@k is there where a sample of the source has a prediction.
+strop.algorithms.best_of_k defines the draws of best@k, worst@k and maj@k, and pass@k.
 """
 
 from __future__ import annotations
@@ -82,10 +82,13 @@ def validation_metrics(
             if _is_numeric([column[row] for row in rows_of_source])
         }
         core_variable = "acc" if "acc" in numeric else "reward"
+        predictions = variables.get(PREDICTION)
+        if predictions is None or all(predictions[row] in (None, "") for row in rows_of_source):
+            predictions = None  # nobody votes
         for name, column in numeric.items():
             statistics = _variable_statistics(
                 column,
-                variables.get(PREDICTION),
+                predictions,
                 list(prompts.values()),
                 num_samples,
                 none_fails=name == ACC,

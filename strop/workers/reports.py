@@ -39,7 +39,7 @@ class SampleDecision(NamedTuple):
     """Decision of the controller about one sample: fate and advantage."""
 
     advantage: float | None
-    """Mean over its sampled tokens; None when it was not trained on."""
+    """Mean over its trained tokens; None when it was not trained on."""
     fate: str
     """Empty for samples of a validation, which no step could train on."""
     reason: str

@@ -16,6 +16,7 @@ from torch import Tensor
 from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.masked_ops import masked_mean
 from strop.algorithms.sequence_credit import episode_representatives
 from strop.algorithms.specs import adv_estimator_declaration
 from strop.protocol import DataProto, columns
@@ -31,7 +32,7 @@ class BatchSummary:
     """Summary of a trained batch."""
 
     advantages: dict[str, float]
-    """Sample id -> mean advantage over its sampled tokens."""
+    """Sample id -> mean advantage over its trained tokens; 0 where there is none."""
     metrics: dict[str, float]
     """Rewards, advantages, groups, values, the mismatch of rollout and trainer, and what went into the rewards."""
     digests: dict[str, str]
@@ -52,8 +53,8 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig, sample_starts: Sequen
     if "log_probs" not in tensors:
         tensors["log_probs"] = tensors["old_log_probs"]
     ids = list(rows.non_tensor_batch["id"])
-    values, masks = columns.rows(tensors["advantages"]), columns.rows(tensors["response_mask"])
-    means = [float(v[m.bool()].mean()) for v, m in zip(values, masks, strict=True)]
+    values, masks = columns.rows(tensors["advantages"]), columns.rows(_trained(tensors))
+    means = [float(masked_mean(v, m)) for v, m in zip(values, masks, strict=True)]
     return BatchSummary(
         advantages=dict(zip(ids, means, strict=True)),
         metrics={
@@ -73,7 +74,6 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig, sample_starts: Sequen
 def _metrics(
     rows: DataProto, tensors: Mapping[str, Tensor], sample_starts: Sequence[int]
 ) -> dict[str, float]:
-    mask = columns.flat(tensors["response_mask"])
     counted = _counted_rows(rows, tensors)
     scores, answers = _row_sums(tensors["token_level_scores"]), answer_scores(tensors)
     added = _row_sums(tensors["token_level_rewards"]) - scores
@@ -87,21 +87,26 @@ def _metrics(
             rewards=of_samples.index_add(0, sample_of[counted], added[counted]),
             advantages=columns.flat(tensors["advantages"]),
             returns=columns.flat(tensors["returns"]),
-            response_mask=mask,
+            response_mask=columns.flat(_trained(tensors)),
             values=columns.flat(tensors["values"]) if "values" in tensors else None,
         ),
         **group_metrics(answers[counted], group_ids_of([uids[row] for row in counted])),
         **mismatch_metrics(
             columns.flat(tensors["log_probs"]),
             columns.flat(tensors["rollout_log_probs"]),
-            mask,
+            columns.flat(tensors["response_mask"]),
         ),
     }
 
 
+def _trained(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Mask [B, R~] of the tokens that are trained on: the sampled ones, without those that a correction rejected."""
+    return tensors["loss_mask" if "loss_mask" in tensors else "response_mask"]
+
+
 def _counted_rows(rows: DataProto, tensors: Mapping[str, Tensor]) -> list[int]:
     """Rows that count in the statistics of groups: one of an episode, or every answer that stands alone."""
-    mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
+    mask = columns.to_padded(_trained(tensors), 0.0).bool()
     representatives = episode_representatives(list(rows.non_tensor_batch["episode_id"]), mask)
     return list(range(len(mask))) if representatives is None else representatives[0]
 
@@ -114,9 +119,7 @@ def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, fl
     tensors = data.tensors()
     names = declaration.needs | {"advantages", "rollout_is_weights"}
     inputs = {name: padded(tensors, name) for name in names if name in tensors}
-    inputs["response_mask"] = padded(
-        tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
-    ).bool()
+    inputs["response_mask"] = columns.to_padded(_trained(tensors), 0.0).bool()
     inputs["rewards"] = padded(tensors, "token_level_rewards").sum(dim=-1)
     inputs["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
     return declaration.measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_an_answer_without_a_prediction_does_not_win_for_another() -> None:
     found = summarize_validation(reports([[False, False, False, True]], [["", "", "", "4"]]))
     assert maj_at(found)[4].rate == 0.0
     assert maj_at(found)[2].rate == pytest.approx(0.25), "3 of 6 pairs are ties"
+
+
+def test_prompts_of_sources_without_predictions_do_not_vote() -> None:
+    """The vote is right; where nothing is extracted half of the answers pass, which is no vote."""
+    voting = reports([[True, True, False, False]], [["7", "7", "8", "9"]])
+    other = [
+        replace(report, uid="val-000009", data_source="y")
+        for report in reports([[True, True, False, False]], [[""] * 4])
+    ]
+    found = summarize_validation([*voting, *other])
+    assert maj_at(found)[4].rate == 1.0
+    assert pass_at(found)[4].rate == 1.0, "of all prompts"
 
 
 @pytest.mark.slow

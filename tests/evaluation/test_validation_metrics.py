@@ -47,6 +47,18 @@ def test_acc_is_the_core_variable_where_it_exists_and_sources_stay_apart() -> No
     }
 
 
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_source_without_predictions_has_no_vote(nothing: str | None) -> None:
+    """Scorers of other sources extract answers; here every answer would be the same one, and its vote a mean."""
+    metrics = validation_metrics(
+        data_sources=["a"] * 2 + ["b"] * 2,
+        uids=["1", "1", "2", "2"],
+        variables={"acc": [1.0, 0.0, 1.0, 0.0], "pred": ["x", "y", nothing, nothing]},
+    )
+    assert "val-core/a/acc/maj@2/mean" in metrics
+    assert not [name for name in metrics if "/b/" in name and "maj@" in name]
+
+
 def test_only_the_largest_k_is_core() -> None:
     # The text "@1" is also in "@16": the number decides, not the letters.
     metrics = validation_metrics(

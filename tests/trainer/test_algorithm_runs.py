@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 import torch
 from test_ray_runs import cut_after
@@ -202,6 +204,34 @@ def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path
     }
 
 
+def test_numbers_of_trained_tokens_leave_out_rejected_ones(project: Project, tmp_path: Path) -> None:
+    config = project.config(
+        *SHORT, "algorithm.adv_estimator=gae", "algorithm.correction.reject={token_k1: [1.0, 1.0]}"
+    )
+    done = train_in(tmp_path / "run", config)
+    kept = columns.rows(column(done, "loss_mask"))
+    assert any(row.any() and not row.all() for row in kept), "some answers lose some tokens"
+    for name in ("advantages", "returns", "values"):
+        trained = [
+            value
+            for values, mask in zip(columns.rows(column(done, name)), kept, strict=True)
+            for value, is_kept in zip(values.tolist(), mask.tolist(), strict=True)
+            if is_kept
+        ]
+        numbers = done.steps[0]
+        assert numbers[f"critic/{name}/mean"] == pytest.approx(sum(trained) / len(trained), abs=1e-6), name
+        assert numbers[f"critic/{name}/max"] == pytest.approx(max(trained)), name
+    with RunFolder.open(done.folder, read_only=True) as run:
+        stored = {row["id"]: row["advantage"] for row in run.samples.read(1) if row["fate"] == "trained"}
+    batch = done.records[0].fetched
+    assert batch is not None
+    assert stored
+    for index, name in enumerate(batch.non_tensor_batch["id"]):
+        if name in stored:
+            trained = columns.rows(column(done, "advantages"))[index][kept[index].bool()].tolist()
+            assert stored[name] == pytest.approx(sum(trained) / len(trained), abs=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gae"])
 def test_a_last_step_of_one_token_ends_no_run(project: Project, tmp_path: Path, estimator: str) -> None:
     # Four answers of a token, three in the first step: the last token has nothing to be compared with.
@@ -299,6 +329,42 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
                 *rare, "algorithm.filter_groups.highest_mean=0.2", "algorithm.filter_groups.at_limit=stop"
             ),
         )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["data.max_train_prompts=8"],
+        ["data.max_train_prompts=8", "rollout.max_staleness=1"],
+        ["data.source_weights={few: 1, other: 0}"],  # no epoch visits the rows of the other source
+    ],
+)
+def test_a_run_ends_with_its_work_saved_when_every_prompt_is_retired(
+    project: Project, tmp_path: Path, settings: list[str]
+) -> None:
+    rows = pq.read_table(project.task.train).to_pylist()
+    for number, row in enumerate(rows):
+        row["data_source"] = "few" if number < 8 else "other"
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "easy.py").write_text(
+        "import zlib\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(zlib.crc32(ground_truth.encode()) % 3 > 0 or solution_str < 'm')\n"
+    )
+    config = project.config(
+        *FILTER, *settings, f"reward.path='{tmp_path / 'easy.py'}'", "trainer.max_steps=40",
+        f"data.train_files=['{tmp_path / 'rows.parquet'}']",
+        "algorithm.filter_groups.retire_solved=true", "algorithm.filter_groups.at_limit=stop",
+        "algorithm.filter_groups.max_rounds=40", "actor.optim.lr=3e-2", "run.hf_model=never",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    assert 0 < done.result.steps < 40
+    assert "every prompt was solved by all its samples and is retired" in done.said[-1]
+    check_records(done.folder, num_steps=done.result.steps)
+    with RunFolder.open(done.folder, read_only=True) as run:
+        assert run.checkpoints.steps()[-1] == done.result.steps
+    again = resume_in(done.folder, "trainer.max_steps=50")
+    assert again.records == [], "nothing is left to visit"
 
 
 @pytest.mark.slow

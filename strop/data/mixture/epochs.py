@@ -13,9 +13,9 @@ from strop.data.readers import read_rows
 
 def rows_of_epochs(
     prompts: PromptDataset, data: DataConfig, num_epochs: int | None, seed: int
-) -> tuple[Callable[[int], list[int]] | None, int | None]:
+) -> tuple[Callable[[int], list[int]] | None, int | None, int]:
     """Rows and number of epochs as of `weighted_epochs`, by data.source_weights or data.source_shares of the training
-    rows; all rows, and as many epochs, where neither is set.
+    rows, and how many rows no epoch has; all rows, as many epochs, and 0, where neither is set.
 
     Args:
         prompts: of training.
@@ -28,11 +28,12 @@ def rows_of_epochs(
     """
     names = {**data.source_weights, **data.source_shares}
     if not names:
-        return None, num_epochs
+        return None, num_epochs, 0
     data_sources: Mapping[int, str] = prompts.data_sources
     if where_on(data.dataset_class) is None:
         data_sources = by_entry(
             data_sources, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir))
         )
     weights = weights_of_sources(data_sources, data.source_weights, data.source_shares)
-    return weighted_epochs(data_sources, weights, num_epochs, seed)
+    num_never = sum(weights.get(source, 1.0) == 0 for source in data_sources.values())
+    return *weighted_epochs(data_sources, weights, num_epochs, seed), num_never

@@ -5,6 +5,7 @@ async_rollout.py     Settings of generation ahead of training that do not go tog
 devices.py           Devices and cores of this machine that are not those that a run, its engines and its profile need
 dynamic_sampling.py  Settings that do not go with dynamic sampling
 held_out.py          Validations on rows that are trained on
+idle_settings.py     Warnings about settings that do nothing beside the others
 media.py             Settings that do not go with images of prompts
 models.py            Models that do not fit each other, or the ranks of their role
 parallel.py          Numbers of ranks that the engine of a role cannot have

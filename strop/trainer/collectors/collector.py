@@ -135,6 +135,11 @@ class Collector:
             return self._collect_in_flight(step, self._groups, self._pacing, self._refill)
         return self._collect_rounds(step) if self._filter.is_on else self._play_round(step)
 
+    @property
+    def num_ahead(self) -> int:
+        """Groups that were started for later steps."""
+        return 0 if self._groups is None else len(self._groups.started)
+
     def state_files(self) -> dict[str, str]:
         """Files of a checkpoint, by name, without which something would be lost."""
         files = {} if self._lengths is None else {Lengths.FILE: self._lengths.text()}
@@ -192,13 +197,15 @@ class Collector:
         reasons: dict[str, str] = {}
         num_kept, rate = 0, 1.0
         while num_kept < num_wanted and len(rounds) < settings.max_rounds:
+            if rounds and self._prompts.are_over:
+                break
             num_missing = min(num_wanted, math.ceil((num_wanted - num_kept) / rate))
             rounds.append(self._play_round(step, settings.prompts_per_round or num_missing))
             reasons |= self._filter.reasons(rounds[-1].episodes.reports, at_most=num_wanted - num_kept)
             num_kept = sum(not reason for reason in reasons.values())
             rate = max(num_kept / sum(len(played.prompts) for played in rounds), LOWEST_RATE)
         dropped = {uid: reason for uid, reason in reasons.items() if reason}
-        if num_kept < num_wanted and settings.at_limit == "stop":
+        if num_kept < num_wanted and settings.at_limit == "stop" and not self._prompts.are_over:
             raise TooFewGroups(
                 f"only {num_kept} of {num_wanted} groups could teach after {len(rounds)} rounds "
                 f"({_counts(dropped)}): use data of another difficulty, raise algorithm.filter_groups.max_rounds, or "

@@ -29,6 +29,11 @@ class NextPrompts:
         self._config, self._run, self._data = config, run, data
         self._lengths, self._num_ranks = lengths, num_ranks
 
+    @property
+    def are_over(self) -> bool:
+        """No prompt is left to draw."""
+        return self._data.sampler.is_finished
+
     def draw(self, step: int, num_prompts: int) -> PromptBatch:
         """The next visits, in the ledger; those that are passed over have their fate."""
         drawn = next_prompts(self._data.train, self._data.sampler, num_prompts)
