@@ -45,6 +45,7 @@ from strop.engines.model_folder import (
     runs_own_code,
     stored_types,
 )
+from strop.engines.moe.layers import freeze_choice_biases
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
@@ -223,6 +224,7 @@ def prepare_model(
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
     use_compute_precision(module, computes_on)
+    freeze_choice_biases(module)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:
