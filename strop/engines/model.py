@@ -37,7 +37,15 @@ from strop.engines.half_weights import (
 from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
 from strop.engines.model_facts import settle_config
-from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code, stored_dtypes
+from strop.engines.model_folder import (
+    check_weights,
+    floating_types,
+    model_json,
+    reading,
+    runs_own_code,
+    stored_types,
+)
+from strop.engines.moe.layers import freeze_choice_biases
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
@@ -216,6 +224,7 @@ def prepare_model(
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
     use_compute_precision(module, computes_on)
+    freeze_choice_biases(module)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:
@@ -303,20 +312,28 @@ def read_module(
     shape = load_model_config(config)
     for name, value in options.items():
         setattr(shape, name, value)
-    with reading(source, f"model folder {source!r} holds no loadable {kind}"):
-        check_weights(source)
-        if half is not None and stored_dtypes(source) != {half}:
-            half = None
-        with _layers_read_in(half, config):
-            loaded: Any = auto_class.from_pretrained(
-                source,
-                dtype=weights_dtype(config),
-                trust_remote_code=trust,
-                use_safetensors=True,
-                output_loading_info=True,
-                config=shape,
-            )
+    complaint = f"model folder {source!r} holds no loadable {kind}"
+    with reading(source, complaint):
+        types = stored_types(source)
+    check_weights(source, types)
+    if half is not None and floating_types(types) != {half}:
+        half = None
+    with reading(source, complaint), _layers_read_in(half, config):
+        loaded: Any = auto_class.from_pretrained(
+            source,
+            dtype=weights_dtype(config),
+            trust_remote_code=trust,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            config=shape,
+        )
     module, loading = loaded
+    for name, stored, described in sorted(loading["mismatched_keys"]):
+        raise ValueError(
+            f"{complaint}: {name} has shape {list(stored)} in its files and "
+            f"{list(described)} by its config.json; they are of two models"
+        )
     missing = sorted(loading["missing_keys"])
     new = [name for name in missing if may_miss is not None and name.startswith(may_miss)]
     with torch.no_grad():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,12 @@ def reading(folder: str | Path, complaint: str) -> Iterator[None]:
         raise ValueError(f"{complaint}: {_first_line(error)}") from error
 
 
-def check_weights(folder: str | Path) -> None:
-    """Refuse a folder whose weights are no safetensors, or that is an adapter to another model.
+def check_weights(folder: str | Path, types: Mapping[str, str]) -> None:
+    """Refuse a folder whose weights are no safetensors, are quantised, or that is an adapter to another model.
+
+    Args:
+        folder: of the model.
+        types: of its weights, as of `stored_types`.
 
     Raises:
         ValueError: the sentence says what it holds instead.
@@ -64,15 +68,31 @@ def check_weights(folder: str | Path) -> None:
             f"model folder {str(folder)!r} has its weights as pickles only ({pickles[0]}), which can run code when "
             f"they are read: save the model as safetensors (model.save_pretrained(FOLDER) does)"
         )
+    for name, dtype in types.items():
+        if dtype.startswith(_FEW_BITS) or (name.endswith("weight") and dtype.startswith(_INTEGERS)):
+            raise ValueError(
+                f"model folder {str(folder)!r} has quantised weights ({name} is stored as {dtype}), which are neither "
+                f"trained nor generated with; give a folder of the same model in bfloat16 or float32"
+            )
 
 
-def stored_dtypes(folder: str | Path) -> set[torch.dtype]:
-    """Floating-point types of the weights in a model folder, from the headers of its files."""
-    names: set[str] = set()
-    for path in Path(folder).glob(f"*{SAFE}"):
+_FEW_BITS = ("F8_", "F6_", "F4")
+"""Beginnings of safetensors' names of floating-point types of at most eight bits."""
+_INTEGERS = ("I", "U")
+
+
+def stored_types(folder: str | Path) -> dict[str, str]:
+    """Type of each weight in a model folder, by the names of safetensors, from the headers of its files."""
+    types: dict[str, str] = {}
+    for path in sorted(Path(folder).glob(f"*{SAFE}")):
         with safe_open(path, framework="pt") as file:
-            names |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  (not a dictionary)
-    return {DTYPES[name] for name in names if name in DTYPES and DTYPES[name].is_floating_point}
+            types |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  (not a dictionary)
+    return types
+
+
+def floating_types(types: Mapping[str, str]) -> set[torch.dtype]:
+    """Floating-point types among those of weights, as of `stored_types`."""
+    return {DTYPES[name] for name in types.values() if name in DTYPES and DTYPES[name].is_floating_point}
 
 
 _DECODERS = ("decoder", "generator", "text_config")

@@ -35,7 +35,7 @@ from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.engines.transformers4 import save_tokenizer
 from strop.engines.value_models import only_errors
-from strop.engines.weights import named_weights
+from strop.engines.weights import hugging_face_name, named_weights
 from strop.trainer.saved_role import ACTOR, read_role, role_sources
 
 PROBE_LENGTHS = (17, 32, 5)
@@ -87,7 +87,7 @@ def export_role(
         out: absent or empty; it appears when the comparison has passed.
         config: the model that the run started from.
         role: ACTOR, CRITIC or PRM.
-        dtype: of the weights; None leaves them as they were trained.
+        dtype: of the weights, but for those that must stay in float32; None leaves them as they were trained.
         adapter_only: write a PEFT adapter folder instead, for a run with LoRA.
         base: name of the model under the adapter in that folder; empty: the folder that the run started from.
 
@@ -232,15 +232,30 @@ def _merge(model: CausalLM) -> None:
 
 @torch.no_grad()
 def _round(model: CausalLM, dtype: torch.dtype) -> None:
-    for tensor in named_weights(model.module).values():
-        if tensor.is_floating_point() and tensor.dtype != dtype:
+    wide = _wide_names(model, dtype)
+    for name, tensor in named_weights(model.module).items():
+        if tensor.is_floating_point() and tensor.dtype != dtype and name not in wide:
             tensor.copy_(tensor.to(dtype))
+
+
+def _wide_names(model: CausalLM, dtype: torch.dtype) -> set[str]:
+    """Weights that are exported as they are: those that transformers reads in float32 whatever is asked for, and
+    buffers, which are not trained. Experts are chosen by the last bits of some."""
+    module: Any = model.module
+    listed = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        listed |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    buffers = {hugging_face_name(name) for name, _ in module.named_buffers()}
+    names = named_weights(module)
+    return {name for name in names if name in buffers or any(f".{part}." in f".{name}." for part in listed)}
 
 
 def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
     module: Any = model.module
+    names = _wide_names(model, dtype)
+    wide = {name: tensor.clone() for name, tensor in named_weights(module).items() if name in names}
     module.to(dtype)
-    state = named_weights(module)  # without what PEFT adds to the names
+    state = named_weights(module) | wide  # without what PEFT adds to the names
     module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
     model.finish_saved(folder)
 

@@ -18,7 +18,7 @@ from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_model_config, load_tokenizer
+from strop.engines.model import check_language_model, load_model, load_model_config, load_tokenizer
 from strop.engines.model_support import parity as probe
 from strop.engines.precision import describe_precision
 from strop.engines.segments import Segment
@@ -121,7 +121,46 @@ def test_weights_of_another_shape(copied: Folder) -> None:
     folder = copied("qwen3")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
-    with pytest.raises(ValueError, match="holds no loadable causal language model: "):
+    with pytest.raises(
+        ValueError,
+        match=r"holds no loadable causal language model: model.layers.0.mlp.down_proj.weight has shape \[32, 48\] in "
+        r"its files and \[32, 40\] by its config.json",
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, ": fp8"),
+        ({"quantization_config": {"quant_method": "of tomorrow"}}, ": of tomorrow"),  # transformers skips it
+        ({"quantization_config": {"bits": 4}}, ""),
+    ],
+)
+def test_a_quantised_model_is_refused_by_its_configuration(
+    copied: Folder, settings: dict[str, Any], method: str
+) -> None:
+    folder = copied("qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(
+        ValueError, match=rf"quantised weights \(quantization_config of its config.json{method}\)"
+    ):
+        check_language_model(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")])
+def test_weights_of_few_bits_are_refused_and_not_read_without_their_scales(
+    copied: Folder, dtype: torch.dtype, name: str
+) -> None:
+    folder = copied("qwen3")
+    tensors = load_file(folder / "model.safetensors")
+    weight = "model.layers.1.mlp.up_proj.weight"
+    tensors[weight] = (10 * tensors[weight]).to(dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=rf"^model folder .* quantised weights \({weight} is stored as {name}\)"
+    ):
         load(folder)
 
 

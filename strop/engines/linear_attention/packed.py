@@ -9,6 +9,7 @@ Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), as Qwen3-Next has
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_buckets import gather
@@ -221,7 +223,26 @@ def _forward(
         return forward(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
 
     def run(sequences: Tensor, state: LayerState | None) -> Tensor:
-        return forward(sequences, cache_params=state, attention_mask=None)
+        is_rounding = torch.is_autocast_enabled(sequences.device.type)
+        with _WideProducts() if is_rounding else contextlib.nullcontext():
+            return forward(sequences, cache_params=state, attention_mask=None)
 
     output: Tensor = strop_context.recur(number, run, hidden_states[0])
     return output.unsqueeze(0)
+
+
+class _WideProducts(TorchFunctionMode):
+    """Products of two float32 tensors stay in float32 under autocast, but for linear maps.
+
+    The rule that updates the state is written in float32. Over chunks, as in training, it is made of such products;
+    token by token, as in rollout, it has none, so that autocast would round one of the two.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS and all(operand.dtype == torch.float32 for operand in args[:2]):
+            with torch.autocast(args[0].device.type, enabled=False):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)

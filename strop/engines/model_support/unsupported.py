@@ -88,6 +88,7 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
     Raises:
         ValueError: the sentence names the architecture and says what it does.
     """
+    check_unquantised(config, path)
     is_value_model = auto_class is AutoModelForSequenceClassification
     classifier = next(filter(_is_classifier, config.architectures or ()), None)
     if classifier and not is_value_model:
@@ -105,6 +106,23 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
             f"model folder {path!r} is a {name}, which {reason}; choose another architecture (docs/models.md lists "
             f"them)"
         )
+
+
+def check_unquantised(config: Any, path: str) -> None:
+    """Refuse a configuration that says that weights are quantised.
+
+    Raises:
+        ValueError: the sentence names the method.
+    """
+    for part in (config, config.get_text_config()):
+        settings = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+        if settings:
+            method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+            raise ValueError(
+                f"model folder {path!r} has quantised weights (quantization_config of its config.json"
+                f"{f': {method}' if method else ''}), which are neither trained nor generated with; give a folder "
+                f"of the same model in bfloat16 or float32"
+            )
 
 
 def _is_classifier(architecture: str) -> bool:

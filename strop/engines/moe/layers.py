@@ -46,6 +46,19 @@ def _moe_layers(module: nn.Module) -> Iterator[MoELayer]:
                 )
 
 
+def freeze_choice_biases(module: nn.Module) -> None:
+    """Take biases by which routers choose, and which have no gradient, out of training: weight decay would move them.
+
+    transformers declares them so, and forgets it where weights are read.
+    """
+    for name, parameter in module.named_parameters():
+        if name.rpartition(".")[2] in _CHOICE_BIASES:
+            parameter.requires_grad_(False)
+
+
+_CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")
+
+
 def has_standard_experts(part: nn.Module) -> bool:
     """True for a module that `transformers.integrations.use_experts_implementation` has decorated."""
     return {"num_experts", "has_gate", "is_transposed"} <= vars(part).keys()

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from references.rank_processes import Ranks, run_ranks
-from strop.engines.config import LoraConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.parallel.ranks import alone
 from strop.engines.role_checkpoint import CONFIG_FOLDER, save_role
@@ -336,3 +336,23 @@ def test_a_difference_of_large_values_is_measured_by_their_size() -> None:
         1e-3
     )
     assert role_export._largest(torch.tensor([0.25]), torch.tensor([0.5])) == 0.25
+
+
+def test_biases_by_which_experts_are_chosen_are_exported_in_float32(
+    with_tokenizer: Folders, tmp_path: Path
+) -> None:
+    # transformers, vLLM and SGLang hold them in float32, and a bias of 10 rounded to bfloat16 moves by up to 0.03.
+    folder = with_tokenizer("deepseek_v3_experts")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    weights[name] = 10 + 0.05 * torch.randn(8, generator=torch.Generator().manual_seed(0))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = ModelConfig(path=str(folder), dtype="float32")
+    engine = TrainEngine(
+        load_model(config, device="cpu"), EngineConfig(), OptimizerConfig(), total_steps=None
+    )
+    save_role(tmp_path / "checkpoint" / "actor", engine)
+    export_role(tmp_path / "checkpoint", tmp_path / "out", config, dtype=torch.bfloat16)
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(exported[name], weights[name])
+    assert {tensor.dtype for n, tensor in exported.items() if n != name} == {torch.bfloat16}
