@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from machine import machine
+from name_lists import names_of
 from plan_cases import CASES, FURTHER, Case
 from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import Split
@@ -71,7 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON line in place of a line per case")
     parser.add_argument(
-        "--cases", default="", help="names of cases (plan_cases.py): NAME|NAME (default: all of CASES)"
+        "--cases",
+        type=names_of(CASES | FURTHER, separator="|"),
+        default=list(CASES),
+        help="names of cases (plan_cases.py): NAME|NAME (default: all of CASES)",
     )
     parser.add_argument("--published", action="store_true", help="compare with two papers; nothing is run")
     parser.add_argument("--folder", help="keep the runs here")
@@ -84,7 +88,7 @@ def main() -> None:
         1
     )  # as the runs have; a forked child would wait for ever for threads of this process
     cases = CASES | FURTHER
-    names = arguments.cases.split("|") if arguments.cases else list(CASES)
+    names: list[str] = arguments.cases
     for on_ray in {cases[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
     where, report, failed, end = machine(), {}, {}, time.monotonic() + LIMIT_S

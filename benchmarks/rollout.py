@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from ceiling import memory_bandwidth, product_ceiling
 from machine import machine
+from name_lists import names_of
 from sizes import LARGE, SMALL
 
 from strop.data.tiny_model import make_tiny_model
@@ -52,8 +53,12 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=2, help="tries of each side, of which the shortest counts"
     )
-    parser.add_argument("--sides", default=",".join(SIDES), help="which ones, with commas")
-    parser.add_argument("--dtypes", default=",".join(DTYPES), help="which ones, with commas")
+    parser.add_argument(
+        "--sides", type=names_of(SIDES), default=",".join(SIDES), help="which ones, with commas"
+    )
+    parser.add_argument(
+        "--dtypes", type=names_of(DTYPES), default=",".join(DTYPES), help="which ones, with commas"
+    )
     parser.add_argument("--limit-s", type=float, default=600.0, help="of one side")
     arguments = parser.parse_args()
     where = machine()
@@ -74,8 +79,7 @@ def _size(name: str, size: dict[str, int], requests: int, arguments: argparse.Na
         np.savez(Path(folder) / "workload.npz", prompts=prompts, lengths=lengths)
         weights = (Path(folder) / "model" / "model.safetensors").stat().st_size // 4
         first, *others = [
-            _dtype(Path(folder), dtype, size, lengths, weights, arguments)
-            for dtype in arguments.dtypes.split(",")
+            _dtype(Path(folder), dtype, size, lengths, weights, arguments) for dtype in arguments.dtypes
         ]
     return {
         **first,
@@ -99,7 +103,7 @@ def _dtype(
     """Every side in one precision."""
     ran: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
-    for side in arguments.sides.split(","):
+    for side in arguments.sides:
         python = _vllm_python() if side == "vllm" else sys.executable
         if python is None:
             failed[side] = "vLLM is not installed"

@@ -38,6 +38,7 @@ import torch
 import transformers
 from ceiling import product_ceiling
 from machine import machine
+from name_lists import names_of
 from sizes import SIZES
 from torch import Tensor
 
@@ -134,8 +135,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the last line alone")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="which ones, with commas")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="which ones, with commas")
+    parser.add_argument(
+        "--sizes", type=names_of(SIZES), default=",".join(SIZES), help="which ones, with commas"
+    )
+    parser.add_argument(
+        "--shapes", type=names_of(SHAPES), default=",".join(SHAPES), help="which ones, with commas"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=10, help="tries, of which the fastest counts")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -145,8 +150,8 @@ def main() -> None:
         return
     where = machine()
     sizes = {
-        size: {shape: _in_a_process(arguments, size, shape) for shape in arguments.shapes.split(",")}
-        for size in arguments.sizes.split(",")
+        size: {shape: _in_a_process(arguments, size, shape) for shape in arguments.shapes}
+        for size in arguments.sizes
     }
     every = [facts for of_size in sizes.values() for facts in of_size.values()]
     result = {
@@ -175,8 +180,9 @@ def _in_a_process(arguments: argparse.Namespace, size: str, shape: str) -> dict[
 def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """One size and shape, in this process."""
     transformers.utils.logging.disable_progress_bar()
-    size, dtype = SIZES[arguments.sizes], getattr(torch, arguments.dtype)
-    groups = groups_of(arguments.shapes, PROMPTS[arguments.sizes])
+    (size_name,), (shape,) = arguments.sizes, arguments.shapes
+    size, dtype = SIZES[size_name], getattr(torch, arguments.dtype)
+    groups = groups_of(shape, PROMPTS[size_name])
     rows, work = rows_of(groups), work_of(groups)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0, max_position_embeddings=LONG_TOKENS, **size)

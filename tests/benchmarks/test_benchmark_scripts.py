@@ -37,6 +37,21 @@ def test_every_benchmark_answers_help() -> None:
     assert done.stdout.count("usage: ") == len(SCRIPTS)
 
 
+UNKNOWN = """\
+import runpy, sys
+sys.path.insert(0, sys.argv[1].rpartition("/")[0])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("script", "option"), [("update", "--shapes"), ("plan", "--cases")])
+def test_a_name_that_there_is_not_is_refused_before_anything_is_measured(script: str, option: str) -> None:
+    done = run_program(["-c", UNKNOWN, BENCHMARKS / f"{script}.py", option, "nonsense"])
+    assert done.returncode == 2
+    assert f"argument {option}: there is no 'nonsense'; choose from" in done.stderr
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_object_that_a_benchmark_prints_is_one_line(script: Any) -> None:
     text = script.read_text(encoding="utf-8")

@@ -115,13 +115,18 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "encoder")
     encoder = cli("plan", str(config), f"model.path={tmp_path / 'encoder'}", "--device", "h100")
     assert "is a BertLMHeadModel, which looks at later tokens too" in encoder.sentence
-    for name, size in (("num_hidden_layers", 0), ("hidden_size", -64)):
+    for name, size in (("num_hidden_layers", 0), ("hidden_size", -64), ("num_key_value_heads", 0)):
         shape = json.loads((tmp_path / "model" / "config.json").read_text()) | {name: size}
         del shape["layer_types"]
         (tmp_path / "odd").mkdir(exist_ok=True)
         (tmp_path / "odd" / "config.json").write_text(json.dumps(shape))
         odd = cli("plan", str(config), f"model.path={tmp_path / 'odd'}", "--device", "h100").sentence
         assert f"has a {name} of {size} in its config.json: it is at least 1" in odd
+    shape = json.loads((tmp_path / "model" / "config.json").read_text())
+    shape["num_key_value_heads"] = shape["num_attention_heads"] + 1
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(shape))
+    odd = cli("plan", str(config), f"model.path={tmp_path / 'odd'}", "--device", "h100").sentence
+    assert "in its config.json: the second must divide the first" in odd
     fine_tuning = tmp_path / "sft.yaml"
     fine_tuning.write_text("model: {path: model}\nsft: {data: {train_files: [rows.jsonl]}}\n")
     refused = cli("plan", str(fine_tuning)).sentence

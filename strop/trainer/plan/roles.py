@@ -39,6 +39,7 @@ SIZES = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
+    "num_key_value_heads",
     "vocab_size",
     "intermediate_size",
     "head_dim",
@@ -354,6 +355,12 @@ def _shape(model: ModelConfig, *, has_value_head: bool) -> Shape:
             raise ValueError(
                 f"model {model.path!r} has a {name} of {size} in its config.json: it is at least 1"
             )
+    heads, key_heads = (getattr(text, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(key_heads, int) and heads % key_heads:
+        raise ValueError(
+            f"model {model.path!r} has num_attention_heads of {heads} and num_key_value_heads of {key_heads} in its "
+            f"config.json: the second must divide the first"
+        )
     if not has_value_head:
         check_family(config, language_model_class(config), model.path)
     return Shape(config.to_json_string(), config)

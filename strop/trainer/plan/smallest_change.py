@@ -39,7 +39,7 @@ def smallest_change(
 ) -> Change | None:
     """The first that fits of: half the budget and so on, fewer sequences, gradients summed after each micro-batch,
     checkpointing, all of these, offload, ranks that share matrices, more ranks (of each number first those that share
-    none), an adapter.
+    none), an adapter. Of several at once, each that is not needed is left out, or is as mild as it may be.
 
     Args:
         config: of the run, which does not fit.
@@ -51,47 +51,86 @@ def smallest_change(
     Returns:
         None where none does.
     """
-    lengths, shapes = roles[0].lengths, shapes_of(roles)
-    device_bytes = available if is_accelerator else None
+    pricing = _Pricing(config, roles, available, is_accelerator=is_accelerator)
+    parts = _parts(config, roles[0].lengths)
+    for part in parts:
+        for values in part:
+            if change := pricing.change(values):
+                return change
     is_whole = all(engine.tensor_parallel == 1 for engine in config.used_engines.values())
     sizes = axis_choices(roles).tensor if is_accelerator and is_whole else (1,)
     tensor_parallel = [size for size in sizes if size <= per_node]
-    for values in _candidates(config, lengths, is_accelerator, per_node, tensor_parallel):
-        try:
-            changed = with_values(config, values)
-            planned = planned_roles(changed, lengths, is_accelerator=is_accelerator, shapes=shapes)
-            if least_bytes(changed, planned, device_bytes=device_bytes) > available:
-                continue
-            phases = phases_of(changed, planned, device_bytes=device_bytes)
-        except ValueError:  # a budget below the longest sequence, or settings that do not go together
-            continue
-        peak = max(phase.device_bytes for phase in phases)
-        if peak <= available:
-            return Change(settings=overrides_between(config, changed), peak_bytes=peak)
+    for values in _together(config, parts, is_accelerator, per_node, tensor_parallel):
+        if change := pricing.change(values):
+            return _without_the_needless(values, parts, pricing, change)
     return None
 
 
-def _candidates(
-    config: Config, lengths: Lengths, is_accelerator: bool, per_node: int, tensor_parallel: Sequence[int]
-) -> Iterator[Mapping[str, object]]:
-    """Changed values by their full keys, the smallest change first; arguments as of `smallest_change`, and the sizes of
-    tensor parallelism that ranks are tried with, 1 for none."""
-    budgets = [of_engines(config, max_tokens_per_device=budget) for budget in _budgets(config, lengths)]
-    running = [{"rollout.max_running": count} for count in _halves(config.rollout.max_running)]
-    syncs = []
+Values = Mapping[str, object]
+"""Changed values by their full keys."""
+
+
+class _Pricing:
+    """Prices changes of a configuration; arguments as of `smallest_change`."""
+
+    def __init__(
+        self, config: Config, roles: Sequence[RolePlan], available: float, *, is_accelerator: bool
+    ) -> None:
+        self._config, self._available, self._is_accelerator = config, available, is_accelerator
+        self._lengths, self._shapes = roles[0].lengths, shapes_of(roles)
+
+    def change(self, values: Values) -> Change | None:
+        """The change to these values; None where the run does not fit with them, or they do not go together."""
+        device_bytes = self._available if self._is_accelerator else None
+        try:
+            changed = with_values(self._config, values)
+            planned = planned_roles(
+                changed, self._lengths, is_accelerator=self._is_accelerator, shapes=self._shapes
+            )
+            if least_bytes(changed, planned, device_bytes=device_bytes) > self._available:
+                return None
+            phases = phases_of(changed, planned, device_bytes=device_bytes)
+        except ValueError:  # a budget below the longest sequence, or settings that do not go together
+            return None
+        peak = max(phase.device_bytes for phase in phases)
+        if peak > self._available:
+            return None
+        return Change(settings=overrides_between(self._config, changed), peak_bytes=peak)
+
+
+def _parts(config: Config, lengths: Lengths) -> list[list[Values]]:
+    """Changes that cost time alone, the smallest part first: of each part the values, the mildest first."""
+    budgets: list[Values] = [
+        of_engines(config, max_tokens_per_device=budget) for budget in _budgets(config, lengths)
+    ]
+    running: list[Values] = [{"rollout.max_running": count} for count in _halves(config.rollout.max_running)]
+    syncs: list[Values] = []
     if config.resources.ranks > 1 and config.actor.engine.gradient_sync == "last":
         syncs = [of_engines(config, gradient_sync="each")]
-    checkpointing: dict[str, object] = {"model.gradient_checkpointing": True}
-    yield from budgets
-    yield from running
-    yield from syncs
+    checkpointing: list[Values] = []
     if not config.model.gradient_checkpointing:
-        yield checkpointing
-    small = checkpointing
-    for part in (budgets[-1:], running[-1:], syncs):
-        if part:
-            small = {**small, **part[0]}
-            yield small
+        checkpointing = [{"model.gradient_checkpointing": True}]
+    return [part for part in (budgets, running, syncs, checkpointing) if part]
+
+
+def _together(
+    config: Config,
+    parts: Sequence[Sequence[Values]],
+    is_accelerator: bool,
+    per_node: int,
+    tensor_parallel: Sequence[int],
+) -> Iterator[Values]:
+    """Several changes at once, the smallest first: the strongest of all parts, then with offload, ranks, an adapter.
+
+    Args:
+        config, is_accelerator, per_node: as of `smallest_change`.
+        parts: as of `_parts`.
+        tensor_parallel: sizes that ranks are tried with, 1 for none.
+    """
+    small: dict[str, object] = {}
+    for part in parts:
+        small |= part[-1]
+    yield small
     if is_accelerator:
         yield {**small, **of_engines(config, offload="optimizer")}
         own = config.resources.ranks
@@ -106,6 +145,27 @@ def _candidates(
                     yield {**small, **cut, **more}
     if not config.model.lora.enabled:
         yield {**small, "model.lora.rank": 16}
+
+
+def _without_the_needless(
+    values: Values, parts: Sequence[Sequence[Values]], pricing: _Pricing, change: Change
+) -> Change:
+    """The mildest values of each part with which the run fits still, the largest part first.
+
+    Args:
+        values: with the strongest of all parts, that fit.
+        parts: as of `_parts`.
+        pricing: of the run.
+        change: the one to these values.
+    """
+    for part in reversed(parts):
+        others = {key: value for key, value in values.items() if key not in part[-1]}
+        for milder in ({}, *part[:-1]):
+            kept = {**others, **milder}
+            if fitting := pricing.change(kept):
+                values, change = kept, fitting
+                break
+    return change
 
 
 def _budgets(config: Config, lengths: Lengths) -> Iterator[int]:

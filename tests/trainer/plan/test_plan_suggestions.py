@@ -112,6 +112,27 @@ def test_matrices_are_shared_where_no_rank_has_room_for_all_of_them(
     assert plan.peak_bytes == change.peak_bytes <= available
 
 
+def test_several_changes_at_once_are_each_as_mild_as_they_may_be(tmp_path: Path) -> None:
+    # 16 bytes of each number are too many for one device. Of two, each generates 64 samples, whose keys and values have
+    # no room together.
+    settings = (
+        "model.gradient_checkpointing=true",
+        "data.max_response_tokens=4000",
+        "actor.engine.max_tokens_per_device=16384",
+    )
+    config = config_of(tmp_path, *settings, model=WIDE)
+    roles = make_plan(config, device="h100", advises=False).roles
+    available = 11.2 * roles[0].sizes.total
+    change = smallest_change(config, roles, available, is_accelerator=True, per_node=8)
+    assert change is not None
+    more = ("resources.runtime=ray", "resources.ranks=2")
+    running, budget = "rollout.max_running=32", "actor.engine.max_tokens_per_device=8192"
+    assert change.settings == (running, budget, *more)
+    for milder in ((budget, *more), (running, *more), (running.replace("32", "64"), budget, *more)):
+        plan = make_plan(config_of(tmp_path, *settings, *milder, model=WIDE), device="h100", advises=False)
+        assert plan.peak_bytes > available
+
+
 def test_devices_apart_are_those_of_each_process(tmp_path: Path) -> None:
     ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.engine=vllm", "rollout.max_staleness=1")
     config = config_of(tmp_path, *ray, "resources.apart={rollout:3}", "rollout.vllm.tensor_parallel=4")
