@@ -17,6 +17,7 @@ class Swanlab(Remote):
     """An experiment whose id follows from ours, so that a resume goes on with it."""
 
     name = package = "swanlab"
+    project_variable = "SWANLAB_PROJ_NAME"
 
     def begin(self) -> None:
         """`swanlab.init`."""
@@ -24,7 +25,7 @@ class Swanlab(Remote):
 
         self._swanlab: Any = swanlab
         swanlab.init(
-            project=self.metadata.project,
+            project=self.project,
             experiment_name=self.metadata.name,
             id=hashlib.sha256(self.metadata.id.encode()).hexdigest()[:_ID_CHARS],
             resume="allow",
