@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ class Swanlab(Remote):
 
     def begin(self) -> None:
         """`swanlab.init`."""
+        os.environ.setdefault(
+            "SWANLAB_INTERACTIVE", "false"
+        )  # without a key it would ask for one, from this thread
         import swanlab
 
         self._swanlab: Any = swanlab

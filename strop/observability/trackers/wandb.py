@@ -21,6 +21,7 @@ class Wandb(Remote):
         import wandb
 
         self._wandb: Any = wandb
+        wandb.setup(wandb.Settings(silent=True))  # without a key it would ask for one, from this thread
         self._run: Any = wandb.init(
             project=self.project,
             name=self.metadata.name,

@@ -21,6 +21,7 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers, tra
 from strop.observability.trackers.mlflow import Mlflow, legal_name
 from strop.observability.trackers.run_metadata import COLUMNS, RunMetadata
 from strop.observability.trackers.setup import TrackerSetup
+from strop.utils.quiet_libraries import terminal_log
 
 
 class RecordingRemote(Remote):
@@ -104,6 +105,24 @@ def test_one_that_fails_is_reported_once_and_the_others_go_on(
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(
         range(9)
     )
+
+
+def test_each_of_several_that_fail_is_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(RecordingRemote):
+        def begin(self) -> None:
+            raise RuntimeError("no key")
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(trackers, name, make_async_tracker(Failing))
+    with (
+        terminal_log(debug=False),
+        TrackerGroup(["first", "second"], TrackerSetup(folder=run, total_steps=4)) as group,
+    ):
+        group.log(1, {"critic/rewards/mean": 0.25})
+    told = capsys.readouterr().err
+    assert told.count("the tracker 'first' failed") == told.count("the tracker 'second' failed") == 1
 
 
 @pytest.mark.parametrize("method", ["begin", "log", "end"])
