@@ -26,7 +26,7 @@ from typing import NoReturn
 from strop.utils import trust
 from strop.utils.allocator import allocator_variables
 from strop.utils.sanitize import encodable, redacted, remember_named, remember_secrets_in
-from strop.utils.standard_error import unfailing
+from strop.utils.standard_error import occupy_descriptors, unfailing
 from strop.utils.terminal import UsageError, plain, print_plain
 
 BROKEN, USER_ERROR = 1, 2
@@ -175,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `strop`; None takes those of the process.
     """
+    if argv is None:
+        occupy_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     remember_named(
@@ -191,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr = unfailing(sys.stderr)
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a service may start the command without one
+            sys.stdout.flush()
         return code
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR

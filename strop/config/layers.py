@@ -169,7 +169,9 @@ class Layers:
             if hint is None:
                 is_misspelt_section = isinstance(value, dict) and len(value) == 1  # the key in it tells more
                 full = join(key, str(next(iter(value)))) if is_misspelt_section else key
-                self.problems.append(self._unknown(full, _where_in(layer, full)))
+                where = _where_in(layer, full)
+                is_dotted = key in tree(self.root)  # every section of it is there, so only the dots are wrong
+                self.problems.append(_dotted(key, where) if is_dotted else self._unknown(full, where))
             elif is_section(hint):
                 self.problems.append(_value_for_section(hint, key, value, _where_in(layer, key)))
             else:
@@ -219,6 +221,15 @@ class Layers:
         if override.kind != "reset":
             self._origins[override.key] = ""
             self._typed[override.key] = override.text.partition("=")[2].strip()
+
+
+def _dotted(key: str, where: str) -> str:
+    """The message for a key of a file that has dots in its name."""
+    *sections, name = key.split(".")
+    nested = f"{name}: ..."
+    for section in reversed(sections):
+        nested = f"{section}: {{{nested}}}"
+    return f"the key {key}{where} has dots, as on the command line: in a file write {nested}"
 
 
 def _where(origin: str) -> str:

@@ -111,6 +111,10 @@ def parse_override(text: str) -> Override:
             else "write key=value, as in trainer.seed=1"
         )
         raise ValueError(f"{text!r} is not an override: {hint}")
+    if not key.strip():
+        raise ValueError(
+            f"{text!r} has no key: write key=value, as in trainer.seed=1, without spaces around ="
+        )
     try:
         parsed = _parser().parse_override(text)
     except HydraException as error:

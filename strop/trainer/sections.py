@@ -51,7 +51,8 @@ class TrainerConfig:
     swanlab, trackio, clearml, comet; or one of your own (algorithm.extensions) or of an installed package
     (docs/packages.md)."""
     project_name: str = "strop"
-    """Project or experiment that the trackers of other people keep the run in."""
+    """Project or experiment that the trackers of other people keep the run in. strop: the one that the tracker's own
+    variable of the environment names, such as WANDB_PROJECT, where it is set."""
     experiment_name: str = ""
     """The run's name there; empty: that of its folder."""
     profile_steps: tuple[PositiveInt, ...] = ()

@@ -1,4 +1,5 @@
-"""Standard error that cannot end a run: the disk behind it may be full, the terminal closed, the reader gone."""
+"""Standard streams that cannot end or damage a run: the disk behind one may be full, the terminal closed, the reader
+gone, or a service may have started the command without one."""
 
 from __future__ import annotations
 
@@ -6,6 +7,17 @@ import io
 import os
 import sys
 from typing import Any, TextIO
+
+
+def occupy_descriptors() -> None:
+    """Open the null device where a standard stream is closed: the next file would get its number, and with it what
+    libraries and other programs write to standard output or error."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)
 
 
 class _Unfailing(io.RawIOBase):

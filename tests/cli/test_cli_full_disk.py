@@ -1,4 +1,4 @@
-"""A disk that fills up at any moment of a run: one sentence, and a resume that goes on."""
+"""Standard streams and disks that take nothing: one sentence, a resume that goes on, and no damage to the run."""
 
 from __future__ import annotations
 
@@ -60,3 +60,24 @@ def test_a_command_whose_standard_error_cannot_be_written_ends_as_it_would() -> 
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", program], stderr=full, timeout=60)
     assert done.returncode == 2
+
+
+def test_a_command_that_is_started_without_standard_streams_ends_as_it_would() -> None:
+    # As a service may: the shell closes all three. What is said goes nowhere; the exit code is that of the command.
+    for words, code in ("config show", 0), ("nosuch", 2):
+        line = f"exec {sys.executable} -m strop.cli.main {words} <&- >&- 2>&-"
+        assert subprocess.run(["sh", "-c", line], timeout=60).returncode == code
+
+
+def test_no_file_gets_the_number_of_a_standard_stream_that_is_closed(tmp_path: Path) -> None:
+    # What a library writes to descriptor 1 or 2 would otherwise be in the run's own record.
+    program = (
+        "import os, sys; from strop.utils.standard_error import occupy_descriptors; occupy_descriptors()\n"
+        "with open(sys.argv[1], 'w') as file:\n"
+        "    for number in (0, 1, 2): os.write(number, b'said'); assert os.get_inheritable(number)\n"
+        "    file.write('the record')"
+    )
+    record = tmp_path / "record"
+    line = f'exec {sys.executable} -c "$0" {record} <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", line, program], timeout=60).returncode == 0
+    assert record.read_text() == "the record"

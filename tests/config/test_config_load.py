@@ -227,6 +227,14 @@ def test_a_wrong_value_is_one_sentence_with_key_value_and_type(override: str, me
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_with_dots_in_a_file_is_answered_with_how_it_is_nested(tmp_path: Path) -> None:
+    source = write(tmp_path / "my.yaml", "optim.lr: 0.1\nsteps: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load(source=source)
+    dotted = f"the key optim.lr (in {source}) has dots, as on the command line"
+    assert str(caught.value) == f"{dotted}: in a file write optim: {{lr: ...}}"
+
+
 def test_a_wrong_value_of_a_file_names_the_file(tmp_path: Path) -> None:
     source = write(tmp_path / "my.yaml", "optim:\n  betas: [0.1, x]\n")
     with pytest.raises(ConfigError) as caught:
@@ -239,6 +247,7 @@ def test_a_wrong_value_of_a_file_names_the_file(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("steps", "'steps' is not an override: write key=value, as in trainer.seed=1"),
+        ("=", "'=' has no key: write key=value, as in trainer.seed=1, without spaces around ="),
         ("steps=1,2", "is a sweep over several runs"),
         ("reward.path=a=b", "cannot be read"),
         ("reward.path=~/x.py", "put a value with special characters in quotes"),

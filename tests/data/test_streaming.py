@@ -116,6 +116,24 @@ def test_what_cannot_be_read_by_row_is_said(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- prompts
 
 
+def test_a_mark_of_the_byte_order_before_the_first_row_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "bom.jsonl"
+    path.write_text(write_lines(tmp_path / "a.jsonl", ROWS[:3]).read_text(), encoding="utf-8-sig")
+    assert list(open_rows([path], tmp_path / "cache")) == read_rows([path]) == ROWS[:3]
+
+
+def test_parquet_without_rows_or_with_a_type_that_is_not_streamed_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), empty)
+    with pytest.raises(ValueError, match=r"empty\.parquet has no rows; write at least one"):
+        open_rows([empty], tmp_path / "cache")
+    maps = tmp_path / "maps.parquet"
+    pairs = pyarrow.array([[("a", "1")]], pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    pyarrow.parquet.write_table(pyarrow.table({"extra_info": pairs}), maps)
+    with pytest.raises(ValueError, match=r"maps\.parquet has a column that cannot be streamed: .*extra_info"):
+        open_rows([maps], tmp_path / "cache")
+
+
 @pytest.mark.parametrize("limit", [None, 11])
 def test_without_long_prompts_the_visits_are_those_of_a_set_that_is_held(limit: int | None) -> None:
     held = PromptDataset(ROWS, TOKENIZER, config(streaming=False, max_train_prompts=limit), "train")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     from strop.observability.trackers.async_logger import end_run, log_step
     from strop.observability.trackers.run_metadata import RunMetadata
-    from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
+    from strop.observability.trackers.setup import METRICS_FILE, PROJECT, TrackerSetup, read_metrics
 
     folder = run_in(args.run)
     with RunFolder.open(folder, read_only=True) as recorded:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     setup = TrackerSetup(
         folder=folder,
         total_steps=int(metrics[-1]["step"]),
-        project=args.project or settings.get("project_name") or "strop",
+        project=args.project or settings.get("project_name") or PROJECT,
         name=args.name or settings.get("experiment_name") or "",
     )
     metadata = RunMetadata.read(setup, is_upload=True)

@@ -25,6 +25,7 @@ from typing import Any, overload
 
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 
 from strop.data import folders
 from strop.data.cache import cache_folder, use
@@ -143,7 +144,9 @@ class LineRows:
         line = self._file.readline(MAX_LINE_BYTES)
         where = f"row {index} of {self._path}"
         try:
-            text = line.decode("utf-8")
+            text = line.decode(
+                "utf-8-sig" if index == 0 else "utf-8"
+            )  # a mark of the byte order may come first
         except UnicodeDecodeError as error:
             raise ValueError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
         return parse_object(text, where)
@@ -159,9 +162,13 @@ def _parquet_rows(path: Path, cache_dir: str | Path) -> MappedRows:
     folder = _entry(path, "", cache_dir)
     try:
         check_regular(path)
+        if not pyarrow.parquet.read_metadata(path).num_rows:  # which datasets does not read
+            return MappedRows(datasets.Dataset.from_dict({}))
         rows = datasets.Dataset.from_parquet(str(path), cache_dir=str(folder))
     except (pyarrow.ArrowException, OSError, datasets.exceptions.DatasetGenerationError) as error:
         raise parquet_error(path, error) from error
+    except ValueError as error:  # a type of Arrow's that it does not have
+        raise ValueError(f"data file {path} has a column that cannot be streamed: {error}") from error
     use(folder)
     return MappedRows(rows)
 

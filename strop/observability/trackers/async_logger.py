@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import queue
 import threading
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from strop.observability.trackers.run_metadata import COLUMNS, RunMetadata, finite, is_validation
-from strop.observability.trackers.setup import TrackerSetup
+from strop.observability.trackers.setup import PROJECT, TrackerSetup
 
 CLOSE_S = 60.0
 
@@ -30,9 +31,17 @@ class Remote(ABC):
     name: ClassVar[str]
     package: ClassVar[str]
     """Module of its library."""
+    project_variable: ClassVar[str] = ""
+    """Variable of the environment by which its library is told the project; empty: there is none."""
 
     def __init__(self, metadata: RunMetadata) -> None:
         self.metadata = metadata
+
+    @property
+    def project(self) -> str:
+        """Project of the run there: where the settings name none, the one that the library's variable names."""
+        named = self.metadata.project
+        return os.environ.get(self.project_variable, "") or named if named == PROJECT else named
 
     @abstractmethod
     def begin(self) -> None:

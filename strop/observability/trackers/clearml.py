@@ -27,7 +27,7 @@ class Clearml(Remote):
 
         run_id = self.metadata.stored_id(self.name)
         self._task: Any = Task.init(
-            project_name=self.metadata.project,
+            project_name=self.project,
             task_name=self.metadata.name,
             reuse_last_task_id=False,
             continue_last_task=run_id or False,

@@ -19,6 +19,7 @@ class Comet(Remote):
 
     name = "comet"
     package = "comet_ml"
+    project_variable = "COMET_PROJECT_NAME"
 
     def begin(self) -> None:
         """An experiment of one of four classes: new or continued, online or offline."""
@@ -33,7 +34,7 @@ class Comet(Remote):
             options["offline_directory"] = in_folder(
                 self.metadata.folder / "comet", "COMET_OFFLINE_DIRECTORY"
             )
-        options |= {"previous_experiment": run_id} if run_id else {"project_name": self.metadata.project}
+        options |= {"previous_experiment": run_id} if run_id else {"project_name": self.project}
         self._experiment: Any = experiment_class(**options)
         self._experiment.set_name(self.metadata.name)
         self._experiment.log_parameters(self.metadata.flat_config())

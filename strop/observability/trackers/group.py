@@ -150,8 +150,8 @@ class TrackerGroup:
 
 
 def _warn(name: str, error: BaseException) -> None:
-    """Report that a tracker failed."""
-    logger.warning(
+    """Report that a tracker failed; a logger of its own, since of one logger a warning is shown once."""
+    logger.getChild(name).warning(
         "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
         name, METRICS_FILE, f"{type(error).__name__}: {error}",
     )  # fmt: skip

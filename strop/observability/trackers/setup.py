@@ -20,6 +20,8 @@ from strop.utils.sanitize import as_number, storable
 METRICS_FILE = "metrics.jsonl"
 JSONL = "jsonl"
 """Name of the tracker that writes it."""
+PROJECT = "strop"
+"""Project of a run whose settings name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class TrackerSetup:
     """Steps of the whole run, those before a resume included."""
     resume_step: int = 0
     """Last step that counts; logging goes on with the one after it. 0 in a run that starts."""
-    project: str = "strop"
+    project: str = PROJECT
     """Project of the run in external trackers."""
     name: str = ""
     """Its name there; empty: that of its folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ class Swanlab(Remote):
     """An experiment whose id follows from ours, so that a resume goes on with it."""
 
     name = package = "swanlab"
+    project_variable = "SWANLAB_PROJ_NAME"
 
     def begin(self) -> None:
         """`swanlab.init`."""
+        os.environ.setdefault(
+            "SWANLAB_INTERACTIVE", "false"
+        )  # without a key it would ask for one, from this thread
         import swanlab
 
         self._swanlab: Any = swanlab
         swanlab.init(
-            project=self.metadata.project,
+            project=self.project,
             experiment_name=self.metadata.name,
             id=hashlib.sha256(self.metadata.id.encode()).hexdigest()[:_ID_CHARS],
             resume="allow",

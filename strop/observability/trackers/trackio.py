@@ -20,7 +20,7 @@ class Trackio(Remote):
 
         self._trackio: Any = trackio
         trackio.init(
-            project=self.metadata.project,
+            project=self.project,
             name=f"{self.metadata.name}-{self.metadata.id}",
             config=dict(self.metadata.config),
             resume="allow",

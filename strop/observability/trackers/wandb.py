@@ -14,14 +14,16 @@ class Wandb(Remote):
     """A run of wandb with the id of ours, so that a resume goes on with it."""
 
     name = package = "wandb"
+    project_variable = "WANDB_PROJECT"
 
     def begin(self) -> None:
         """`wandb.init`; numbers are drawn against our steps, which a resume may take back."""
         import wandb
 
         self._wandb: Any = wandb
+        wandb.setup(wandb.Settings(silent=True))  # without a key it would ask for one, from this thread
         self._run: Any = wandb.init(
-            project=self.metadata.project,
+            project=self.project,
             name=self.metadata.name,
             id=self.metadata.id,
             resume="allow",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import posixpath
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,10 @@ from observability.viewer.made_runs import make_run
 from strop.observability.trackers import async_logger
 from strop.observability.trackers.async_logger import Remote, make_async_tracker
 from strop.observability.trackers.group import TrackerGroup, check_trackers, trackers
+from strop.observability.trackers.mlflow import Mlflow, legal_name
 from strop.observability.trackers.run_metadata import COLUMNS, RunMetadata
 from strop.observability.trackers.setup import TrackerSetup
+from strop.utils.quiet_libraries import terminal_log
 
 
 class RecordingRemote(Remote):
@@ -29,9 +32,7 @@ class RecordingRemote(Remote):
     calls: ClassVar[list[Any]] = []
 
     def begin(self) -> None:
-        self.calls.append(
-            ("begin", self.metadata.name, self.metadata.project, self.metadata.stored_id(self.name))
-        )
+        self.calls.append(("begin", self.metadata.name, self.project, self.metadata.stored_id(self.name)))
         self.metadata.store_id(self.name, "its-id")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -104,6 +105,24 @@ def test_one_that_fails_is_reported_once_and_the_others_go_on(
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(
         range(9)
     )
+
+
+def test_each_of_several_that_fail_is_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(RecordingRemote):
+        def begin(self) -> None:
+            raise RuntimeError("no key")
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(trackers, name, make_async_tracker(Failing))
+    with (
+        terminal_log(debug=False),
+        TrackerGroup(["first", "second"], TrackerSetup(folder=run, total_steps=4)) as group,
+    ):
+        group.log(1, {"critic/rewards/mean": 0.25})
+    told = capsys.readouterr().err
+    assert told.count("the tracker 'first' failed") == told.count("the tracker 'second' failed") == 1
 
 
 @pytest.mark.parametrize("method", ["begin", "log", "end"])
@@ -195,3 +214,62 @@ def test_metadata_of_a_run_without_samples_or_metrics(tmp_path: Path) -> None:
     assert metadata.flat_config()["trainer.seed"] == "1"
     (run / "metrics.jsonl").write_text("")
     assert metadata.curve() is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "variable", "project"),
+    [("strop", "mine", "mine"), ("sums", "mine", "sums"), ("strop", "", "strop"), ("strop", None, "strop")],
+)
+def test_a_project_that_no_setting_names_is_the_one_of_the_library_s_variable(
+    run: Path, monkeypatch: pytest.MonkeyPatch, setting: str, variable: str | None, project: str
+) -> None:
+    monkeypatch.setattr(RecordingRemote, "project_variable", "RECORDING_PROJECT")
+    monkeypatch.delenv("RECORDING_PROJECT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RECORDING_PROJECT", variable)
+    metadata = RunMetadata.read(TrackerSetup(folder=run, total_steps=4, project=setting))
+    assert RecordingRemote(metadata).project == project
+
+
+@pytest.mark.parametrize(
+    ("name", "legal"),
+    [
+        ("val-core/math/acc/mean@1", "val-core/math/acc/mean_1"),
+        ("val-core/https://a.b/c//d/acc/mean@1", "val-core/https:/a.b/c/d/acc/mean_1"),
+        ("val-core/./data/../x.parquet/acc", "val-core/_/data/__/x.parquet/acc"),
+        ("val-core/数学/acc", "val-core/数学/acc"),
+        ("/a/", "a"),
+    ],
+)
+def test_a_data_source_of_any_name_is_a_metric_that_mlflow_takes(name: str, legal: str) -> None:
+    assert legal_name(name) == legal
+    assert posixpath.normpath(legal) == legal, "mlflow refuses a name that is another one as a path"
+
+
+def test_long_names_at_mlflow_stay_apart_and_keep_their_ends() -> None:
+    # Two sources of 300 characters, which differ in the middle alone: MLflow takes 250 characters.
+    first, second = (
+        legal_name(f"val-core/{'x' * 149}{middle}{'x' * 150}/acc/mean@1") for middle in ("a", "b")
+    )
+    assert first != second
+    for name in (first, second):
+        assert len(name) <= 250
+        assert name.startswith("val-core/xxx")
+        assert name.endswith("xxx/acc/mean_1")
+
+
+def test_mlflow_gets_no_more_metrics_in_one_request_than_a_server_takes(run: Path) -> None:
+    requests: list[list[tuple[str, float, int]]] = []
+
+    class Client:
+        def log_batch(self, run_id: str, *, metrics: list[tuple[str, float, int]]) -> None:
+            requests.append(metrics)
+
+    remote = Mlflow(RunMetadata.read(TrackerSetup(folder=run, total_steps=4)))
+    remote._client, remote._id = Client(), "its-id"
+    remote._metric = lambda name, value, at, step: (name, value, step)
+    remote.log(3, {f"a/{index}": float(index) for index in range(450)})
+    assert [len(request) for request in requests] == [200, 200, 50], "Azure's servers take 200, others 1000"
+    assert [point for request in requests for point in request] == [
+        (f"a/{n}", float(n), 3) for n in range(450)
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import sqlite3
 import subprocess
 import sys
@@ -124,6 +126,33 @@ def test_a_recorded_run_is_sent_by_the_command(name: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"run"')][-1])
     assert (record["steps"], record["to"]) == (5, name)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_run_at_a_terminal_is_not_asked_for_a_key(name: str, tmp_path: Path) -> None:
+    # Nobody answers: the question would stand in the middle of the progress, and the run wait at its end.
+    make_run(tmp_path / "run")
+    program = PROGRAM.format(packages=packages(), folder=str(tmp_path / "run"), name=name)
+    keys = ("WANDB_API_KEY", "WANDB_MODE", "SWANLAB_API_KEY", "SWANLAB_MODE")
+    environ = {key: value for key, value in os.environ.items() if key not in keys}
+    leader, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**environ, "HOME": str(tmp_path), "TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    said = b""
+    with contextlib.suppress(OSError):  # the terminal is gone with the process
+        while part := os.read(leader, 4096):
+            said += part
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    assert b"Enter your choice" not in said
+    assert f"the tracker '{name}' failed and is switched off".encode() in said
 
 
 def packages() -> str:
