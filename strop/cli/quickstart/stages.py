@@ -40,7 +40,7 @@ from strop.utils.terminal import plain, print_json, say
 NUM_LETTERS = 4
 NUM_TRAIN, NUM_VAL, NUM_SFT = 4000, 200, 5120
 OFTEN = "eval.every=2"
-"""Of fine-tuning, whose pass rate rises from a quarter to a half within six steps."""
+"""Setting of fine-tuning, whose pass rate rises from a quarter to a half within six steps."""
 NUM_SHOWN = 5
 """Prompts shown before and after."""
 
