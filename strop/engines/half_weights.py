@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from strop.engines.causal_lm import HALF, CausalLM, head_of
-from strop.engines.moe.layers import is_class_of_experts, moe_layers
+from strop.engines.moe.layers import is_choice_bias, is_class_of_experts, moe_layers
 from strop.engines.moe.precision import are_rounded
 from strop.engines.multimodal.families import takes_media
 
@@ -66,7 +66,10 @@ def hold_base_half(model: CausalLM, *, device: torch.device) -> None:
 
 
 def _all_of(model: CausalLM) -> Iterator[nn.Parameter]:
-    return (parameter for parameter in model.module.parameters() if parameter.is_floating_point())
+    named = model.module.named_parameters()
+    return (
+        parameter for name, parameter in named if parameter.is_floating_point() and not is_choice_bias(name)
+    )
 
 
 def weights_of_products(module: Any, device: torch.device) -> Iterator[nn.Parameter]:

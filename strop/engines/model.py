@@ -7,7 +7,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -329,28 +329,37 @@ def read_module(
             config=shape,
         )
     module, loading = loaded
-    for name, stored, described in sorted(loading["mismatched_keys"]):
-        raise ValueError(
-            f"{complaint}: {name} has shape {list(stored)} in its files and "
-            f"{list(described)} by its config.json; they are of two models"
-        )
-    missing = sorted(loading["missing_keys"])
-    new = [name for name in missing if may_miss is not None and name.startswith(may_miss)]
+    new = [name for name in loading["missing_keys"] if may_miss is not None and name.startswith(may_miss)]
     with torch.no_grad():
         for name in new:
             module.get_parameter(name).zero_()
-    missing = [name for name in missing if name not in new]
-    if missing:
-        raise ValueError(
-            f"model folder {source!r} has no weights for {missing[0]}"
-            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of {type(module).__name__}, which would "
-            f"start at random; give a folder with all weights of a {kind}"
-        )
+    _check_loaded(loading, new, f"model folder {source!r}", type(module).__name__, kind)
     check_finite(saved_tensors(module), f"model folder {source!r}")
     settle_config(module, source)
     if half is not None:
         widen_others(module, half)
     return module
+
+
+def _check_loaded(
+    loading: Mapping[str, Any], new: Collection[str], folder: str, model: str, kind: str
+) -> None:
+    """Refuse weights of another shape, and missing ones but those that are new.
+
+    Raises:
+        ValueError: the sentence names the first of them.
+    """
+    for name, stored, described in sorted(loading["mismatched_keys"]):
+        raise ValueError(
+            f"{folder} holds no loadable {kind}: {name} has shape {list(stored)} in its files and "
+            f"{list(described)} by its config.json; they are of two models"
+        )
+    missing = sorted(set(loading["missing_keys"]) - set(new))
+    if missing:
+        raise ValueError(
+            f"{folder} has no weights for {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of "
+            f"{model}, which would start at random; give a folder with all weights of a {kind}"
+        )
 
 
 def _layers_read_in(half: torch.dtype | None, config: ModelConfig) -> contextlib.AbstractContextManager[None]:

@@ -46,6 +46,11 @@ def reading(folder: str | Path, complaint: str) -> Iterator[None]:
         raise ValueError(f"{complaint}: {_first_line(error)}") from error
 
 
+_FEW_BITS = ("F8_", "F6_", "F4")
+"""Beginnings of safetensors' names of floating-point types of at most eight bits."""
+_INTEGERS = ("I", "U")
+
+
 def check_weights(folder: str | Path, types: Mapping[str, str]) -> None:
     """Refuse a folder whose weights are no safetensors, are quantised, or that is an adapter to another model.
 
@@ -76,15 +81,18 @@ def check_weights(folder: str | Path, types: Mapping[str, str]) -> None:
             )
 
 
-_FEW_BITS = ("F8_", "F6_", "F4")
-"""Beginnings of safetensors' names of floating-point types of at most eight bits."""
-_INTEGERS = ("I", "U")
-
-
 def stored_types(folder: str | Path) -> dict[str, str]:
-    """Type of each weight in a model folder, by the names of safetensors, from the headers of its files."""
+    """Type of each weight in a model folder, by the names of safetensors, from the headers of the files that a library
+    reads: the one of the usual name, or those of the index; else all."""
     types: dict[str, str] = {}
-    for path in sorted(Path(folder).glob(f"*{SAFE}")):
+    whole, index = Path(folder) / f"model{SAFE}", Path(folder) / f"model{SAFE}.index.json"
+    if whole.is_file():
+        paths = {whole}
+    elif index.is_file():
+        paths = {Path(folder) / name for name in read_json(index)["weight_map"].values()}
+    else:
+        paths = set(Path(folder).glob(f"*{SAFE}"))
+    for path in sorted(paths):
         with safe_open(path, framework="pt") as file:
             types |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  (not a dictionary)
     return types

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.lora.adapters import has_adapter
+from strop.engines.moe.layers import is_choice_bias
 from strop.engines.weights import named_weights, weights_metadata
 
 MODEL, OPTIMIZER = "model/", "optim/"
@@ -36,6 +37,13 @@ def of_other_stages(model: CausalLM, moments: Collection[str]) -> list[str]:
         return [*others, OPTIMIZER]
     kinds = sorted({name.partition("/")[0] for name in moments})
     return others + [f"{OPTIMIZER}{kind}/{weight_of(name)}" for kind in kinds for name in others]
+
+
+def of_choice_biases(model: CausalLM, moments: Collection[str]) -> list[str]:
+    """Names in a checkpoint of moments of biases by which experts are chosen: earlier versions trained these."""
+    kinds = sorted({name.partition("/")[0] for name in moments})
+    biases = [weight_of(name) for name in role_tensors(model) if is_choice_bias(name)]
+    return [f"{OPTIMIZER}{kind}/{name}" for kind in kinds for name in biases]
 
 
 def weight_of(name: str) -> str:

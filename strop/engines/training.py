@@ -39,7 +39,15 @@ from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.pass_counts import PassCounts
 from strop.engines.pipelined import accumulate_micro_batches, map_micro_batches
-from strop.engines.role_tensors import MODEL, OPTIMIZER, of_other_stages, present, role_tensors, weight_of
+from strop.engines.role_tensors import (
+    MODEL,
+    OPTIMIZER,
+    of_choice_biases,
+    of_other_stages,
+    present,
+    role_tensors,
+    weight_of,
+)
 from strop.engines.token_budget import TokenBudget
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto
@@ -381,7 +389,7 @@ class TrainEngine(Engine):
         """
         moments, numbers = self.optimizer.state()
         tensors = {OPTIMIZER + name: tensor for name, tensor in moments.items()}
-        leave = of_other_stages(self.model, moments)
+        leave = of_other_stages(self.model, moments) + of_choice_biases(self.model, moments)
         if leaves_weights:
             load_sharded(folder, tensors, leave=[MODEL, *leave])
         else:

@@ -28,6 +28,7 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.lora.adapters import has_adapter, merged_tensors, save_adapter
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import PROBE_TOLERANCE
+from strop.engines.moe.layers import CHOICE_BIASES
 from strop.engines.multimodal.families import takes_media
 from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
@@ -247,6 +248,7 @@ def _wide_names(model: CausalLM, dtype: torch.dtype) -> set[str]:
         listed |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
     buffers = {hugging_face_name(name) for name, _ in module.named_buffers()}
     names = named_weights(module)
+    listed |= set(CHOICE_BIASES)
     return {name for name in names if name in buffers or any(f".{part}." in f".{name}." for part in listed)}
 
 

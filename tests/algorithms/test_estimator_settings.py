@@ -34,15 +34,6 @@ def config(*overrides: str) -> Config:
         (["algorithm.anchor_similarity=0.5"], r"anchor_similarity is 0.5, .*=grpo compares no states"),
         (["algorithm.adv_estimator=gigpo"], "must be a sample of its own: set agent.credit=turn"),
         (["algorithm.adv_estimator=raft"], "imitates every sample that is kept"),
-        (
-            [
-                "algorithm.filter_groups.enable=true",
-                "trainer.max_steps=3",
-                "reward_model.path=judge",
-                "reward.weight=0",
-            ],
-            "judges a group by its scores without the reward model",
-        ),
         *(
             (
                 ["algorithm.adv_estimator=gdpo", "algorithm.reward_keys=[a]", *setting],

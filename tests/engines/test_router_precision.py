@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.half_weights import hold_half
 from strop.engines.model import load_model
-from strop.engines.moe.layers import moe_layers
+from strop.engines.moe.layers import is_choice_bias, moe_layers
 from strop.engines.training import TrainEngine
 
 
@@ -60,3 +61,37 @@ def test_biases_of_choices_are_not_moved_by_weight_decay(
     after = dict(model.named_parameters())
     for n, bias in biases.items():
         assert torch.equal(after[n], bias), n
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "afmoe"])
+def test_a_checkpoint_with_moments_of_biases_of_choices_is_gone_on_from(
+    tiny_folder: Callable[[str], Path], kind: str, tmp_path: Path
+) -> None:
+    """Earlier versions trained these biases."""
+    optim = OptimizerConfig(lr=0.1)
+    model = load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
+    for name, parameter in model.named_parameters():
+        if is_choice_bias(name):
+            parameter.requires_grad_(True)
+    old = TrainEngine(model, EngineConfig(), optim, total_steps=None)
+    old.step()
+    old.save_state(tmp_path / "role")
+    again = load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
+    engine = TrainEngine(again, EngineConfig(), optim, total_steps=None)
+    engine.load_state(tmp_path / "role")
+    moments = engine.optimizer.state()[0]
+    assert moments
+    assert not any(is_choice_bias(name) for name in moments)
+    for name, tensor in old.optimizer.state()[0].items():
+        if not is_choice_bias(name):
+            assert torch.equal(moments[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "afmoe"])
+def test_biases_of_choices_are_wide_in_a_frozen_model_over_ranks(
+    tiny_folder: Callable[[str], Path], kind: str
+) -> None:
+    model = load_model(ModelConfig(path=str(tiny_folder(kind)), dtype="bfloat16"), device="cpu")
+    hold_half(model, device=torch.device("cpu"), is_sharded=True)
+    types = {is_choice_bias(name): parameter.dtype for name, parameter in model.named_parameters()}
+    assert types == {True: torch.float32, False: torch.bfloat16}

@@ -13,6 +13,7 @@ from strop.algorithms.kl import kl_penalty
 from strop.config import load_config
 from strop.trainer.checks.idle_settings import idle_settings
 from strop.trainer.config import Config
+from strop.trainer.loading import load
 
 PRESETS = sorted(file.stem for file in (Path(presets.__path__[0]) / "algorithm").glob("*.yaml"))
 
@@ -35,9 +36,9 @@ def warnings(*settings: str) -> list[str]:
             "false, so they do nothing: set that to true for a KL penalty in the reward"),
         ),
         (
-            ["algorithm.cliprange_value=0.2", "critic.optim.lr=1e-3", "critic.epochs=2", "critic.optim.eps=1e-7"],
-            ("WARNING: algorithm.cliprange_value, critic.epochs, critic.optim.eps and 1 more are set, and "
-            "algorithm.adv_estimator=grpo has no critic, so they do nothing: use gae for PPO with one"),
+            ["algorithm.cliprange_value=0.2", "critic.optim.lr=1e-3"],
+            ("WARNING: algorithm.cliprange_value is set, and algorithm.adv_estimator=grpo has no critic, so it does "
+            "nothing: use gae for PPO with one"),
         ),
         (
             ["algorithm.policy_loss=sapo", "algorithm.clip_ratio=0.1"],
@@ -74,6 +75,8 @@ def test_a_kl_term_without_a_gradient_is_named(kind: str, holds: bool) -> None:
     [
         [],
         ["algorithm.kl_loss_coef=0", "algorithm.kl_ctrl.kl_coef=0"],
+        ["algorithm.kl_loss_coef=0", "algorithm.kl_loss_type=k1", "algorithm.use_kl_loss=true"],
+        ["algorithm.kl_loss_coef=0", "algorithm.kl_loss_type=k1"],
         ["algorithm.use_kl_loss=true", "algorithm.kl_loss_coef=0.5", "algorithm.kl_loss_type=k2"],
         ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "algorithm.cliprange_value=0.2"],
         ["algorithm.policy_loss=cispo", "algorithm.clip_ratio_high=4"],
@@ -92,6 +95,17 @@ def test_no_preset_has_settings_that_do_nothing(preset: str) -> None:
     }
     teacher = ["teacher.path=teacher"] if "distillation" in preset else []
     assert warnings("trainer.max_steps=3", *asked.get(preset, []), *teacher, f"algorithm={preset}") == []
+
+
+def test_the_quickstart_has_none() -> None:
+    assert idle_settings(load("quickstart", overrides=["model.path=tiny"])) == []
+
+
+def test_groups_that_are_judged_by_what_is_not_trained_on_are_named() -> None:
+    judged = ["trainer.max_steps=1", "algorithm.filter_groups.enable=true", "reward_model.path=judge"]
+    assert warnings(*judged) == []
+    (said,) = warnings(*judged, "reward.weight=0")
+    assert "judges a group by its scores without the reward model" in said
 
 
 def test_a_run_says_so(project: Project, tmp_path: Path) -> None:

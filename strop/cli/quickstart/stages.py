@@ -39,8 +39,11 @@ from strop.utils.terminal import plain, print_json, say
 
 NUM_LETTERS = 4
 NUM_TRAIN, NUM_VAL, NUM_SFT = 4000, 200, 5120
+FINE_TUNING = ("sft.num_epochs=2", "sft.max_steps=null", "sft.target_loss=0.6")
+"""Settings of fine-tuning, in place of a number of steps: how many it takes differs by seed. 24 to 60 % of the held-out
+words are right at this loss, of 0.6 nats per token."""
 OFTEN = "eval.every=2"
-"""Setting of fine-tuning, whose pass rate rises from a quarter to a half within six steps."""
+"""The same: the pass rate rises from a quarter to a half within six steps."""
 NUM_SHOWN = 5
 """Prompts shown before and after."""
 
@@ -64,7 +67,7 @@ def carry_out(folder: Path, *, seed: int, overrides: Sequence[str], wants_json: 
     _make_once(data, lambda path: _write_task(path, seed))
 
     console.print("[bold]2/4[/] strop sft: solved examples, so that there is something to reinforce")
-    sft_model = _sft(folder / "sft", _config(folder, model, seed, [OFTEN, *overrides]))
+    sft_model = _sft(folder / "sft", _config(folder, model, seed, [*FINE_TUNING, *overrides, OFTEN]))
     console.print("[bold]3/4[/] strop train: GRPO, rewarded for right answers alone")
     _train(folder / "train", _config(folder, sft_model, seed, overrides))
     seconds = time.perf_counter() - start

@@ -232,14 +232,14 @@ def _forward(
 
 
 class _WideProducts(TorchFunctionMode):
-    """Products of two float32 tensors stay in float32 under autocast, but for linear maps.
+    """Products by `@`, matmul and bmm of two float32 tensors stay in float32 under autocast.
 
     The rule that updates the state is written in float32. Over chunks, as in training, it is made of such products;
     token by token, as in rollout, it has none, so that autocast would round one of the two.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRODUCTS and all(operand.dtype == torch.float32 for operand in args[:2]):
+        if func in _PRODUCTS and len(args) > 1 and all(part.dtype == torch.float32 for part in args[:2]):
             with torch.autocast(args[0].device.type, enabled=False):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

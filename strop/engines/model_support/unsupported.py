@@ -121,7 +121,8 @@ def check_unquantised(config: Any, path: str) -> None:
             raise ValueError(
                 f"model folder {path!r} has quantised weights (quantization_config of its config.json"
                 f"{f': {method}' if method else ''}), which are neither trained nor generated with; give a folder "
-                f"of the same model in bfloat16 or float32"
+                f"of the same model in bfloat16 or float32. If this one is, and the entry is left over: "
+                f"model.override_config={{quantization_config: null}}"
             )
 
 

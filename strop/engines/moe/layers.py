@@ -46,17 +46,23 @@ def _moe_layers(module: nn.Module) -> Iterator[MoELayer]:
                 )
 
 
+CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")
+"""Last parts of the names of biases by which routers choose, where they are parameters: they have no gradient."""
+
+
+def is_choice_bias(name: str) -> bool:
+    """True for the name of one of CHOICE_BIASES."""
+    return name.rpartition(".")[2] in CHOICE_BIASES
+
+
 def freeze_choice_biases(module: nn.Module) -> None:
-    """Take biases by which routers choose, and which have no gradient, out of training: weight decay would move them.
+    """Take biases by which routers choose out of training: weight decay would move them.
 
     transformers declares them so, and forgets it where weights are read.
     """
     for name, parameter in module.named_parameters():
-        if name.rpartition(".")[2] in _CHOICE_BIASES:
+        if is_choice_bias(name):
             parameter.requires_grad_(False)
-
-
-_CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")
 
 
 def has_standard_experts(part: nn.Module) -> bool:

@@ -90,6 +90,8 @@ def _multiplies_wide(router: nn.Module) -> bool:
             forward(_Cast(router, torch.bfloat16, min_dim=2), hidden)
     except _ProductReached as reached:
         return reached.dtype == torch.float32
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError):
+        return False  # it takes hidden states of another form, and is left as it is
     return False
 
 

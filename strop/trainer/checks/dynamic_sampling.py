@@ -19,12 +19,6 @@ def check(config: Config) -> None:
     settings = config.algorithm.filter_groups
     if settings.filter:
         FILTERS[settings.filter]  # an unknown name fails here, with the known ones
-    if settings.enable and "reward_model" in config.roles and config.reward.weight == 0:
-        raise ValueError(
-            "algorithm.filter_groups judges a group by its scores without the reward model, and with reward.weight=0 "
-            "none of these is trained on: groups would be left out whose rewards differ. Set reward.weight above 0, "
-            "or algorithm.filter_groups.enable=false"
-        )
     if settings.enable and config.rollout.samples_per_prompt < 2:
         raise ValueError(
             "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "

@@ -22,11 +22,18 @@ def idle_settings(config: Config) -> list[str]:
     They are no errors: a preset's coefficient stays where its term is switched off.
     """
     sentences = []
-    kind = config.algorithm.kl_loss_type
-    if config.algorithm.use_kl_loss and kind in ("k1", "kl"):
+    algorithm, kind = config.algorithm, config.algorithm.kl_loss_type
+    if algorithm.use_kl_loss and algorithm.kl_loss_coef and kind in ("k1", "kl"):
         sentences.append(
             f"WARNING: algorithm.kl_loss_type={kind} has a gradient whose expectation is 0, so the KL term holds the "
             f"policy to nothing: use {kind}+, which has its value and the gradient of k2, or low_var_kl"
+        )
+    judges = algorithm.filter_groups
+    if judges.enable and not judges.filter and "reward_model" in config.roles and config.reward.weight == 0:
+        sentences.append(
+            "WARNING: algorithm.filter_groups judges a group by its scores without the reward model, which alone is "
+            "trained on with reward.weight=0: groups whose rewards differ may be left out. Set reward.weight above 0, "
+            "or algorithm.filter_groups.enable=false"
         )
     values, defaults = to_flat_dict(config), to_flat_dict(type(config)())
     changed = {key for key, value in values.items() if value != defaults.get(key)}
@@ -44,14 +51,16 @@ def _unused(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Keys or sections that the run does not use, the reason, and what to do."""
     algorithm = config.algorithm
     if not algorithm.use_kl_loss:
-        keys = ("algorithm.kl_loss_coef", "algorithm.kl_loss_type")
+        keys = ("algorithm.kl_loss_coef", "algorithm.kl_loss_type") if algorithm.kl_loss_coef else ()
         yield keys, "algorithm.use_kl_loss is false", "set that to true for a KL term in the loss"
     if not algorithm.use_kl_in_reward:
         keys = ("algorithm.kl_ctrl", "algorithm.kl_penalty")
         yield keys, "algorithm.use_kl_in_reward is false", "set that to true for a KL penalty in the reward"
-    if "critic" not in config.roles:
-        keys, estimator = ("critic", "algorithm.cliprange_value"), algorithm.adv_estimator
-        yield keys, f"algorithm.adv_estimator={estimator} has no critic", "use gae for PPO with one"
+    if (
+        "critic" not in config.roles
+    ):  # the section critic may stay: many configurations serve PPO and GRPO alike
+        reason = f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic"
+        yield ("algorithm.cliprange_value",), reason, "use gae for PPO with one"
     loss = policy_loss_declaration(algorithm.policy_loss)
     if not loss.is_user_convention:
         unread = [key for name, key in LOSS_SHARED_SETTINGS.items() if name not in loss.settings]

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.moe.layers import is_choice_bias
 from strop.engines.parallel.ranks import alone
 from strop.engines.role_checkpoint import CONFIG_FOLDER, save_role
 from strop.engines.training import TrainEngine
@@ -338,14 +339,15 @@ def test_a_difference_of_large_values_is_measured_by_their_size() -> None:
     assert role_export._largest(torch.tensor([0.25]), torch.tensor([0.5])) == 0.25
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v3_experts", "ernie4_5_moe", "afmoe"])
 def test_biases_by_which_experts_are_chosen_are_exported_in_float32(
-    with_tokenizer: Folders, tmp_path: Path
+    with_tokenizer: Folders, tmp_path: Path, kind: str
 ) -> None:
     # transformers, vLLM and SGLang hold them in float32, and a bias of 10 rounded to bfloat16 moves by up to 0.03.
-    folder = with_tokenizer("deepseek_v3_experts")
+    folder = with_tokenizer(kind)
     weights = load_file(folder / "model.safetensors")
-    name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    weights[name] = 10 + 0.05 * torch.randn(8, generator=torch.Generator().manual_seed(0))
+    name = next(filter(is_choice_bias, weights))
+    weights[name] = 10 + 0.05 * torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(0))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = ModelConfig(path=str(folder), dtype="float32")
     engine = TrainEngine(
@@ -355,4 +357,5 @@ def test_biases_by_which_experts_are_chosen_are_exported_in_float32(
     export_role(tmp_path / "checkpoint", tmp_path / "out", config, dtype=torch.bfloat16)
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(exported[name], weights[name])
-    assert {tensor.dtype for n, tensor in exported.items() if n != name} == {torch.bfloat16}
+    types = {is_choice_bias(name): tensor.dtype for name, tensor in exported.items()}
+    assert types == {True: torch.float32, False: torch.bfloat16}
