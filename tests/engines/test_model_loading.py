@@ -164,6 +164,18 @@ def test_weights_of_few_bits_are_refused_and_not_read_without_their_scales(
         load(folder)
 
 
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_files_that_no_library_reads_refuse_no_model(copied: Folder, is_indexed: bool) -> None:
+    folder = copied("qwen3")
+    save_file({"w.weight": torch.zeros(2, 2, dtype=torch.int8)}, folder / "other.safetensors")
+    if is_indexed:
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        names = load_file(folder / "part.safetensors")
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    load(folder)
+
+
 def test_missing_weights_are_named_not_drawn_at_random(copied: Folder) -> None:
     folder = copied("llama")
     tensors = load_file(folder / "model.safetensors")

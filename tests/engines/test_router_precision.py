@@ -14,6 +14,7 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.half_weights import hold_half
 from strop.engines.model import load_model
 from strop.engines.moe.layers import is_choice_bias, moe_layers
+from strop.engines.moe.precision import _multiplies_wide
 from strop.engines.training import TrainEngine
 
 
@@ -95,3 +96,19 @@ def test_biases_of_choices_are_wide_in_a_frozen_model_over_ranks(
     hold_half(model, device=torch.device("cpu"), is_sharded=True)
     types = {is_choice_bias(name): parameter.dtype for name, parameter in model.named_parameters()}
     assert types == {True: torch.float32, False: torch.bfloat16}
+
+
+class _OfSequences(torch.nn.Module):
+    """A router that takes hidden states [B, T, D] alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 8))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows, tokens, width = hidden.shape
+        return F.linear(hidden.view(rows * tokens, width).float(), self.weight.float())
+
+
+def test_a_router_of_another_form_is_left_as_it_is() -> None:
+    assert not _multiplies_wide(_OfSequences())

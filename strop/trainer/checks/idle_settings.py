@@ -11,8 +11,8 @@ from strop.config import to_flat_dict
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
-_COEFFICIENTS = ("algorithm.kl_loss_coef", "algorithm.kl_ctrl.kl_coef")
-"""Keys whose 0 says that there is no such term, which is so."""
+_COEFFICIENT = "algorithm.kl_ctrl.kl_coef"
+"""A key whose 0 says that there is no such term, which is so."""
 
 
 def idle_settings(config: Config) -> list[str]:
@@ -37,7 +37,7 @@ def idle_settings(config: Config) -> list[str]:
         )
     values, defaults = to_flat_dict(config), to_flat_dict(type(config)())
     changed = {key for key, value in values.items() if value != defaults.get(key)}
-    changed -= {key for key in _COEFFICIENTS if values[key] == 0}
+    changed -= {_COEFFICIENT} if values[_COEFFICIENT] == 0 else set()
     for sections, reason, advice in _unused(config):
         idle = sorted(key for key in changed if any(f"{key}.".startswith(f"{name}.") for name in sections))
         if idle:
@@ -56,9 +56,7 @@ def _unused(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
     if not algorithm.use_kl_in_reward:
         keys = ("algorithm.kl_ctrl", "algorithm.kl_penalty")
         yield keys, "algorithm.use_kl_in_reward is false", "set that to true for a KL penalty in the reward"
-    if (
-        "critic" not in config.roles
-    ):  # the section critic may stay: many configurations serve PPO and GRPO alike
+    if "critic" not in config.roles:  # its section may stay: a configuration may serve PPO and GRPO alike
         reason = f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic"
         yield ("algorithm.cliprange_value",), reason, "use gae for PPO with one"
     loss = policy_loss_declaration(algorithm.policy_loss)
