@@ -61,7 +61,8 @@ def product_ceiling(dtype: torch.dtype) -> Ceiling:
 def libraries(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Functions of inputs [M, K] and a weight [N, K] that give inputs times the weight transposed."""
     functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": torch.nn.functional.linear}
-    if dtype in (torch.float32, torch.bfloat16) and torch._C._has_mkldnn:
+    takes_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if torch._C._has_mkldnn and (dtype == torch.float32 or (dtype == torch.bfloat16 and takes_bfloat16)):
         functions["onednn"] = lambda inputs, weight: torch.ops.mkldnn._linear_pointwise(
             inputs, weight, None, "none", [], ""
         )
