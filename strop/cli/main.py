@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from strop.utils import trust
 from strop.utils.allocator import allocator_variables
+from strop.utils.gc_freeze import look_rarely
 from strop.utils.sanitize import encodable, redacted, remember_named, remember_secrets_in
 from strop.utils.standard_error import occupy_descriptors, unfailing
 from strop.utils.terminal import UsageError, plain, print_plain
@@ -177,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         occupy_descriptors()
+        look_rarely()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     remember_named(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from strop.utils import gc_freeze
-from strop.utils.gc_freeze import settled
+from strop.utils.gc_freeze import RARELY, look_rarely, settled
 
 
 class Ring:
@@ -58,3 +60,27 @@ def test_an_error_leaves_nothing_frozen_and_what_a_caller_froze_stays_so() -> No
     with settled():
         assert gc.get_freeze_count() > 1000, "what a caller has thawed is frozen again"
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_a_run_that_has_settled_looks_as_often_as_python_does() -> None:
+    usual = gc.get_threshold()
+    look_rarely()
+    assert gc.get_threshold() == (RARELY, *usual[1:])
+    with settled():
+        assert gc.get_threshold() == usual
+    assert gc.get_threshold() == usual
+
+
+def test_a_command_starts_with_few_looks() -> None:
+    program = """if True:
+        import gc, sys
+        from strop.cli.main import main
+        sys.argv[1:] = ["--version"]
+        main()
+        print(gc.get_threshold())
+    """
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1].startswith(f"({RARELY}, ")
