@@ -64,4 +64,5 @@ moe/                  Layers with experts
 multimodal/           Images and videos
 optimizers/           AdamW, Muon, and AdamW with 8-bit moments
 parallel/             One model over several ranks, or partly on the host
+quantised/            Folders of models whose weights are quantised, read as the numbers that they stand for
 """

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from strop.engines.linear_attention.packed import ATTENTION, CARRIED, LINEAR
+from strop.engines.quantised.scheme import READABLE, declared, method_name
 
 _STATE = (
     "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "
@@ -109,21 +110,21 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
 
 
 def check_unquantised(config: Any, path: str) -> None:
-    """Refuse a configuration that says that weights are quantised.
+    """Refuse a configuration that says that weights are quantised; one of weights that are read does not say it.
 
     Raises:
         ValueError: the sentence names the method.
     """
-    for part in (config, config.get_text_config()):
-        settings = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if settings:
-            method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-            raise ValueError(
-                f"model folder {path!r} has quantised weights (quantization_config of its config.json"
-                f"{f': {method}' if method else ''}), which are neither trained nor generated with; give a folder "
-                f"of the same model in bfloat16 or float32. If this one is, and the entry is left over: "
-                f"model.override_config={{quantization_config: null}}"
-            )
+    settings = declared(config)
+    if settings is None:
+        return
+    method = method_name(settings)
+    raise ValueError(
+        f"model folder {path!r} has quantised weights (quantization_config of its config.json"
+        f"{f': {method}' if method else ''}) in a form that is not read; read are {READABLE}: give a folder of the "
+        f"same model in one of these, in bfloat16 or in float32. If this one is, and the entry is left over: "
+        f"model.override_config={{quantization_config: null}}"
+    )
 
 
 def _is_classifier(architecture: str) -> bool:
