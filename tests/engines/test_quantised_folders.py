@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from references.language_models import config as tiny_config
 from references.language_models import load_plain, save_model
-from references.quantised_folders import numbers_of, to_fp8, write_fp8, write_mxfp4
+from references.quantised_folders import numbers_of, to_fp8, write_fp8, write_integers, write_mxfp4
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_model_config
-from strop.engines.quantised.numbers import block_of_scales, fp8_numbers, mxfp4_numbers
+from strop.engines.quantised.numbers import block_of_scales, mxfp4_numbers, scaled_numbers
 
 CHANNEL = {
     "quant_method": "compressed-tensors",
@@ -83,6 +84,21 @@ def test_a_published_folder_is_read_as_its_numbers(published: Callable[[str], Pa
     assert not hasattr(module.config, "quantization_config")
 
 
+@pytest.mark.parametrize(
+    ("group", "bits", "is_packed"), [(16, 4, True), (0, 4, True), (8, 8, True), (0, 8, False)]
+)
+def test_integers_of_compressed_tensors(
+    tiny_folder: Callable[[str], Path], tmp_path: Path, group: int, bits: int, is_packed: bool
+) -> None:
+    folder = write_integers(
+        tiny_folder("qwen3_moe"), tmp_path / "integers", group=group, bits=bits, is_packed=is_packed
+    )
+    module = load_model(ModelConfig(path=str(folder)), device="cpu").module
+    expected = load_plain(numbers_of(folder), dtype=torch.float32).state_dict()
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 @pytest.mark.parametrize("scale", ["_scale_inv", "_scale"])
 def test_one_scale_of_a_whole_matrix(tiny_folder: Callable[[str], Path], tmp_path: Path, scale: str) -> None:
     settings = {"quant_method": "fp8", "activation_scheme": "static"}
@@ -111,14 +127,14 @@ def test_every_number_of_eight_bits_in_blocks_that_the_end_cuts_off() -> None:
             numbers[row, column] *= scale[row // 7, column // 5]
     block = block_of_scales((17, 29), (3, 6), ((128, 128), (7, 5)))
     assert block == (7, 5)
-    assert torch.equal(fp8_numbers(weight, scale, block), numbers)
-    stacked = fp8_numbers(weight.expand(2, 17, 29), torch.stack((scale, 2 * scale)), block)
+    assert torch.equal(scaled_numbers(weight, scale, block), numbers)
+    stacked = scaled_numbers(weight.expand(2, 17, 29), torch.stack((scale, 2 * scale)), block)
     assert torch.equal(stacked, torch.stack((numbers, 2 * numbers)))
 
 
 def test_scales_that_are_exponents_alone() -> None:
     exponents = torch.tensor([[0], [127], [130], [254]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    numbers = fp8_numbers(torch.full((4, 3), 1.5).to(torch.float8_e4m3fn), exponents, (1, 3))
+    numbers = scaled_numbers(torch.full((4, 3), 1.5).to(torch.float8_e4m3fn), exponents, (1, 3))
     expected = torch.tensor([1.5 * 2.0**-127, 1.5, 12.0, 1.5 * 2.0**127])
     assert torch.equal(numbers, expected[:, None].expand(4, 3))
 
@@ -173,7 +189,7 @@ def test_numbers_of_experts_that_fit_in_bfloat16_are_read_in_it_for_a_frozen_mod
         assert torch.equal(parameter.float(), expected.get_parameter(name)), name
 
 
-def test_fp8_numbers_are_read_in_float32_and_then_rounded(published: Callable[[str], Path]) -> None:
+def test_scaled_numbers_are_read_in_float32_and_then_rounded(published: Callable[[str], Path]) -> None:
     folder = published("qwen3")
     config = ModelConfig(path=str(folder), dtype="bfloat16")
     weight = load_model(config, device="cpu").module.get_parameter("model.layers.0.mlp.up_proj.weight")
@@ -196,6 +212,22 @@ def test_a_line_says_once_that_weights_were_dequantised(
         f"{folder}: 4 of its weights are quantised (MXFP4): they are read as the numbers that they stand for, in "
         f"float32, and saved so"
     )
+
+
+def test_scales_may_lie_in_another_file(published: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = published("qwen3")
+    tensors = load_file(folder / "model.safetensors")
+    scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith("_scale_inv")}
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    files = {"model-00001-of-00002.safetensors": tensors, "model-00002-of-00002.safetensors": scales}
+    for file, part in files.items():
+        save_file(part, tmp_path / file, metadata={"format": "pt"})
+    places = {name: file for file, part in files.items() for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    module = load_model(ModelConfig(path=str(tmp_path)), device="cpu").module
+    expected = load_file(numbers_of(folder) / "model.safetensors")
+    name = "model.layers.1.self_attn.o_proj.weight"
+    assert torch.equal(module.get_parameter(name), expected[name])
 
 
 def test_generation_settings_and_the_name_of_the_folder_are_kept(
@@ -230,7 +262,7 @@ EXPERTS = "model.layers.0.mlp.experts.down_proj"
         (
             "qwen3",
             lambda tensors: tensors.pop(f"{WEIGHT}_scale_inv"),
-            rf"has {WEIGHT} in FP8 \(F8_E4M3\) and no scale for it \({WEIGHT}_scale_inv or {WEIGHT}_scale\)",
+            rf"has {WEIGHT}, stored as F8_E4M3, and no scale for it \({WEIGHT}_scale_inv or {WEIGHT}_scale\)",
         ),
         (
             "qwen3",

@@ -31,9 +31,12 @@ def of_groups(*groups: dict[str, Any], **settings: Any) -> PreTrainedConfig:
     )
 
 
-FP8 = Scheme(form="fp8", name="FP8")
+INT4_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+FP8_TYPES = ("F8_E4M3", "F8_E5M2")
+FP8 = Scheme(form="scaled", types=FP8_TYPES, name="FP8")
+IN_BLOCKS = Scheme(form="scaled", types=FP8_TYPES, blocks=((128, 128),), name="FP8 in blocks of 128 x 128")
+INT4 = Scheme(form="scaled", packed_bits=4, blocks=((1, 32),), name="INT4 in blocks of 1 x 32")
 MXFP4 = Scheme(form="mxfp4", name="MXFP4")
-IN_BLOCKS = Scheme(form="fp8", blocks=((128, 128),), name="FP8 in blocks of 128 x 128")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,12 @@ IN_BLOCKS = Scheme(form="fp8", blocks=((128, 128),), name="FP8 in blocks of 128 
         (of_groups(FP8_WEIGHTS | {"strategy": "tensor"}, format="naive-quantized"), FP8),
         (of_groups(BLOCK, FP8_WEIGHTS), IN_BLOCKS),
         (of_groups(FP8_WEIGHTS, sparsity_config={"format": "dense"}), FP8),
+        (of_groups(INT4_WEIGHTS, format="pack-quantized"), INT4),
+        (of_groups(INT4_WEIGHTS | {"actorder": "static"}, format="pack-quantized"), INT4),
+        (
+            of_groups(FP8_WEIGHTS | {"type": "int"}, format="int-quantized"),
+            Scheme(form="scaled", types=("I8",), name="INT8"),
+        ),
     ],
 )
 def test_forms_that_are_read(config: PreTrainedConfig, scheme: Scheme) -> None:
@@ -54,7 +63,7 @@ def test_forms_that_are_read(config: PreTrainedConfig, scheme: Scheme) -> None:
     assert "quantization_config" not in config.to_dict()
     assert scheme_of(config) is None
     check_unquantised(config, "model")
-    assert (config.dtype == torch.float32) == (scheme.form == "fp8")
+    assert (config.dtype == torch.float32) == (scheme.form == "scaled")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,6 @@ def test_forms_that_are_read(config: PreTrainedConfig, scheme: Scheme) -> None:
         (of_groups(FP8_WEIGHTS | {"num_bits": 4}), "compressed-tensors float-quantized"),
         (of_groups(FP8_WEIGHTS | {"type": "int"}), "compressed-tensors float-quantized"),
         (of_groups(FP8_WEIGHTS | {"symmetric": False}), "compressed-tensors float-quantized"),
-        (of_groups(FP8_WEIGHTS | {"strategy": "group"}), "compressed-tensors float-quantized"),
         (of_groups(BLOCK | {"block_structure": "128x128"}), "compressed-tensors float-quantized"),
         (
             of_groups(FP8_WEIGHTS, transform_config={"config_groups": {"R1": {}}}),

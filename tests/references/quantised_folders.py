@@ -111,6 +111,60 @@ def write_fp8(
     return _write(plain, folder, tensors, numbers, method if settings is None else settings)
 
 
+def to_integers(weight: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix in integers of so many bits, a scale in bfloat16 for each run of `group` columns of a row, and their
+    numbers."""
+    rows, columns = weight.shape
+    most = 2 ** (bits - 1) - 1
+    integers = torch.zeros(rows, columns, dtype=torch.int8)
+    scales = torch.zeros(rows, columns // group, dtype=torch.bfloat16)
+    numbers = np.zeros((rows, columns), dtype=np.float32)
+    for row, run in np.ndindex(rows, columns // group):
+        part = weight[row, run * group : (run + 1) * group]
+        scales[row, run] = part.abs().max() / most
+        scale = np.float32(scales[row, run].float().item())
+        codes = [max(-most - 1, min(most, round(value / float(scale)))) for value in part.tolist()]
+        integers[row, run * group : (run + 1) * group] = torch.tensor(codes)
+        numbers[row, run * group : (run + 1) * group] = np.array(codes, dtype=np.float32) * scale
+    return integers, scales, torch.from_numpy(numbers)
+
+
+def packed(integers: Tensor, bits: int) -> Tensor:
+    """Words of 32 bits: each integer plus half of the range, the first of a word in its lowest bits."""
+    words = []
+    for row in integers.tolist():
+        words.append([])
+        for start in range(0, len(row), 32 // bits):
+            codes = [value + 2 ** (bits - 1) for value in row[start : start + 32 // bits]]
+            word = sum(code << bits * place for place, code in enumerate(codes))
+            words[-1].append(word - 2**32 if word >= 2**31 else word)
+    return torch.tensor(words, dtype=torch.int32)
+
+
+def write_integers(plain: Path, folder: Path, *, group: int, bits: int, is_packed: bool) -> Path:
+    """The same in integers of compressed-tensors; a group of 0 is the row."""
+    tensors, numbers = load_file(plain / "model.safetensors"), load_file(plain / "model.safetensors")
+    for name, weight in list(tensors.items()):
+        if name.endswith("_proj.weight"):
+            integers, scale, numbers[name] = to_integers(weight, group or weight.shape[1], bits)
+            del tensors[name]
+            tensors[f"{name}_scale"] = scale
+            if is_packed:
+                tensors[f"{name}_packed"] = packed(integers, bits)
+                tensors[f"{name}_shape"] = torch.tensor(weight.shape)
+            else:
+                tensors[name] = integers
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    if not group:
+        weights |= {"strategy": "channel", "group_size": None}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if is_packed else "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    return _write(plain, folder, tensors, numbers, settings)
+
+
 def write_mxfp4(plain: Path, folder: Path) -> Path:
     """The same of gpt-oss, whose experts are in MXFP4 and other weights in bfloat16."""
     tensors, numbers = {}, {}

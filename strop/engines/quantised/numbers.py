@@ -1,6 +1,7 @@
-"""The numbers that FP8 and MXFP4 weights stand for.
+"""The numbers that quantised weights stand for.
 
-Products are taken in float32, in which each FP8 number, scale and MXFP4 number is exact. MXFP4 numbers fit in bfloat16.
+Products are taken in float32, in which what is stored, each scale and each MXFP4 number is exact. MXFP4 numbers fit in
+bfloat16.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0 (E2M1, E8M0); DeepSeek-V3, arXiv:2412.19437, section 3.3
 (a scale for each block of 128 x 128 weights, by which what is stored is multiplied).
@@ -43,11 +44,19 @@ def block_of_scales(
     return next((block for block, grid in grids.items() if grid == scale[-2:]), None)
 
 
-def fp8_numbers(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """Numbers of a weight in eight bits.
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """Integers [..., columns] that lie in int32 words [..., columns * bits / 32], the first in the lowest bits, each
+    with half of its range added."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes = (words[..., None] >> shifts) & (2**bits - 1)
+    return (codes - 2 ** (bits - 1)).to(torch.int8).flatten(-2)
+
+
+def scaled_numbers(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """Numbers of a weight that is stored as smaller ones beside their scales.
 
     Args:
-        weight: [..., rows, columns] float8.
+        weight: [..., rows, columns] float8 or int8.
         scale: [..., ceil(rows / block[0]), ceil(columns / block[1])] of any floating-point type, or one number.
         block: as of `block_of_scales`.
 

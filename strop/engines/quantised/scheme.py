@@ -1,7 +1,7 @@
 """The form of quantised weights, from the `quantization_config` of a config.json.
 
-Three forms are read: `mxfp4` (experts of gpt-oss), `fp8` (DeepSeek V3 and R1, Qwen3-FP8 and others) and the
-`float-quantized` one of compressed-tensors. In each, a weight is what is stored times its scale, without zero points.
+Read are `mxfp4` (experts of gpt-oss), `fp8` (DeepSeek V3 and R1, Qwen3-FP8 and others) and those forms of
+compressed-tensors in which a weight is an FP8 number or an integer times its scale, without zero points.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ import torch
 
 _ENTRIES = ("quantization_config", "compression_config")
 """The second name is that of the first versions of compressed-tensors."""
-_FLOAT_FORMATS = ("float-quantized", "naive-quantized")
-"""Formats of compressed-tensors whose weights lie in the file as they are, beside their scales."""
-READABLE = "MXFP4 of gpt-oss, FP8 with weight_scale_inv, and float-quantized of compressed-tensors"
+_FP8, _INT8 = ("F8_E4M3", "F8_E5M2"), ("I8",)
+_FORMATS = {
+    "float-quantized": ("float", 8),
+    "int-quantized": ("int", 8),
+    "naive-quantized": (None, 8),
+    "pack-quantized": ("int", None),
+}
+"""Formats of compressed-tensors -> type of numbers, and their bits; None: as the group says."""
+_PACKED = {4: "INT4", 8: "packed INT8"}
+"""Bits that are read; others lie across words."""
+READABLE = (
+    "MXFP4 of gpt-oss, FP8 with weight_scale_inv, and symmetric FP8, INT8 and INT4 of compressed-tensors"
+)
 """For people."""
 
 
@@ -25,7 +35,11 @@ READABLE = "MXFP4 of gpt-oss, FP8 with weight_scale_inv, and float-quantized of 
 class Scheme:
     """The form of a folder's quantised weights."""
 
-    form: Literal["mxfp4", "fp8"]
+    form: Literal["mxfp4", "scaled"]
+    types: tuple[str, ...] = ()
+    """Types of weights that have a scale beside them, by the names of safetensors."""
+    packed_bits: int = 0
+    """Bits of the integers that are packed into words of 32; 0: none are."""
     blocks: tuple[tuple[int, int], ...] = ()
     """Rows and columns of the blocks that share a scale, as far as there are any."""
     name: str
@@ -52,8 +66,8 @@ def scheme_of(config: Any) -> Scheme | None:
     if method == "mxfp4" and config.get_text_config().model_type == "gpt_oss":
         return Scheme(form="mxfp4", name="MXFP4")
     if method == "fp8":
-        block = settings.get("weight_block_size")
-        return None if block and not _is_block(block) else _fp8([block] if block else [])
+        block = settings.get("weight_block_size") or ()
+        return _scheme({"FP8"}, {tuple(block)} if block else set()) if not block or _is_block(block) else None
     return _of_compressed_tensors(settings) if method == "compressed-tensors" else None
 
 
@@ -70,8 +84,8 @@ def forget(config: Any) -> None:
         for entry in _ENTRIES:
             with contextlib.suppress(AttributeError):
                 delattr(part, entry)
-    if scheme is not None and scheme.form == "fp8":
-        config.dtype = torch.float32  # products of an FP8 number and its scale do not fit in less
+    if scheme is not None and scheme.form == "scaled":
+        config.dtype = torch.float32  # products with scales do not fit in less
 
 
 def without_entries(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,45 +97,68 @@ def without_entries(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_compressed_tensors(settings: Mapping[str, Any]) -> Scheme | None:
-    """All groups must be of one float format; rotations of weights (transform_config) and sparse ones are not read."""
+    """None where a group is in another form; rotations of weights (transform_config) and sparse ones are not read."""
     groups = settings.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    if not isinstance(groups, Mapping) or settings.get("transform_config") or _is_sparse(settings):
         return None
-    if settings.get("transform_config") or _is_sparse(settings.get("sparsity_config")):
-        return None
-    blocks = []
+    kinds: set[str] = set()
+    blocks: set[tuple[int, int]] = set()
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
-        if (
-            not isinstance(weights, Mapping)
-            or (group.get("format") or settings.get("format")) not in _FLOAT_FORMATS
-        ):
+        if not isinstance(weights, Mapping):
             return None
-        if (
-            weights.get("type") != "float"
-            or weights.get("num_bits") != 8
-            or not weights.get("symmetric", True)
-        ):
+        kind = _kind(weights, group.get("format") or settings.get("format"))
+        block = _block(weights)
+        if not kind or block is None:
             return None
-        if weights.get("strategy") == "block":
-            if not _is_block(weights.get("block_structure")):
-                return None
-            blocks.append(weights["block_structure"])
-        elif weights.get("strategy") not in ("tensor", "channel"):
-            return None
-    return _fp8(blocks)
+        kinds.add(kind)
+        blocks |= {block} if block else set()
+    return _scheme(kinds, blocks) if kinds and not kinds.issuperset(_PACKED.values()) else None
 
 
-def _is_sparse(settings: object) -> bool:
-    return isinstance(settings, Mapping) and settings.get("format", "dense") != "dense"
+def _kind(weights: Mapping[str, Any], form: object) -> str:
+    """The numbers of a group of compressed-tensors; empty where they are in a form that is not read."""
+    number, bits = weights.get("type", "int"), weights.get("num_bits")
+    if not (isinstance(form, str) and isinstance(number, str) and form in _FORMATS):
+        return ""
+    if not weights.get("symmetric", True) or weights.get("actorder") == "group":
+        return ""
+    of_form, bits_of_form = _FORMATS[form]
+    if number != (of_form or number) or bits != (bits_of_form or bits):
+        return ""
+    if form == "pack-quantized":
+        return next((name for size, name in _PACKED.items() if size == bits), "")
+    return {"float": "FP8", "int": "INT8"}.get(number, "")
 
 
-def _is_block(value: object) -> bool:
+def _block(weights: Mapping[str, Any]) -> tuple[int, int] | tuple[()] | None:
+    """Rows and columns that share a scale; () for a row or a whole matrix; None for another strategy."""
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    if strategy in ("tensor", "channel"):
+        return ()
+    if strategy == "group" and type(size) is int and size > 0:
+        return 1, size
+    block = weights.get("block_structure")
+    return (block[0], block[1]) if strategy == "block" and _is_block(block) else None
+
+
+def _is_sparse(settings: Mapping[str, Any]) -> bool:
+    sparsity = settings.get("sparsity_config")
+    return isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense"
+
+
+def _is_block(value: Any) -> bool:
     is_pair = isinstance(value, list | tuple) and len(value) == 2
-    return is_pair and all(type(size) is int and size > 0 for size in value)  # type: ignore[attr-defined]
+    return is_pair and all(type(size) is int and size > 0 for size in value)
 
 
-def _fp8(blocks: list[Any]) -> Scheme:
-    sizes = tuple(sorted({(int(rows), int(columns)) for rows, columns in blocks}))
+def _scheme(kinds: set[str], blocks: set[Any]) -> Scheme:
+    sizes = tuple(sorted(blocks))
     written = " and ".join(f"{rows} x {columns}" for rows, columns in sizes)
-    return Scheme(form="fp8", blocks=sizes, name=f"FP8 in blocks of {written}" if sizes else "FP8")
+    return Scheme(
+        form="scaled",
+        types=(_FP8 if "FP8" in kinds else ()) + (_INT8 if "INT8" in kinds else ()),
+        packed_bits=4 if "INT4" in kinds else 8 if "packed INT8" in kinds else 0,
+        blocks=sizes,
+        name=" and ".join(sorted(kinds)) + (f" in blocks of {written}" if sizes else ""),
+    )

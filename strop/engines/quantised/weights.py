@@ -19,15 +19,18 @@ from safetensors import safe_open
 from torch import Tensor
 
 from strop.engines.model_folder import weight_paths
-from strop.engines.quantised.numbers import block_of_scales, fp8_numbers, mxfp4_numbers
+from strop.engines.quantised.numbers import block_of_scales, mxfp4_numbers, scaled_numbers, unpacked
 from strop.engines.quantised.scheme import Scheme
 
 logger = logging.getLogger(__name__)
 
-_FP8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _SCALE_ENDS = ("_scale_inv", "_scale")
-"""Behind the name of an FP8 weight: of DeepSeek and those after it, and of compressed-tensors. Both are factors."""
+"""Behind the name of a weight: of DeepSeek and those after it, and of compressed-tensors. Both are factors."""
+_PACKED, _SHAPE = "_packed", "_shape"
+"""Ends of the names of a weight whose integers are packed into words of 32 bits, and of its shape."""
+_UNREAD = ("_zero_point", "_g_idx")
+"""Ends of the names of what changes the numbers, and is not read."""
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 """Ends of the names of an MXFP4 weight."""
 
@@ -69,10 +72,10 @@ def dequantised_types(folder: str | Path, scheme: Scheme) -> dict[str, str]:
     Raises:
         ValueError: a quantised weight lacks its scale, or one of another shape lies beside it.
     """
-    stored = _stored(folder)
-    quantised = _quantised(stored, scheme, torch.float32, folder)
-    plain = _plain(stored, quantised)
-    return {name: stored[name].dtype for name in plain} | {name: one.dtype for name, one in quantised.items()}
+    files = _Files(folder, scheme)
+    quantised = files.quantised(torch.float32)
+    types = {name: files.stored[name].dtype for name in files.plain(quantised)}
+    return types | {name: one.dtype for name, one in quantised.items()}
 
 
 @contextlib.contextmanager
@@ -87,14 +90,14 @@ def dequantised_weights(folder: str | Path, scheme: Scheme, dtype: torch.dtype) 
     Raises:
         ValueError: as `dequantised_types`.
     """
-    stored = _stored(folder)
-    quantised = _quantised(stored, scheme, dtype, folder)
+    files = _Files(folder, scheme)
+    quantised = files.quantised(dtype)
     with contextlib.ExitStack() as stack:
         slices: dict[str, Any] = {}
         for path in weight_paths(folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
             slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dictionary)
-        weights = {name: slices[name] for name in _plain(stored, quantised)}
+        weights = {name: slices[name] for name in files.plain(quantised)}
         for name, one in quantised.items():
             weights[name] = _Unread(slices[one.weight], slices[one.scale], one.numbers)
         if quantised:
@@ -115,69 +118,79 @@ def _say(folder: str, count: int, form: str, dtype: str) -> None:
     )
 
 
-def _stored(folder: str | Path) -> dict[str, _Stored]:
-    stored: dict[str, _Stored] = {}
-    for path in weight_paths(folder):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a dictionary)
-                part = file.get_slice(name)
-                stored[name] = _Stored(dtype=part.get_dtype(), shape=tuple(part.get_shape()))
-    return stored
+class _Files:
+    """The headers of a folder's files."""
 
+    def __init__(self, folder: str | Path, scheme: Scheme) -> None:
+        self.stored: dict[str, _Stored] = {}
+        self._scheme, self._folder = scheme, str(folder)
+        for path in weight_paths(folder):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (not a dictionary)
+                    part = file.get_slice(name)
+                    self.stored[name] = _Stored(dtype=part.get_dtype(), shape=tuple(part.get_shape()))
 
-def _plain(stored: Mapping[str, _Stored], quantised: Mapping[str, _Quantised]) -> list[str]:
-    """Names of tensors that are no part of a quantised weight."""
-    parts = {name for one in quantised.values() for name in (one.weight, one.scale)}
-    return [name for name in stored if name not in parts]
+    def quantised(self, dtype: torch.dtype) -> dict[str, _Quantised]:
+        """Quantised weights by their names in an unquantised folder; MXFP4 numbers are made in `dtype`."""
+        weights = {}
+        for name, tensor in self.stored.items():
+            if self._scheme.form == "mxfp4" and name.endswith(_BLOCKS):
+                weights[name.removesuffix(_BLOCKS)] = self._mxfp4(name, dtype)
+            elif tensor.dtype in self._scheme.types:
+                weights[name] = self._scaled(name, name, bits=0)
+            elif self._scheme.packed_bits and name.endswith(_PACKED) and tensor.dtype == "I32":
+                own = name.removesuffix(_PACKED)
+                weights[own] = self._scaled(own, name, bits=self._scheme.packed_bits)
+        return weights
 
+    def plain(self, quantised: Mapping[str, _Quantised]) -> list[str]:
+        """Names of tensors that are no part of a quantised weight."""
+        parts = {name for one in quantised.values() for name in (one.weight, one.scale)}
+        parts |= {name + _SHAPE for name in quantised}
+        return [name for name in self.stored if name not in parts]
 
-def _quantised(
-    stored: Mapping[str, _Stored], scheme: Scheme, dtype: torch.dtype, folder: str | Path
-) -> dict[str, _Quantised]:
-    """Quantised weights by their names in an unquantised folder."""
-    if scheme.form == "mxfp4":
-        return _mxfp4(stored, dtype, folder)
-    weights = {}
-    for name, tensor in stored.items():
-        if tensor.dtype in _FP8:
-            weights[name] = _fp8(name, stored, scheme, folder)
-    return weights
+    def _scaled(self, name: str, stored_name: str, *, bits: int) -> _Quantised:
+        """The weight `name`, which the files have as `stored_name`, of packed integers where they have `bits`."""
+        weight = self.stored[stored_name]
+        scale = next((name + end for end in _SCALE_ENDS if name + end in self.stored), None)
+        if scale is None:
+            raise self._refusal(
+                f"{stored_name}, stored as {weight.dtype}, and no scale for it ({name}{_SCALE_ENDS[0]} or "
+                f"{name}{_SCALE_ENDS[1]}): its files are not complete, or in a form that is not read"
+            )
+        shape = (*weight.shape[:-1], weight.shape[-1] * 32 // bits) if bits else weight.shape
+        of_scale = self.stored[scale]
+        block = block_of_scales(shape, of_scale.shape, self._scheme.blocks)
+        if block is None or of_scale.dtype not in _SCALES:
+            raise self._refusal(
+                f"{scale} with shape {list(of_scale.shape)} of {of_scale.dtype} for {name} with shape {list(shape)}, "
+                f"and its config.json says {self._scheme.name}: that is no form that is read"
+            )
+        for end in _UNREAD:
+            if name + end in self.stored:
+                raise self._refusal(f"{name}{end}: zero points and reordered columns are not read")
+        numbers = functools.partial(_numbers, block=block, bits=bits)
+        return _Quantised(weight=stored_name, scale=scale, dtype="F32", numbers=numbers)
 
-
-def _fp8(name: str, stored: Mapping[str, _Stored], scheme: Scheme, folder: str | Path) -> _Quantised:
-    scale = next((name + end for end in _SCALE_ENDS if name + end in stored), None)
-    if scale is None:
-        raise ValueError(
-            f"model folder {str(folder)!r} has {name} in FP8 ({stored[name].dtype}) and no scale for it "
-            f"({name}{_SCALE_ENDS[0]} or {name}{_SCALE_ENDS[1]}): its files are not complete, or in a form that is not "
-            f"read; give a folder of the same model in bfloat16 or float32"
-        )
-    shape, of_scale = stored[name].shape, stored[scale].shape
-    block = block_of_scales(shape, of_scale, scheme.blocks)
-    if block is None or stored[scale].dtype not in _SCALES:
-        raise ValueError(
-            f"model folder {str(folder)!r} has {scale} with shape {list(of_scale)} of {stored[scale].dtype} for "
-            f"{name} with shape {list(shape)}, and its config.json says {scheme.name}: that is no form that is read; "
-            f"give a folder of the same model in bfloat16 or float32"
-        )
-    numbers = functools.partial(fp8_numbers, block=block)
-    return _Quantised(weight=name, scale=scale, dtype="F32", numbers=numbers)
-
-
-def _mxfp4(stored: Mapping[str, _Stored], dtype: torch.dtype, folder: str | Path) -> dict[str, _Quantised]:
-    weights = {}
-    for blocks in [name for name in stored if name.endswith(_BLOCKS)]:
-        name = blocks.removesuffix(_BLOCKS)
-        scales = name + _EXPONENTS
-        shape = stored[blocks].shape
-        of_scales = stored[scales].shape if scales in stored else None
+    def _mxfp4(self, blocks: str, dtype: torch.dtype) -> _Quantised:
+        scales = blocks.removesuffix(_BLOCKS) + _EXPONENTS
+        shape = self.stored[blocks].shape
+        of_scales = self.stored[scales].shape if scales in self.stored else None
         if len(shape) != 4 or of_scales != shape[:-1]:
-            raise ValueError(
-                f"model folder {str(folder)!r} has {blocks} with shape {list(shape)} and {scales} "
+            raise self._refusal(
+                f"{blocks} with shape {list(shape)} and {scales} "
                 f"{'missing' if of_scales is None else f'with shape {list(of_scales)}'}, but MXFP4 weights of gpt-oss "
-                f"are [experts, outputs, groups, 16] with a scale for each group: its files are not complete; fetch "
-                f"the folder again"
+                f"are [experts, outputs, groups, 16] with a scale for each group: its files are not complete"
             )
         numbers = functools.partial(mxfp4_numbers, dtype=dtype)
-        weights[name] = _Quantised(weight=blocks, scale=scales, dtype="BF16", numbers=numbers)
-    return weights
+        return _Quantised(weight=blocks, scale=scales, dtype="BF16", numbers=numbers)
+
+    def _refusal(self, what: str) -> ValueError:
+        return ValueError(
+            f"model folder {self._folder!r} has {what}; fetch it again, or give a folder of the same model in bfloat16 "
+            f"or float32"
+        )
+
+
+def _numbers(weight: Tensor, scale: Tensor, *, block: tuple[int, int], bits: int) -> Tensor:
+    return scaled_numbers(unpacked(weight, bits) if bits else weight, scale, block)
