@@ -86,11 +86,15 @@ def mxfp4_numbers(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         [experts, groups * 32, outputs].
     """
     experts, outputs, groups, size = blocks.shape
+    made = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     codes = torch.arange(256)
-    pairs = torch.tensor(_E2M1)[torch.stack((codes & 15, codes >> 4), dim=1)]  # [256, 2]
+    pairs = torch.tensor(_E2M1, dtype=made)[torch.stack((codes & 15, codes >> 4), dim=1)]  # [256, 2]
+    words = pairs.view(torch.int32 if made == torch.bfloat16 else torch.int64)[
+        :, 0
+    ]  # three times as fast to look up
     numbers = torch.empty(experts, groups * size * 2, outputs, dtype=dtype)
-    for expert in range(experts):  # one at a time: float32 has eight times the bytes
-        powers = scales[expert].view(torch.float8_e8m0fnu).to(torch.float32)  # [outputs, groups]
-        unscaled = pairs[blocks[expert].int()].view(outputs, groups, size * 2)
+    for expert in range(experts):  # one at a time: indices are four times as large as the file
+        powers = scales[expert].view(torch.float8_e8m0fnu).to(made)  # [outputs, groups]
+        unscaled = words.index_select(0, blocks[expert].flatten().int()).view(made).view(outputs, groups, -1)
         numbers[expert] = unscaled.mul_(powers[..., None]).view(outputs, -1).T
     return numbers
