@@ -470,12 +470,15 @@ def _described_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
         else:
             shape = copy.deepcopy(_parsed(str(folder), json.dumps(settings)))
     if not config.override_config:
+        model_support.check_rotary(shape, complaint)
         return shape
     merged = model_overrides.overridden(settings, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
-    with reading(folder, "model.override_config does not fit this model"):
+    complaint = "model.override_config does not fit this model"
+    with reading(folder, complaint):
         changed: PreTrainedConfig = type(shape).from_dict(merged)
-        return changed
+    model_support.check_rotary(changed, complaint)
+    return changed
 
 
 @functools.lru_cache(maxsize=16)

@@ -167,13 +167,16 @@ def test_every_number_of_four_bits() -> None:
     values = positive + [-value for value in positive]
     codes = [*range(16), *reversed(range(16))]
     blocks = torch.tensor([low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)])
-    blocks = blocks.to(torch.uint8).view(1, 1, 1, 16).expand(1, 3, 1, 16)
-    scales = torch.tensor([127, 120, 255], dtype=torch.uint8).view(1, 3, 1)
+    blocks = blocks.to(torch.uint8).view(1, 1, 1, 16).expand(1, 5, 1, 16)
+    scales = torch.tensor([127, 120, 255, 0, 252], dtype=torch.uint8).view(1, 5, 1)
     numbers = mxfp4_numbers(blocks, scales, torch.bfloat16)
-    assert numbers.shape == (1, 32, 3)
+    assert numbers.shape == (1, 32, 5)
     assert numbers[0, :, 0].tolist() == [values[code] for code in codes]
     assert numbers[0, :, 1].tolist() == [values[code] / 128 for code in codes]
     assert numbers[0, :, 2].isnan().all()  # refused behind it, by check_finite
+    assert numbers[0, :, 3].tolist() == [values[code] * 2.0**-127 for code in codes]
+    assert numbers[0, :, 4].tolist() == [values[code] * 2.0**125 for code in codes]
+    assert torch.equal(mxfp4_numbers(blocks, scales, torch.float32)[0, :, 3:], numbers[0, :, 3:].float())
 
 
 def test_numbers_of_experts_that_fit_in_bfloat16_are_read_in_it_for_a_frozen_model(

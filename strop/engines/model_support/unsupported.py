@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoModelForSequenceClassification
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CTC_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -75,6 +76,25 @@ def check_type(settings: Mapping[str, Any], path: str) -> None:
         raise ValueError(
             f"model folder {path!r} is a {settings['model_type']}, which {reason}; docs/models.md lists what runs"
         )
+
+
+def check_rotary(config: Any, complaint: str) -> None:
+    """Refuse a kind of rotary embedding that transformers does not have: its classes raise a bare KeyError.
+
+    Args:
+        config: as transformers reads it; one whose class is not of transformers is left to its own code.
+        complaint: beginning of the sentence of an error.
+
+    Raises:
+        ValueError: the sentence names the kind, and those that there are.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None)
+    if not isinstance(rope, Mapping) or not type(config).__module__.startswith("transformers."):
+        return
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    for settings in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, Mapping))):
+        if (kind := settings.get("rope_type", "default")) not in known:
+            raise ValueError(f"{complaint}: its rope_type is {kind!r:.80}, and there are {', '.join(known)}")
 
 
 def check_family(config: Any, auto_class: Any, path: str) -> None:
