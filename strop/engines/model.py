@@ -45,7 +45,7 @@ from strop.engines.model_folder import (
     runs_own_code,
     stored_types,
 )
-from strop.engines.moe.layers import freeze_choice_biases
+from strop.engines.moe.layers import hold_choice_biases
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
@@ -199,6 +199,7 @@ def module_of_folder(config: ModelConfig) -> nn.Module:
         ValueError: no such folder, or no configuration of a language model in it.
     """
     module = _without_weights(config, load_model_config(config))
+    hold_choice_biases(module)
     module.tie_weights()
     language_model: nn.Module = module
     return language_model
@@ -227,7 +228,7 @@ def prepare_model(
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
     use_compute_precision(module, computes_on)
-    freeze_choice_biases(module)
+    hold_choice_biases(module)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:

@@ -10,12 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from references.rank_processes import Ranks, run_ranks
+from references.token_passes import log_probs_of
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.half_weights import hold_half
-from strop.engines.model import load_model
+from strop.engines.model import load_model, weights_of_folder
 from strop.engines.moe.layers import is_choice_bias, moe_layers
 from strop.engines.moe.precision import _multiplies_wide
+from strop.engines.packing import make_rows
+from strop.engines.parallel.fsdp import full_parameters
 from strop.engines.training import TrainEngine
+from strop.engines.weights import named_weights, weights_metadata
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3_experts", "ernie4_5_moe", "glm4_moe"])
@@ -54,12 +59,12 @@ def test_biases_of_choices_are_not_moved_by_weight_decay(
     tiny_folder: Callable[[str], Path], kind: str, name: str
 ) -> None:
     model = load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
-    biases = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith(name)}
+    biases = {n: p.detach().clone() for n, p in named_weights(model.module).items() if n.endswith(name)}
     assert biases
     assert all(bias.any() for bias in biases.values())
     optim = OptimizerConfig(lr=0.1, weight_decay=0.5)
     TrainEngine(model, EngineConfig(), optim, total_steps=None).step()
-    after = dict(model.named_parameters())
+    after = named_weights(model.module)
     for n, bias in biases.items():
         assert torch.equal(after[n], bias), n
 
@@ -71,9 +76,11 @@ def test_a_checkpoint_with_moments_of_biases_of_choices_is_gone_on_from(
     """Earlier versions trained these biases."""
     optim = OptimizerConfig(lr=0.1)
     model = load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
-    for name, parameter in model.named_parameters():
-        if is_choice_bias(name):
-            parameter.requires_grad_(True)
+    for part in model.module.modules():
+        for name, bias in list(part.named_buffers(recurse=False)):
+            if is_choice_bias(name):
+                delattr(part, name)
+                part.register_parameter(name, torch.nn.Parameter(bias))
     old = TrainEngine(model, EngineConfig(), optim, total_steps=None)
     old.step()
     old.save_state(tmp_path / "role")
@@ -94,8 +101,51 @@ def test_biases_of_choices_are_wide_in_a_frozen_model_over_ranks(
 ) -> None:
     model = load_model(ModelConfig(path=str(tiny_folder(kind)), dtype="bfloat16"), device="cpu")
     hold_half(model, device=torch.device("cpu"), is_sharded=True)
-    types = {is_choice_bias(name): parameter.dtype for name, parameter in model.named_parameters()}
+    types = {is_choice_bias(name): weight.dtype for name, weight in named_weights(model.module).items()}
     assert types == {True: torch.float32, False: torch.bfloat16}
+
+
+def _types(part: torch.nn.Module) -> set[tuple[bool, torch.dtype]]:
+    named = [*part.named_parameters(), *part.named_buffers()]  # a state dict would free what is gathered
+    return {(is_choice_bias(name), weight.dtype) for name, weight in named}
+
+
+def _seen_over_ranks(ranks: Ranks, folder: str) -> list[set[tuple[bool, torch.dtype]]]:
+    """Types of the weights of a layer with experts, by whether they are biases of choices: in a pass, in generation,
+    and behind a step."""
+    parallel = ranks.join()
+    model = load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cpu", parallel=parallel)
+    engine = TrainEngine(model, EngineConfig(), OptimizerConfig(lr=0.1), total_steps=None, parallel=parallel)
+    (part,) = (layer for name, layer in model.module.named_modules() if name.endswith("layers.1.mlp"))
+    seen: list[set[tuple[bool, torch.dtype]]] = []
+    handle = part.register_forward_pre_hook(lambda part, args: seen.append(_types(part)))
+    log_probs_of(engine, make_rows([torch.tensor([3, 4])], [torch.tensor([5, 6, 7])]), temperature=1.0)
+    handle.remove()
+    with full_parameters(model):
+        seen.append(_types(part))
+    engine.step()
+    return [*seen, _types(part)]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "afmoe"])
+def test_biases_of_choices_are_wide_in_a_model_that_learns_over_ranks(
+    tiny_folder: Callable[[str], Path], kind: str
+) -> None:
+    gathered = {(True, torch.float32), (False, torch.bfloat16)}
+    for passed, generating, behind in run_ranks(_seen_over_ranks, 2, str(tiny_folder(kind))):
+        assert passed == generating == gathered
+        assert behind == {(True, torch.float32), (False, torch.float32)}
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "afmoe"])
+def test_weights_of_a_folder_with_biases_of_choices_are_those_of_its_model(
+    tiny_folder: Callable[[str], Path], kind: str
+) -> None:
+    config = ModelConfig(path=str(tiny_folder(kind)))
+    held = weights_metadata(load_model(config, device="cpu").module)
+    assert weights_of_folder(config) == held
+    assert any(is_choice_bias(name) for name in held.by_name)
 
 
 class _OfSequences(torch.nn.Module):
