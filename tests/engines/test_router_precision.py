@@ -14,6 +14,7 @@ from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.half_weights import hold_half
+from strop.engines.linear_attention.packed import _WideProducts
 from strop.engines.model import load_model, weights_of_folder
 from strop.engines.moe.layers import is_choice_bias, moe_layers
 from strop.engines.moe.precision import _multiplies_wide
@@ -162,3 +163,42 @@ class _OfSequences(torch.nn.Module):
 
 def test_a_router_of_another_form_is_left_as_it_is() -> None:
     assert not _multiplies_wide(_OfSequences())
+
+
+class _ByOperator(torch.nn.Module):
+    """A router that is written without a linear map."""
+
+    def __init__(self, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *, wide: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 8))
+        self._product, self._wide = product, wide
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        return self._product(hidden.float(), weight.float()) if self._wide else self._product(hidden, weight)
+
+
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "operator": lambda hidden, weight: hidden @ weight.T,
+    "matmul": lambda hidden, weight: torch.matmul(hidden, other=weight.T),
+    "mm": lambda hidden, weight: hidden.mm(weight.T),
+    "einsum": lambda hidden, weight: torch.einsum("td,ed->te", hidden, weight),
+    "einsum of a list": lambda hidden, weight: torch.einsum("td,ed->te", [hidden, weight]),
+    "linear": lambda hidden, weight: F.linear(input=hidden, weight=weight),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_any_form_tell_whether_a_router_multiplies_in_float32(name: str) -> None:
+    assert _multiplies_wide(_ByOperator(PRODUCTS[name], wide=True))
+    assert not _multiplies_wide(_ByOperator(PRODUCTS[name], wide=False))
+
+
+@pytest.mark.parametrize("name", [name for name in PRODUCTS if name != "linear"])
+def test_products_of_linear_attention_in_float32_are_not_rounded(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(3, 8, generator=generator), torch.randn(4, 8, generator=generator)
+    with torch.autocast("cpu", dtype=torch.bfloat16), _WideProducts():
+        wide, half = PRODUCTS[name](hidden, weight), PRODUCTS[name](hidden.bfloat16(), weight)
+    assert torch.equal(wide, PRODUCTS[name](hidden, weight))
+    assert half.dtype == torch.bfloat16
