@@ -149,6 +149,7 @@ def test_scales_that_are_exponents_alone() -> None:
         ((4, 300, 200), (4, 3, 2), (128, 128)),
         ((4, 300, 200), (4, 1, 1), (300, 200)),
         ((4, 300, 200), (1,), (300, 200)),
+        ((300, 100), (3, 1), (128, 100)),  # no block is larger than the matrix
         ((300, 200), (2, 2), None),  # of another matrix
         ((300, 200), (300,), None),
         ((4, 300, 200), (3, 2), None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,18 @@ def test_an_engine_in_a_process_of_its_own_begins_with_an_unquantised_shape(
     plain = numbers_of(fp8)
     assert shape_folder(ModelConfig(path=str(plain)), tmp_path / "none") == str(plain)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_sglang_takes_the_weights_of_a_quantised_model(quantised: Project, tmp_path: Path) -> None:
+    """By the server that speaks SGLang's protocol (tests/rollout/sglang_server), which reads the folder it is given."""
+    rollout = Path(__file__).parents[1] / "rollout"
+    python = tmp_path / "python"
+    root = f"{rollout / 'sglang_server'}:{rollout.parents[1]}"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{root}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    settings = ("rollout.engine=sglang", f"rollout.sglang.python={python}", "trainer.max_steps=2")
+    done = train_in(tmp_path / "run", quantised.config(*settings))
+    assert max(step["training/rollout_probs_diff_max"] for step in done.steps) < 1e-4
+    (folder,) = (done.folder / "logs").glob("sglang-0-model")
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())

@@ -41,7 +41,8 @@ def block_of_scales(
     if scale[-1] == 1 and scale[-2] in (1, rows):
         return rows // scale[-2], columns
     grids = {block: (-(-rows // block[0]), -(-columns // block[1])) for block in blocks}
-    return next((block for block, grid in grids.items() if grid == scale[-2:]), None)
+    found = next((block for block, grid in grids.items() if grid == scale[-2:]), None)
+    return None if found is None else (min(found[0], rows), min(found[1], columns))
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
