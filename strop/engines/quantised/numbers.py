@@ -49,8 +49,8 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     """Integers [..., columns] that lie in int32 words [..., columns * bits / 32], the first in the lowest bits, each
     with half of its range added."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    codes = (words[..., None] >> shifts) & (2**bits - 1)
-    return (codes - 2 ** (bits - 1)).to(torch.int8).flatten(-2)
+    codes = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return (codes - (1 << (bits - 1))).to(torch.int8).flatten(-2)
 
 
 def scaled_numbers(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:

@@ -138,7 +138,7 @@ def _block(weights: Mapping[str, Any]) -> tuple[int, int] | tuple[()] | None:
         return ()
     if strategy == "group" and type(size) is int and size > 0:
         return 1, size
-    block = weights.get("block_structure")
+    block: Any = weights.get("block_structure")
     return (block[0], block[1]) if strategy == "block" and _is_block(block) else None
 
 
