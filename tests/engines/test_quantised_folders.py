@@ -18,6 +18,7 @@ from references.quantised_folders import numbers_of, to_fp8, write_fp8, write_in
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_model_config
 from strop.engines.quantised.numbers import block_of_scales, mxfp4_numbers, scaled_numbers
+from strop.engines.value_models import load_value_model
 
 CHANNEL = {
     "quant_method": "compressed-tensors",
@@ -232,6 +233,18 @@ def test_scales_may_lie_in_another_file(published: Callable[[str], Path], tmp_pa
     expected = load_file(numbers_of(folder) / "model.safetensors")
     name = "model.layers.1.self_attn.o_proj.weight"
     assert torch.equal(module.get_parameter(name), expected[name])
+
+
+def test_a_value_model_of_a_quantised_language_model_has_its_numbers_and_a_head_of_zeros(
+    published: Callable[[str], Path],
+) -> None:
+    folder = published("qwen3_moe")
+    module = load_value_model(ModelConfig(path=str(folder)), device="cpu").module
+    expected = load_plain(numbers_of(folder), dtype=torch.float32).state_dict()
+    weights = module.state_dict()
+    assert not weights.pop("score.weight").any()
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_generation_settings_and_the_name_of_the_folder_are_kept(
