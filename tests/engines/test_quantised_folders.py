@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from references.language_models import config as tiny_config
 from references.language_models import load_plain, save_model
 from references.quantised_folders import numbers_of, to_fp8, write_fp8, write_integers, write_mxfp4
+from references.tiny_tiles import save_tiny_tiles
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_model_config
 from strop.engines.quantised.numbers import block_of_scales, mxfp4_numbers, scaled_numbers
@@ -86,13 +87,14 @@ def test_a_published_folder_is_read_as_its_numbers(published: Callable[[str], Pa
 
 
 @pytest.mark.parametrize(
-    ("group", "bits", "is_packed"), [(16, 4, True), (0, 4, True), (8, 8, True), (0, 8, False)]
+    ("group", "bits", "is_packed"), [(4, 4, True), (16, 4, True), (0, 4, True), (8, 8, True), (0, 8, False)]
 )
-def test_integers_of_compressed_tensors(
-    tiny_folder: Callable[[str], Path], tmp_path: Path, group: int, bits: int, is_packed: bool
-) -> None:
+def test_integers_of_compressed_tensors(tmp_path: Path, group: int, bits: int, is_packed: bool) -> None:
+    shape = tiny_config("qwen3_moe")
+    shape.moe_intermediate_size = 20 if group == 4 else 16  # 20 integers of 4 bits fill two words and a half
+    save_model(shape, tmp_path / "plain")
     folder = write_integers(
-        tiny_folder("qwen3_moe"), tmp_path / "integers", group=group, bits=bits, is_packed=is_packed
+        tmp_path / "plain", tmp_path / "integers", group=group, bits=bits, is_packed=is_packed
     )
     module = load_model(ModelConfig(path=str(folder)), device="cpu").module
     expected = load_plain(numbers_of(folder), dtype=torch.float32).state_dict()
@@ -245,6 +247,34 @@ def test_a_value_model_of_a_quantised_language_model_has_its_numbers_and_a_head_
     assert not weights.pop("score.weight").any()
     for name, tensor in weights.items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_language_model_within_a_model_of_images(tmp_path: Path) -> None:
+    """Kimi-K2.5 says it in the configuration of its language model."""
+    plain = save_tiny_tiles("kimi_k25", tmp_path / "plain")
+    folder = write_integers(plain, tmp_path / "integers", group=4, bits=4, is_packed=True)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["text_config"]["quantization_config"] = settings.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(settings))
+    model = load_model(ModelConfig(path=str(folder)), device="cpu")
+    expected = load_model(ModelConfig(path=str(numbers_of(folder))), device="cpu").module.state_dict()
+    weights = model.module.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    model.save(tmp_path / "saved")
+    assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_words_for_another_number_of_columns_are_refused(
+    tiny_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = write_integers(tiny_folder("qwen3"), tmp_path / "integers", group=16, bits=4, is_packed=True)
+    wrong = {f"{WEIGHT}_shape": torch.tensor([48, 24])}
+    config = _changed(folder, tmp_path / "changed", lambda tensors: tensors.update(wrong))
+    with pytest.raises(
+        ValueError, match=rf"has {WEIGHT}_packed with shape \[48, 4\] for 24 columns of 4 bits; fetch"
+    ):
+        load_model(config, device="cpu")
 
 
 def test_generation_settings_and_the_name_of_the_folder_are_kept(

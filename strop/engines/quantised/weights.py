@@ -28,7 +28,7 @@ _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _SCALE_ENDS = ("_scale_inv", "_scale")
 """Behind the name of a weight: of DeepSeek and those after it, and of compressed-tensors. Both are factors."""
 _PACKED, _SHAPE = "_packed", "_shape"
-"""Ends of the names of a weight whose integers are packed into words of 32 bits, and of its shape."""
+"""Ends of the names of a weight whose integers are packed into words of 32 bits, and of its shape unpacked."""
 _UNREAD = ("_zero_point", "_g_idx")
 """Ends of the names of what changes the numbers, and is not read."""
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
@@ -124,11 +124,14 @@ class _Files:
     def __init__(self, folder: str | Path, scheme: Scheme) -> None:
         self.stored: dict[str, _Stored] = {}
         self._scheme, self._folder = scheme, str(folder)
+        self._columns: dict[str, int] = {}
         for path in weight_paths(folder):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  (not a dictionary)
                     part = file.get_slice(name)
                     self.stored[name] = _Stored(dtype=part.get_dtype(), shape=tuple(part.get_shape()))
+                    if scheme.packed_bits and name.endswith(_SHAPE):
+                        self._columns[name.removesuffix(_SHAPE)] = int(part[...].flatten()[-1])
 
     def quantised(self, dtype: torch.dtype) -> dict[str, _Quantised]:
         """Quantised weights by their names in an unquantised folder; MXFP4 numbers are made in `dtype`."""
@@ -158,7 +161,15 @@ class _Files:
                 f"{stored_name}, stored as {weight.dtype}, and no scale for it ({name}{_SCALE_ENDS[0]} or "
                 f"{name}{_SCALE_ENDS[1]}): its files are not complete, or in a form that is not read"
             )
-        shape = (*weight.shape[:-1], weight.shape[-1] * 32 // bits) if bits else weight.shape
+        shape = weight.shape
+        if bits:  # the last word of a row may have room left
+            room = weight.shape[-1] * 32 // bits
+            columns = self._columns.get(name, room)
+            if not 0 <= room - columns < 32 // bits:
+                raise self._refusal(
+                    f"{stored_name} with shape {list(shape)} for {columns} columns of {bits} bits"
+                )
+            shape = (*shape[:-1], columns)
         of_scale = self.stored[scale]
         block = block_of_scales(shape, of_scale.shape, self._scheme.blocks)
         if block is None or of_scale.dtype not in _SCALES:
@@ -169,7 +180,7 @@ class _Files:
         for end in _UNREAD:
             if name + end in self.stored:
                 raise self._refusal(f"{name}{end}: zero points and reordered columns are not read")
-        numbers = functools.partial(_numbers, block=block, bits=bits)
+        numbers = functools.partial(_numbers, block=block, bits=bits, columns=shape[-1])
         return _Quantised(weight=stored_name, scale=scale, dtype="F32", numbers=numbers)
 
     def _mxfp4(self, blocks: str, dtype: torch.dtype) -> _Quantised:
@@ -192,5 +203,5 @@ class _Files:
         )
 
 
-def _numbers(weight: Tensor, scale: Tensor, *, block: tuple[int, int], bits: int) -> Tensor:
-    return scaled_numbers(unpacked(weight, bits) if bits else weight, scale, block)
+def _numbers(weight: Tensor, scale: Tensor, *, block: tuple[int, int], bits: int, columns: int) -> Tensor:
+    return scaled_numbers(unpacked(weight, bits)[..., :columns] if bits else weight, scale, block)
