@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
 from references.language_models import config as tiny_config
 from references.language_models import load_plain, save_model
@@ -84,6 +85,25 @@ def test_a_published_folder_is_read_as_its_numbers(published: Callable[[str], Pa
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, expected[name]), name
     assert not hasattr(module.config, "quantization_config")
+
+
+def test_transformers_reads_the_same(
+    published: Callable[[str], Path], tiny_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It cannot cut blocks off, so that the FP8 one has none that are."""
+    fp8 = write_fp8(tiny_folder("qwen3_moe"), tmp_path / "fp8", block=(16, 16))
+    of_folder = {
+        published("gpt_oss"): Mxfp4Config(dequantize=True),
+        fp8: FineGrainedFP8Config(dequantize=True),
+    }
+    for folder, settings in of_folder.items():
+        plain = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, quantization_config=settings
+        )
+        module = load_model(ModelConfig(path=str(folder)), device="cpu").module
+        expected = plain.state_dict()
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.parametrize(
