@@ -37,6 +37,7 @@ pipelined.py          Passes of micro-batches through the stages of a pipeline
 plain_gates.py        Feed-forward parts that are dense, with a gate
 precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike
+products.py           Products of matrices among the functions of torch
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names
 rotary_kernels.py     Rotary positions in one kernel
@@ -64,4 +65,5 @@ moe/                  Layers with experts
 multimodal/           Images and videos
 optimizers/           AdamW, Muon, and AdamW with 8-bit moments
 parallel/             One model over several ranks, or partly on the host
+quantised/            Folders of models whose weights are quantised, read as the numbers that they stand for
 """

@@ -45,13 +45,16 @@ from strop.engines.model_folder import (
     runs_own_code,
     stored_types,
 )
-from strop.engines.moe.layers import freeze_choice_biases
+from strop.engines.moe.layers import hold_choice_biases
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.multimodal.families import takes_media, written_template
 from strop.engines.multimodal.inputs import language_model_class, media_inputs
 from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.precision import compute_dtype, half_to_read, weights_dtype
+from strop.engines.quantised.model import load_dequantised
+from strop.engines.quantised.scheme import Scheme, forget, scheme_of
+from strop.engines.quantised.weights import dequantised_types
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.untrusted_model import check_settings
 from strop.engines.unused_tokens import unused_token_ids
@@ -196,6 +199,7 @@ def module_of_folder(config: ModelConfig) -> nn.Module:
         ValueError: no such folder, or no configuration of a language model in it.
     """
     module = _without_weights(config, load_model_config(config))
+    hold_choice_biases(module)
     module.tie_weights()
     language_model: nn.Module = module
     return language_model
@@ -224,7 +228,7 @@ def prepare_model(
     """A module that was read, on its device, checked, with packed attention; arguments as of `load_model`."""
     dtype = compute_dtype(config, computes_on)
     use_compute_precision(module, computes_on)
-    freeze_choice_biases(module)
+    hold_choice_biases(module)
     if holds_half and dtype in HALF:
         round_weights(weights_of_products(module, computes_on), dtype)
     if dtype == torch.float64:
@@ -313,21 +317,28 @@ def read_module(
     for name, value in options.items():
         setattr(shape, name, value)
     complaint = f"model folder {source!r} holds no loadable {kind}"
+    scheme = stored_scheme(config)
     with reading(source, complaint):
-        types = stored_types(source)
+        types = stored_types(source) if scheme is None else dequantised_types(source, scheme)
     check_weights(source, types)
     if half is not None and floating_types(types) != {half}:
         half = None
+    dtype = weights_dtype(config)
     with reading(source, complaint), _layers_read_in(half, config):
-        loaded: Any = auto_class.from_pretrained(
-            source,
-            dtype=weights_dtype(config),
-            trust_remote_code=trust,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            config=shape,
-        )
+        if scheme is not None:
+            loaded: Any = load_dequantised(
+                source, scheme, auto_class, shape, dtype=dtype, numbers=half or dtype, trust=trust
+            )
+        else:
+            loaded = auto_class.from_pretrained(
+                source,
+                dtype=dtype,
+                trust_remote_code=trust,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                config=shape,
+            )
     module, loading = loaded
     new = [name for name in loading["missing_keys"] if may_miss is not None and name.startswith(may_miss)]
     with torch.no_grad():
@@ -415,7 +426,8 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreTrainedConfig:
-    """The configuration of the model in a folder, as transformers reads it.
+    """The configuration of the model in a folder, as transformers reads it; of weights that are read dequantised,
+    without saying that they are quantised.
 
     Args:
         folder: with config.json.
@@ -425,6 +437,25 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
     Raises:
         ValueError: there is none that can be used.
     """
+    shape = _described_config(folder, config, complaint)
+    if scheme_of(shape) is not None:
+        forget(shape)
+    return shape
+
+
+def stored_scheme(config: ModelConfig) -> Scheme | None:
+    """Form in which the weights of a model folder are quantised; None where they are not, or in none that is read.
+
+    Raises:
+        ValueError: as `read_model_config`.
+    """
+    return scheme_of(
+        _described_config(Path(config.path), config, f"model.path {config.path!r} has no usable config.json")
+    )
+
+
+def _described_config(folder: Path, config: ModelConfig, complaint: str) -> PreTrainedConfig:
+    """The same with all that config.json and model.override_config say."""
     trust = runs_own_code(config)
     if config.external_lib:
         model_overrides.import_external(config)
@@ -440,12 +471,15 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> PreT
         else:
             shape = copy.deepcopy(_parsed(str(folder), json.dumps(settings)))
     if not config.override_config:
+        model_support.check_rotary(shape, complaint)
         return shape
     merged = model_overrides.overridden(settings, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
-    with reading(folder, "model.override_config does not fit this model"):
+    complaint = "model.override_config does not fit this model"
+    with reading(folder, complaint):
         changed: PreTrainedConfig = type(shape).from_dict(merged)
-        return changed
+    model_support.check_rotary(changed, complaint)
+    return changed
 
 
 @functools.lru_cache(maxsize=16)

@@ -81,18 +81,20 @@ def check_weights(folder: str | Path, types: Mapping[str, str]) -> None:
             )
 
 
-def stored_types(folder: str | Path) -> dict[str, str]:
-    """Type of each weight in a model folder, by the names of safetensors, from the headers of the files that a library
-    reads: the one of the usual name, or those of the index; else all."""
-    types: dict[str, str] = {}
+def weight_paths(folder: str | Path) -> list[Path]:
+    """Files of weights that a library reads: the one of the usual name, or those of the index; else all."""
     whole, index = Path(folder) / f"model{SAFE}", Path(folder) / f"model{SAFE}.index.json"
     if whole.is_file():
-        paths = {whole}
-    elif index.is_file():
-        paths = {Path(folder) / name for name in read_json(index)["weight_map"].values()}
-    else:
-        paths = set(Path(folder).glob(f"*{SAFE}"))
-    for path in sorted(paths):
+        return [whole]
+    if index.is_file():
+        return sorted({Path(folder) / name for name in read_json(index)["weight_map"].values()})
+    return sorted(Path(folder).glob(f"*{SAFE}"))
+
+
+def stored_types(folder: str | Path) -> dict[str, str]:
+    """Type of each weight in a model folder, by the names of safetensors, from the headers of its files."""
+    types: dict[str, str] = {}
+    for path in weight_paths(folder):
         with safe_open(path, framework="pt") as file:
             types |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  (not a dictionary)
     return types

@@ -26,6 +26,7 @@ from transformers import (
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.lora.adapters import has_adapter, merged_tensors, save_adapter
+from strop.engines.model import read_module, stored_scheme
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import PROBE_TOLERANCE
 from strop.engines.moe.layers import CHOICE_BIASES
@@ -297,7 +298,13 @@ def _load_plain(
     options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
     if is_adapter:
         with only_errors():  # the head of a reward model is the adapter's
-            base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)
+            if stored_scheme(config) is None:
+                base = auto_class.from_pretrained(
+                    config.path, dtype=dtype, trust_remote_code=trust, **options
+                )
+            else:  # transformers would read it quantised, or not at all
+                wide = dataclasses.replace(config, dtype="float64" if dtype == torch.float64 else "float32")
+                base = read_module(wide, auto_class, may_miss="score.", **options)
         base.load_adapter(str(folder))  # transformers' own way to PEFT
         return base.eval()
     loaded: Any = auto_class.from_pretrained(

@@ -384,6 +384,16 @@ for _name, _change in {  # type: ignore[assignment]
     "a_list": lambda body: [body],
     "quantized": lambda body: body.update(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "quantized_unknown": lambda body: body.update(quantization_config={"quant_method": "evil"}),
+    "quantized_huge_block": lambda body: body.update(
+        quantization_config={"quant_method": "fp8", "weight_block_size": [2**39, 2**39]}
+    ),
+    "quantized_wrong_groups": lambda body: body.update(
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "format": ["float-quantized"],
+            "config_groups": {"a": {"weights": {"num_bits": [8], "type": {}, "strategy": ["block"]}}, "b": 5},
+        }
+    ),
     "dtype_unknown": lambda body: body.update(dtype="evil", torch_dtype="evil"),
     "auto_map": lambda body: body.update(
         model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil"}

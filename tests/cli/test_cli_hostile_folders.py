@@ -47,7 +47,10 @@ QUICK = {
     "a_": ("shard_fifo", "export"),
     "checkpoint": ("_of_an_absurd_step s_is_a_link_loop", "generate"),
     "weights_": ("garbage header_beyond_the_file shape_huge offsets_negative fifo", "generate"),
-    "model_config_": ("hidden_size_huge num_layers_huge hidden_size_text a_list auto_map fifo deep", "generate"),
+    "model_config_": (
+        "hidden_size_huge num_layers_huge hidden_size_text a_list auto_map fifo deep quantized_wrong_groups",
+        "generate",
+    ),
     "tokenizer_": ("broken deep fifo config_auto_map config_max_length_text", "generate"),
     "generation_config_": ("list words", "generate"),
     "pickle": ("d_weights_only _that_runs_code", "generate"),

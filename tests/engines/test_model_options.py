@@ -53,6 +53,10 @@ def test_override_config_is_the_same_as_another_config_json(
         ({"rope_theta": "big"}, "rope_theta is 'big': give a number"),
         ({"rope_scaling": 4.0}, "rope_scaling is 4.0: give a mapping"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        (
+            {"rope_scaling": {"rope_type": "yarm", "factor": 2.0}},
+            "^model.override_config does not fit this model: its rope_type is 'yarm', and there are default, linear, ",
+        ),
     ],
 )
 def test_settings_that_the_model_does_not_have_are_refused(
@@ -90,6 +94,21 @@ def test_rotary_embeddings_are_changed_under_any_name_whatever_names_the_folder_
     assert load_model_config(with_options(tmp_path)).rope_parameters == {**linear, "rope_theta": 7e4}
     changed = load_model_config(with_options(tmp_path, override_config=override)).rope_parameters
     assert {key: value for key, value in changed.items() if value is not None} == rope
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_kind_of_rotary_embeddings_that_there_is_not_is_named(tmp_path: Path, per_layer: bool) -> None:
+    shape = Gemma3TextConfig(num_hidden_layers=2)
+    shape.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["rope_parameters"]["full_attention"]["rope_type"] = "ntk"
+    if not per_layer:
+        settings |= {"model_type": "llama", "rope_parameters": settings["rope_parameters"]["full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ValueError, match="has a config.json that does not describe a model: its rope_type is 'ntk'"
+    ):
+        load_model_config(with_options(tmp_path))
 
 
 def test_one_base_for_several_rotary_embeddings_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_buckets import gather
 from strop.engines.attention_form import AttentionContext, AttentionForm
+from strop.engines.products import PRODUCTS, matrices
 from strop.engines.segments import Segment
 from strop.utils.device import sent
 
@@ -232,17 +233,16 @@ def _forward(
 
 
 class _WideProducts(TorchFunctionMode):
-    """Products by `@`, matmul and bmm of two float32 tensors stay in float32 under autocast.
+    """Products of float32 tensors stay in float32 under autocast.
 
     The rule that updates the state is written in float32. Over chunks, as in training, it is made of such products;
     token by token, as in rollout, it has none, so that autocast would round one of the two.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRODUCTS and len(args) > 1 and all(part.dtype == torch.float32 for part in args[:2]):
-            with torch.autocast(args[0].device.type, enabled=False):
-                return func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            factors = matrices(args, kwargs or {})
+            if all(factor.dtype == torch.float32 for factor in factors):
+                with torch.autocast(factors[0].device.type, enabled=False):
+                    return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)

@@ -5,6 +5,6 @@ unsupported.py  Model families that packed computation does not carry
 """
 
 from strop.engines.model_support.parity import check_packed
-from strop.engines.model_support.unsupported import check_family, check_type
+from strop.engines.model_support.unsupported import check_family, check_rotary, check_type
 
-__all__ = ["check_family", "check_packed", "check_type"]
+__all__ = ["check_family", "check_packed", "check_rotary", "check_type"]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoModelForSequenceClassification
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CTC_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -18,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from strop.engines.linear_attention.packed import ATTENTION, CARRIED, LINEAR
+from strop.engines.quantised.scheme import READABLE, declared, method_name
 
 _STATE = (
     "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "
@@ -76,6 +78,25 @@ def check_type(settings: Mapping[str, Any], path: str) -> None:
         )
 
 
+def check_rotary(config: Any, complaint: str) -> None:
+    """Refuse a kind of rotary embedding that transformers does not have: its classes raise a bare KeyError.
+
+    Args:
+        config: as transformers reads it; one whose class is not of transformers is left to its own code.
+        complaint: beginning of the sentence of an error.
+
+    Raises:
+        ValueError: the sentence names the kind, and those that there are.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None)
+    if not isinstance(rope, Mapping) or not type(config).__module__.startswith("transformers."):
+        return
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    for settings in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, Mapping))):
+        if (kind := settings.get("rope_type", "default")) not in known:
+            raise ValueError(f"{complaint}: its rope_type is {kind!r:.80}, and there are {', '.join(known)}")
+
+
 def check_family(config: Any, auto_class: Any, path: str) -> None:
     """Refuse a configuration whose architecture packed computation is known not to carry, and a classifier where a
     language model is wanted: transformers would make one of it, whose head is the embedding or was never trained.
@@ -109,21 +130,21 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
 
 
 def check_unquantised(config: Any, path: str) -> None:
-    """Refuse a configuration that says that weights are quantised.
+    """Refuse a configuration that says that weights are quantised; one of weights that are read does not say it.
 
     Raises:
         ValueError: the sentence names the method.
     """
-    for part in (config, config.get_text_config()):
-        settings = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if settings:
-            method = settings.get("quant_method") if isinstance(settings, Mapping) else None
-            raise ValueError(
-                f"model folder {path!r} has quantised weights (quantization_config of its config.json"
-                f"{f': {method}' if method else ''}), which are neither trained nor generated with; give a folder "
-                f"of the same model in bfloat16 or float32. If this one is, and the entry is left over: "
-                f"model.override_config={{quantization_config: null}}"
-            )
+    settings = declared(config)
+    if settings is None:
+        return
+    method = method_name(settings)
+    raise ValueError(
+        f"model folder {path!r} has quantised weights (quantization_config of its config.json"
+        f"{f': {method}' if method else ''}) in a form that is not read; read are {READABLE}: give a folder of the "
+        f"same model in one of these, in bfloat16 or in float32. If this one is, and the entry is left over: "
+        f"model.override_config={{quantization_config: null}}"
+    )
 
 
 def _is_classifier(architecture: str) -> bool:

@@ -47,7 +47,7 @@ def _moe_layers(module: nn.Module) -> Iterator[MoELayer]:
 
 
 CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")
-"""Last parts of the names of biases by which routers choose, where they are parameters: they have no gradient."""
+"""Last parts of the names of biases by which routers choose; they have no gradient."""
 
 
 def is_choice_bias(name: str) -> bool:
@@ -55,14 +55,17 @@ def is_choice_bias(name: str) -> bool:
     return name.rpartition(".")[2] in CHOICE_BIASES
 
 
-def freeze_choice_biases(module: nn.Module) -> None:
-    """Take biases by which routers choose out of training: weight decay would move them.
+def hold_choice_biases(module: nn.Module) -> None:
+    """Make persistent buffers of the biases by which routers choose that are parameters (ERNIE 4.5, Trinity); those of
+    DeepSeek and others are.
 
-    transformers declares them so, and forgets it where weights are read.
+    As parameters they would be moved by weight decay, and rounded to half precision where they are gathered over ranks.
     """
-    for name, parameter in module.named_parameters():
-        if is_choice_bias(name):
-            parameter.requires_grad_(False)
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if name in CHOICE_BIASES:
+                delattr(part, name)
+                part.register_buffer(name, parameter.detach())
 
 
 def has_standard_experts(part: nn.Module) -> bool:

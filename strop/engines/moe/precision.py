@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from strop.engines.moe.layers import moe_layers
+from strop.engines.products import PRODUCTS, matrices
 
 _ALIGNED = 8
 """Numbers of half precision in 16 bytes."""
@@ -102,11 +103,12 @@ class _ProductReached(Exception):
 
 
 class _UntilProduct(TorchFunctionMode):
-    """Ends a forward pass at its first linear map, with the precision of that."""
+    """Ends a forward pass at its first product of matrices, with the precision of that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear:
-            raise _ProductReached((args[0] if args else (kwargs or {})["input"]).dtype)
+        if func in (F.linear, *PRODUCTS):
+            factors = matrices(args, kwargs or {})
+            raise _ProductReached(factors[0].dtype)
         return func(*args, **(kwargs or {}))
 
 

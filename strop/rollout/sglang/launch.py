@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from strop.engines.model import load_model_config, unused_tokens
 from strop.rollout.engine_group import EngineContext, Generation
 from strop.rollout.replicas.subprocess_engine import subprocess_settings
@@ -15,7 +13,7 @@ async def make_sglang(context: EngineContext) -> Generation:
     own = subprocess_settings(context)
     vocab_size = int(load_model_config(context.model).get_text_config().vocab_size)
     settings = SglangSettings(
-        model=str(Path(context.model.path).absolute()),
+        model=own.model,
         trust_remote_code=context.model.trust_remote_code,
         dtype=own.dtype,
         vocab_size=vocab_size,

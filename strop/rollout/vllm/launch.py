@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from strop.engines.model import load_model_config, unused_tokens
@@ -20,7 +18,7 @@ async def make_vllm(context: EngineContext) -> Generation:
     shape = load_model_config(context.model)
     reader = media_reader(shape, context.model.path)
     settings = Settings(
-        model=str(Path(context.model.path).absolute()),
+        model=own.model,
         trust_remote_code=context.model.trust_remote_code,
         dtype=own.dtype,
         device=own.device,
