@@ -117,6 +117,9 @@ class RewardConfig:
     rates are still those of the function."""
     num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
+    max_concurrent: PositiveInt = 32
+    """Calls of a function with `async def` that each of these processes has under way at the same time; 1: one after
+    the other. A process takes one call at a time of functions without."""
     timeout_s: TimeLimit = 10.0
     """Wall-clock limit for scoring one sample, in seconds; times the number of answers where a function takes all
     answers to a prompt at once. Time in a sandbox is not counted. A process that exceeds it is killed."""
