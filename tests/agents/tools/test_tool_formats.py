@@ -419,7 +419,8 @@ def written_calls(name: str, value: str) -> str:
             return f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
         case "deepseek":
             fenced = f"function<｜tool▁sep｜>f\n```json\n{shown}\n```"
-            return f"{DEEPSEEK}f<｜tool▁sep｜>{shown}<｜tool▁call▁end｜><｜tool▁call▁begin｜>{fenced}<｜tool▁call▁end｜>"
+            second = f"<｜tool▁call▁begin｜>{fenced}<｜tool▁call▁end｜>"
+            return f"{DEEPSEEK}f<｜tool▁sep｜>{shown}<｜tool▁call▁end｜>{second}"
     raise AssertionError(name)
 
 
