@@ -72,7 +72,12 @@ def reward_settings(
     return {"reward.functions": functions}
 
 
-def _listed(rewards: Reward | Sequence[Reward]) -> list[Reward]:
+def _listed(rewards: Any) -> list[Reward]:
+    """The rewards that were given, as a list.
+
+    Raises:
+        ValueError: they are none.
+    """
     if isinstance(rewards, str | Path) or callable(rewards):
         return [rewards]
     if isinstance(rewards, Mapping) or not isinstance(rewards, Iterable):
@@ -84,7 +89,7 @@ def _listed(rewards: Reward | Sequence[Reward]) -> list[Reward]:
     return list(rewards)
 
 
-def _check_weights(weights: Sequence[float], count: int) -> None:
+def _check_weights(weights: Any, count: int) -> None:
     """Refuse weights that are no numbers, or not as many as rewards."""
     is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
     if not is_list or not all(isinstance(weight, numbers.Real) for weight in weights):
@@ -114,9 +119,9 @@ def _named(reward: Reward, number: int, folder: Path) -> tuple[str, str]:
             f"a reward is a file or a function, but number {number} is the class {reward.__name__}: give an instance "
             f"that can be called, {reward.__name__}(...)"
         )
-    file = _file_of(reward)
-    if file is not None:
-        return str(file), reward.__name__
+    home = _file_of(reward)
+    if home is not None:
+        return str(home), reward.__name__
     return str(_written(reward, number, folder)), _name_of(reward, number)
 
 

@@ -1,7 +1,9 @@
 """Calls of coroutine functions in a worker process, several at a time in one event loop.
 
-Each call has a time limit of its own, which leaves out what other calls compute (`_Clock`); a call that reaches it is
-cancelled and reported, and the others go on. Where one blocks the loop itself, nobody is told of time any more, and the
+Each call has a time limit of its own, which leaves out what other calls compute (`_Clock`): on the loop, where each
+waits for the others' steps, and in threads, whose computing is divided equally. A call that reaches its limit is
+cancelled and reported, and the others go on; threads that it leaves behind are ended with the process, after as many
+such calls as may be under way. Where one blocks the loop itself, nobody is told of time any more, and the
 parent ends the process; the beat of the loop, `_BEAT_S`, is how it knows.
 
 Functions that are no coroutines are called between two turns of the loop, where none runs: so `asyncio.run` works in
@@ -18,6 +20,7 @@ import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
@@ -48,7 +51,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._began, self._computing_before_s = time.monotonic(), _Clock._computing_s
-        self._own_s = self._away_s = 0.0
+        self._own_s = self._away_s = self._left_out_s = 0.0
         self._away_since = self._away_until = 0.0
         self._is_away = False
 
@@ -62,6 +65,10 @@ class _Clock:
             seconds = time.monotonic() - began
             self._own_s += seconds
             _Clock._computing_s += seconds
+
+    def leave_out(self, seconds: float) -> None:
+        """Time in which other calls computed elsewhere."""
+        self._left_out_s += seconds
 
     def away(self, at_most_s: float | None) -> None:
         """The call is away, and for how long at most; None: it is back."""
@@ -80,7 +87,7 @@ class _Clock:
     def seconds(self) -> float:
         """Seconds that count towards the limit."""
         now = time.monotonic()
-        others_s = _Clock._computing_s - self._computing_before_s - self._own_s
+        others_s = _Clock._computing_s - self._computing_before_s - self._own_s + self._left_out_s
         return now - self._began - others_s - self._away_seconds(now)
 
 
@@ -137,7 +144,7 @@ class Serving:
         commands: pipe with the calls.
         tell: writes a message to the parent.
         functions: that score.
-        setup: with timeout_s and memory_limit.
+        setup: with timeout_s, max_concurrent and memory_limit.
         """
         self._commands, self._tell, self._setup = commands, tell, setup
         self._scoring = Scoring(functions, self._invoke)
@@ -150,6 +157,7 @@ class Serving:
         self._calls: set[_Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared: set[str] = set()
+        self._num_expired, self._threads_s = 0, 0.0
         self._pid = os.getpid()
         self._is_spent = False
 
@@ -157,6 +165,8 @@ class Serving:
         """Score until the parent closes the pipe, or the process should be replaced."""
         budget.use(self._guard)
         loop = asyncio.new_event_loop()
+        # A place for each call, beside those that calls which have reached their limit still hold.
+        loop.set_default_executor(ThreadPoolExecutor(2 * self._setup["max_concurrent"]))
         background = [loop.create_task(work) for work in (self._read(), self._beat())]
         for task in background:
             task.add_done_callback(self._failed)
@@ -200,6 +210,7 @@ class Serving:
         await self._outside(partial(prepare, self._scoring.functions, call, self._prepared))
         num_answers = len(call) if isinstance(call, list) else 1
         own = _Call(limit_s=self._setup["timeout_s"] * num_answers, is_alone=not self._calls)
+        self._account_threads()
         for other in self._calls:
             other.is_alone = False
         self._calls.add(own)
@@ -211,6 +222,7 @@ class Serving:
         scoring = asyncio.create_task(self._scoring.score(call))
         while not scoring.done() and (left_s := own.limit_s - own.clock.seconds()) > 0:
             await asyncio.wait({scoring}, timeout=max(left_s, _LEAST_WAIT_S))
+            self._account_threads()
         if os.getpid() != self._pid:
             os._exit(0)
         seconds = time.monotonic() - began
@@ -219,7 +231,16 @@ class Serving:
             self._report(number, own, scoring, seconds)
         else:
             self._tell("call", number, "timeout", _location(own.coroutine, self._paths), seconds)
+            self._num_expired += 1
+            self._is_spent = self._is_spent or self._num_expired >= self._setup["max_concurrent"]
             await self._cancel(scoring)
+
+    def _account_threads(self) -> None:
+        """Leave out, for each call, the share of the others in what threads have computed since the last time."""
+        threads_s = time.process_time() - time.thread_time()
+        spent_s, self._threads_s = threads_s - self._threads_s, threads_s
+        for call in self._calls:
+            call.clock.leave_out(spent_s * (1.0 - 1.0 / len(self._calls)))
 
     def _away(self, clock: _Clock, at_most_s: float | None) -> None:
         clock.away(at_most_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from http_server import LocalServer
 from reward_cases import make_prompt, make_trajectory, reward_processes, score_all, write_reward
 
-from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.rewards import Outcome, RewardConfig, RewardPool, worker_coroutines
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 
 pytestmark = pytest.mark.timeout(60)
@@ -211,6 +212,37 @@ def test_computing_of_others_is_not_counted(tmp_path: Path) -> None:
     """
     outcomes = score_all(config_of(tmp_path, source, timeout_s=1.0), [str(number) for number in range(8)])
     assert [outcome.score for outcome in outcomes] == [float(number) for number in range(8)]
+
+
+def test_computing_in_threads_is_divided_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads compute for 8 of 10 s while four calls wait for them: 2 s of each are its own, and 2 s nobody's."""
+    now = {"monotonic": 100.0, "process_time": 50.0, "thread_time": 20.0}
+    for name in now:
+        monkeypatch.setattr(worker_coroutines.time, name, lambda name=name: now[name])
+    monkeypatch.setattr(worker_coroutines.budget, "Guard", lambda *_, **__: None)
+    setup = {"timeout_s": 5.0, "max_concurrent": 8, "memory_limit": ""}
+    serving = worker_coroutines.Serving(io.BytesIO(), lambda *_: None, [], setup)
+    serving._account_threads()
+    serving._calls = {worker_coroutines._Call(limit_s=5.0, is_alone=False) for _ in range(4)}
+    now |= {"monotonic": 110.0, "process_time": 59.0, "thread_time": 21.0}
+    serving._account_threads()
+    assert [call.clock.seconds() for call in serving._calls] == pytest.approx([4.0] * 4)
+
+
+def test_threads_that_calls_leave_behind_take_no_place_of_others(tmp_path: Path) -> None:
+    source = """
+        import asyncio, time
+        def grade(text):
+            time.sleep(60.0 if text == "hang" else 0.0)
+            return float(text)
+        async def compute_score(solution_str):
+            return await asyncio.to_thread(grade, solution_str)
+    """
+    config = config_of(tmp_path, source, timeout_s=0.4, max_concurrent=2)
+    outcomes = score_all(config, [text for number in range(8) for text in ("hang", str(number))])
+    assert [outcome.kind for outcome in outcomes[::2]] == ["timeout"] * 8
+    assert [outcome.score for outcome in outcomes[1::2]] == [float(number) for number in range(8)]
+    assert not reward_processes()
 
 
 def test_functions_without_async_are_called_where_no_loop_runs(tmp_path: Path) -> None:
