@@ -147,8 +147,7 @@ async def _guarded(function: RewardFunction, work: Callable[[], Awaitable[T]]) -
     except MemoryError as error:
         ran_out = f"{label} ran out of memory: {_describe(error, function)}"
     except BaseException as raised:  # noqa: BLE001 (the declared boundary: user code may raise anything)
-        # A coroutine passes on no StopIteration, such as that of next(): Python puts a RuntimeError in its place.
-        told = raised.__cause__ if isinstance(raised.__cause__, StopIteration) else raised
+        told = _told(raised)
         if is_outage(told):
             return Outcome(
                 kind="infrastructure", error=f"{label} could not score: {_describe(told, function)}"
@@ -181,6 +180,17 @@ def _combined(
             kind="error", error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text"
         )
     return Outcome(kind="score", score=score, parts=merged, token_rewards=combined_token_rewards(parts))
+
+
+def _told(error: BaseException) -> BaseException:
+    """The exception that says what happened, in place of one that Python put around it: of a StopIteration, such as
+    that of next(), which no coroutine passes on, and of the first failure of a TaskGroup that is about the answer."""
+    if isinstance(error.__cause__, StopIteration):
+        return error.__cause__
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    failures = [_told(inner) for inner in error.exceptions]
+    return next((failure for failure in failures if not is_outage(failure)), failures[0])
 
 
 def _describe(error: BaseException, function: RewardFunction) -> str:

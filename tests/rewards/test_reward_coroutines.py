@@ -312,6 +312,47 @@ def test_groups_wait_together(tmp_path: Path) -> None:
     assert seconds < 0.8, "one after the other they take 1.1 s"
 
 
+OWN_LIMITS = """
+import asyncio
+
+async def ask(port, text):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET /{text} HTTP/1.0\\r\\n\\r\\n".encode())
+        return await reader.read()
+    finally:
+        writer.close()
+
+async def compute_score(solution_str, port):
+    match solution_str:
+        case "timeout":
+            async with asyncio.timeout(0.2):
+                await ask(port, "slow")
+        case "wait_for": await asyncio.wait_for(ask(port, "slow"), 0.2)
+        case "own":
+            async with asyncio.timeout(0.05):
+                await asyncio.sleep(5)
+        case "group":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ask(1, "7"))
+                tasks.create_task(ask(port, "slow"))
+        case "bug":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ask(port, "slow"))
+                tasks.create_task(ask(None.port, "7"))
+"""
+
+
+def test_limits_and_groups_of_a_function_say_whose_failure_it_was(tmp_path: Path, grader: Grader) -> None:
+    config = config_of(tmp_path, OWN_LIMITS, kwargs={"port": grader.server_port})
+    outcomes = score_all(config, ["timeout", "wait_for", "own", "group", "bug"])
+    kinds = ["infrastructure", "infrastructure", "error", "infrastructure", "error"]
+    assert [outcome.kind for outcome in outcomes] == kinds
+    assert "raised TimeoutError" in outcomes[2].error
+    assert "ConnectionRefusedError" in outcomes[3].error
+    assert "raised AttributeError: 'NoneType' object has no attribute 'port'" in outcomes[4].error
+
+
 def test_close_ends_calls_that_wait(tmp_path: Path) -> None:
     source = """
         import asyncio
