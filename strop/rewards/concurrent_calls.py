@@ -89,12 +89,7 @@ class ConcurrentCalls:
         """Time that the process has for its next message, in seconds; None: it has nothing to do."""
         if not self._calls:
             return None
-        limit_s = max(
-            self._config.start_timeout_s
-            if other.since is None
-            else self._config.timeout_s * other.call.num_answers
-            for other in self._calls.values()
-        )
+        limit_s = self._config.timeout_s * max(other.call.num_answers for other in self._calls.values())
         grace_s = _GRACE_S if len(self._calls) > 1 else _GRACE_OF_ONE_S
         return max(0.0, max(self._heard, self._away_until) + limit_s + grace_s - time.monotonic())
 
@@ -106,7 +101,10 @@ class ConcurrentCalls:
         """
         self._heard = time.monotonic()
         match message:
-            case ["alive" | "back"]:
+            case ["alive"]:
+                return None
+            case ["back"]:
+                self._away_until = 0.0
                 return None
             case ["away", float() | int() as at_most_s]:
                 self._away_until = max(self._away_until, self._heard + at_most_s)

@@ -27,7 +27,8 @@ _MANAGERS_ELSEWHERE = {
     "batch": "leave it out: a function for whole batches in reward.path is recognised by its parameters",
     "prime": "leave it out: answers are scored at the same time in reward.num_workers processes",
     "dapo": "set reward.overlong_buffer and reward.overlong_penalty",
-    "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and max_concurrent",
+    "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and "
+    "max_concurrent, and a function with `async def` has reward.max_concurrent",
 }
 """Managers that users know by name, and what does their work here."""
 

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 from strop.rewards.functions import RewardFunction
 from strop.rewards.outcome import Outcome
 from strop.rewards.scorers import budget
-from strop.rewards.worker_scoring import OutOfMemory, Scoring, awaited, prepare, result_message
+from strop.rewards.worker_scoring import OutOfMemory, Scoring, awaited, prepare, result_message, source_of
 from strop.utils import deadline
 from strop.utils.json_lines import decode
 
@@ -144,7 +144,7 @@ class Serving:
         commands: pipe with the calls.
         tell: writes a message to the parent.
         functions: that score.
-        setup: with timeout_s, max_concurrent and memory_limit.
+        setup: with timeout_s, start_timeout_s, max_concurrent and memory_limit.
         """
         self._commands, self._tell, self._setup = commands, tell, setup
         self._scoring = Scoring(functions, self._invoke)
@@ -207,7 +207,8 @@ class Serving:
     async def _serve(self, number: int, line: bytes) -> None:
         """Score one call within its limit, and say what came of it."""
         call, *hopeless = decode(line)
-        await self._outside(partial(prepare, self._scoring.functions, call, self._prepared))
+        if (source := source_of(call)) not in self._prepared:
+            await self._outside(partial(self._prepare, source))
         num_answers = len(call) if isinstance(call, list) else 1
         own = _Call(limit_s=self._setup["timeout_s"] * num_answers, is_alone=not self._calls)
         self._account_threads()
@@ -242,9 +243,19 @@ class Serving:
         for call in self._calls:
             call.clock.leave_out(spent_s * (1.0 - 1.0 / len(self._calls)))
 
+    def _prepare(self, source: str) -> None:
+        """Import what scoring a data source needs; the calls that are under way wait for it."""
+        self._tell("away", self._setup["start_timeout_s"])
+        with _Clock().computing():
+            prepare(self._scoring.functions, source)
+        self._prepared.add(source)
+        self._tell("back")
+
     def _away(self, clock: _Clock, at_most_s: float | None) -> None:
         clock.away(at_most_s)
-        if at_most_s is not None:
+        if at_most_s is None:
+            self._tell("back")
+        else:
             self._tell("away", at_most_s)  # the loop may stand still meanwhile
 
     def _report(

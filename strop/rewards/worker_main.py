@@ -24,7 +24,15 @@ from strop.rewards.function_loading import load_functions
 from strop.rewards.functions import LoadError
 from strop.rewards.outcome import Outcome
 from strop.rewards.scorers import budget
-from strop.rewards.worker_scoring import OutOfMemory, Scoring, invoke_now, prepare, result_message, run_now
+from strop.rewards.worker_scoring import (
+    OutOfMemory,
+    Scoring,
+    invoke_now,
+    prepare,
+    result_message,
+    run_now,
+    source_of,
+)
 from strop.sandbox.config_handover import configure_shared
 from strop.utils import deadline
 from strop.utils.json_lines import decode, encode
@@ -78,7 +86,9 @@ def _serve(commands: BinaryIO, tell: Tell, scoring: Scoring, setup: Mapping[str,
     prepared: set[str] = set()
     for line in commands:
         call, *hopeless = decode(line)
-        prepare(scoring.functions, call, prepared)
+        if (source := source_of(call)) not in prepared:
+            prepare(scoring.functions, source)
+            prepared.add(source)
         tell("start")
         guard.begin(hopeless)
         budget.use(guard)

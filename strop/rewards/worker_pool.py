@@ -114,6 +114,7 @@ class Workers:
         limit = self._config.max_memory_gib
         self._setup = encode([{
             "functions": setups, "sections": _sections(self._config), "timeout_s": self._config.timeout_s,
+            "start_timeout_s": self._config.start_timeout_s,
             "max_concurrent": self._config.max_concurrent,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",

@@ -200,19 +200,16 @@ def _describe(error: BaseException, function: RewardFunction) -> str:
         return f"{type(error).__name__}, whose text cannot be shown"
 
 
-def prepare(
-    functions: Sequence[RewardFunction],
-    call: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    prepared: set[str],
-) -> None:
-    """Import what scoring the data source of a call needs, once: it gains a place among those prepared."""
-    source = str((call if isinstance(call, Mapping) else call[0])["data_source"])
-    if source in prepared:
-        return
+def source_of(call: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """The data source of a call."""
+    return str((call if isinstance(call, Mapping) else call[0])["data_source"])
+
+
+def prepare(functions: Sequence[RewardFunction], source: str) -> None:
+    """Import what scoring a data source needs."""
     for function in functions:
         with contextlib.suppress(Exception):  # the call itself will say it, as this sample's error
             function.prepare(source)
-    prepared.add(source)
 
 
 def result_message(result: Outcome | Sequence[Outcome], seconds: float) -> list[Any]:

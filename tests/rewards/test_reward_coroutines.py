@@ -200,6 +200,32 @@ def test_what_one_call_does_to_the_process_costs_itself_alone(
     assert not reward_processes()
 
 
+def test_calls_that_come_to_a_blocked_process_do_not_prolong_its_life(tmp_path: Path) -> None:
+    """The third call is sent when the first two have begun and one of them blocks: it never says that it begins."""
+    source = """
+        import asyncio, time
+        async def compute_score(solution_str):
+            if solution_str == "block":
+                await asyncio.sleep(0.1)
+                time.sleep(60)
+            await asyncio.sleep(0.3)
+            return 1.0
+    """
+
+    async def run() -> tuple[list[Outcome], float]:
+        async with RewardPool(config_of(tmp_path, source, timeout_s=0.6)) as pool:
+            began = time.monotonic()
+            tasks = []
+            for text in ("block", "1", "2"):
+                tasks.append(asyncio.create_task(pool.score(make_prompt(), make_trajectory(), text)))
+                await asyncio.sleep(0.2 * (text == "1"))
+            return await asyncio.gather(*tasks), time.monotonic() - began
+
+    outcomes, seconds = asyncio.run(run())
+    assert [outcome.kind for outcome in outcomes] == ["timeout", "score", "score"]
+    assert seconds < 20.0
+
+
 def test_computing_of_others_is_not_counted(tmp_path: Path) -> None:
     """Eight calls that block for 0.3 s each take 2.4 s together, and none of them reaches its limit of a second."""
     source = """
@@ -263,6 +289,20 @@ def test_functions_without_async_are_called_where_no_loop_runs(tmp_path: Path) -
     )
     assert [outcome.score for outcome in outcomes] == [10.0 * number + 1.0 for number in range(9)]
     assert seconds < 0.6, "one after the other they take 0.9 s"
+
+
+def test_built_in_scorers_score_beside_coroutines(tmp_path: Path) -> None:
+    source = """
+        import asyncio
+        async def judge(solution_str):
+            await asyncio.sleep(0.1)
+            return 0.25
+    """
+    functions = (FunctionConfig(), FunctionConfig(path=write_reward(tmp_path, source), name="judge"))
+    config = RewardConfig(functions=functions, num_workers=1, timeout_s=20.0)
+    outcomes, seconds = scored_in(config, ["12", "7"] * 5)
+    assert [outcome.score for outcome in outcomes] == [1.25, 0.25] * 5
+    assert seconds < 0.8, "one after the other they take a second"
 
 
 def test_time_in_a_sandbox_is_not_counted_for_the_call_that_is_in_it(tmp_path: Path) -> None:
