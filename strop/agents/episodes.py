@@ -151,8 +151,8 @@ class _Episode:
             ValueError: the agent goes on asking after that.
         """
         num_context = len(token_ids) - len(self._prompt.token_ids)
-        room = self._sampling.max_tokens - max(num_context, self._used)
-        room = room if max_tokens is None else min(room, max_tokens)
+        room_of_run = self._sampling.max_tokens - max(num_context, self._used)
+        room = room_of_run if max_tokens is None else min(room_of_run, max_tokens)
         if room < 1:
             if self._was_full:
                 raise ValueError(
@@ -199,7 +199,8 @@ class _Episode:
             token_ids=output.token_ids,
             stop_reason=output.stop_reason,
         )
-        return output
+        is_cut = output.stop_reason == "length" and len(output.token_ids) >= room
+        return dataclasses.replace(output, is_own_limit=True) if is_cut and room < room_of_run else output
 
     async def _answer(
         self,

@@ -26,6 +26,11 @@ class FunctionCallbacks(Callbacks):
     on_samples: OnSamples | None = None
     on_checkpoint: OnCheckpoint | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("on_step", "on_samples", "on_checkpoint"):
+            if not callable(getattr(self, name) or print):
+                raise ValueError(f"{name} is a {type(getattr(self, name)).__name__}: give a function")
+
     def joined(self, on_step: OnStep) -> FunctionCallbacks:
         """The same with another function that is called for each step first."""
         before = self.on_step

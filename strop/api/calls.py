@@ -30,7 +30,13 @@ _ALIASES = aliases_beside(("out", "resume"), "the argument {}=")
 
 
 def folder_of(out: str | Path | None, kind: str) -> Path:
-    """The run folder that a caller names, or one below runs/ with the time in its name."""
+    """The run folder that a caller names, or one below runs/ with the time in its name.
+
+    Raises:
+        ValueError: it is no path.
+    """
+    if not isinstance(out, str | Path | None):
+        raise ValueError(f"out is a {type(out).__name__}: give the path of the run folder")
     return (
         Path(out).expanduser()
         if out is not None

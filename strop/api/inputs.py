@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import numbers
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,9 @@ def reward_settings(
     Raises:
         ValueError: one cannot be used, or the weights are not as many.
     """
-    given_rewards = [rewards] if isinstance(rewards, str | Path) or callable(rewards) else list(rewards)
-    if weights is not None and len(weights) != len(given_rewards):
-        raise ValueError(
-            f"there are {len(given_rewards)} rewards and {len(weights)} reward_weights: give one for each"
-        )
+    given_rewards = _listed(rewards)
+    if weights is not None:
+        _check_weights(weights, len(given_rewards))
     references = [_named(function, number, folder) for number, function in enumerate(given_rewards)]
     if not references:
         return {}
@@ -73,19 +72,56 @@ def reward_settings(
     return {"reward.functions": functions}
 
 
+def _listed(rewards: Any) -> list[Reward]:
+    """The rewards that were given, as a list.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if isinstance(rewards, str | Path) or callable(rewards):
+        return [rewards]
+    if isinstance(rewards, Mapping) or not isinstance(rewards, Iterable):
+        found = "None" if rewards is None else f"a {type(rewards).__name__}"
+        raise ValueError(
+            f"rewards is {found}: give a function, a file, or a list of them; left out, the scorer of the data source "
+            f"rewards"
+        )
+    return list(rewards)
+
+
+def _check_weights(weights: Any, count: int) -> None:
+    """Refuse weights that are no numbers, or not as many as rewards."""
+    is_list = isinstance(weights, Sequence) and not isinstance(weights, str)
+    if not is_list or not all(isinstance(weight, numbers.Real) for weight in weights):
+        raise ValueError(f"reward_weights is {weights!r}: give a list of numbers, one for each reward")
+    if len(weights) != count:
+        raise ValueError(f"there are {count} rewards and {len(weights)} reward_weights: give one for each")
+
+
 def _named(reward: Reward, number: int, folder: Path) -> tuple[str, str]:
     """File and name of a function."""
     if isinstance(reward, str | Path):
         path, colon, name = str(reward).rpartition(":")
         is_named = bool(colon) and name.isidentifier()
-        return str(Path(path if is_named else str(reward)).absolute()), name if is_named else "compute_score"
+        file = Path(path if is_named else str(reward)).expanduser().absolute()
+        if not file.is_file():
+            raise ValueError(
+                f"the reward {str(reward)!r} is no file ({file}): give a function, or a Python file that has one, "
+                f"'reward.py:name'"
+            )
+        return str(file), name if is_named else "compute_score"
     if not callable(reward):
         raise ValueError(
             f"a reward is a file or a function, but number {number} is a {type(reward).__name__}"
         )
-    file = _file_of(reward)
-    if file is not None:
-        return str(file), reward.__name__
+    if inspect.isclass(reward):
+        raise ValueError(
+            f"a reward is a file or a function, but number {number} is the class {reward.__name__}: give an instance "
+            f"that can be called, {reward.__name__}(...)"
+        )
+    home = _file_of(reward)
+    if home is not None:
+        return str(home), reward.__name__
     return str(_written(reward, number, folder)), _name_of(reward, number)
 
 

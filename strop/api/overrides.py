@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Settings = Mapping[str, Any] | Sequence[str]
@@ -17,8 +17,19 @@ def override_of(setting: tuple[str, object]) -> str:
 
 
 def overrides_of(settings: Settings) -> list[str]:
-    """Settings as on the command line."""
-    return list(map(override_of, settings.items())) if isinstance(settings, Mapping) else list(settings)
+    """Settings as on the command line.
+
+    Raises:
+        ValueError: they are neither.
+    """
+    if isinstance(settings, Mapping):
+        return list(map(override_of, settings.items()))
+    if isinstance(settings, str) or not isinstance(settings, Iterable):
+        raise ValueError(
+            f"settings is {settings!r:.80}: give a dictionary, {{'actor.optim.lr': 1e-6}}, or a list of words as on "
+            f"the command line, ['actor.optim.lr=1e-6']"
+        )
+    return list(settings)
 
 
 def _in_words(value: object) -> str:

@@ -146,6 +146,12 @@ def train(
         RunRefused: the preflight says that nothing would be learned.
     """
 
+    callbacks = FunctionCallbacks(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
+    if not isinstance(algorithm, str | GRPO | None):
+        raise ValueError(
+            f"algorithm is {algorithm!r}: give the name of a preset ('grpo'), or strop.GRPO(...)"
+        )
+
     def given(inputs: Path) -> dict[str, Any]:
         return {
             **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
@@ -162,7 +168,6 @@ def train(
         folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
-        callbacks = FunctionCallbacks(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
         stop = SignalRequest()
 
         def work() -> Result:

@@ -43,7 +43,8 @@ class PromptBatch:
 
 
 def next_prompts(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -> PromptBatch:
-    """`count` prompts of the next visits, fewer only when the last epoch is over.
+    """`count` prompts of the next visits, fewer only when the last epoch is over or every row is retired, as those are
+    that are skipped.
 
     Raises:
         ValueError: no row of all has a prompt that can be played.
@@ -58,6 +59,7 @@ def next_prompts(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -
             reason = prompts.skip_reason(prompt)
             if reason:
                 result.skipped[prompt.uid] = reason
+                sampler.retire(row, epoch)  # no later epoch finds it shorter
             else:
                 result.prompts.append(prompt)
         if not result.prompts and len(result.skipped) >= len(prompts.row_numbers):

@@ -2,6 +2,7 @@
 
 budget.py            Public import path of `bounded` for reward files
 combine.py           Several scores of one sample as one reward
+concurrent_calls.py  Calls that one worker process has under way at the same time
 config.py            Reward settings
 function_loading.py  Loads reward functions in the worker process
 functions.py         RewardFunction
@@ -17,9 +18,11 @@ rescoring.py         Saved answers, scored again by a reward
 stdout_capture.py    Output of reward functions
 verl_managers.py     Reward managers of verl
 wire.py              Wire format between the reward pool and its worker processes
+worker_coroutines.py Calls of coroutine functions in a worker process
 worker_main.py       The worker process of the reward pool
 worker_pool.py       The reward functions of a run in worker processes
 worker_process.py    The parent's handle to one worker process
+worker_scoring.py    Scoring of one sample in a worker process
 certify/             A reward function tested without a model
 judges/              Scores that come over HTTP
 scorers/             The built-in scorers, one module each, chosen by the `data_source` of a row

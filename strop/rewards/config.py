@@ -27,7 +27,8 @@ _MANAGERS_ELSEWHERE = {
     "batch": "leave it out: a function for whole batches in reward.path is recognised by its parameters",
     "prime": "leave it out: answers are scored at the same time in reward.num_workers processes",
     "dapo": "set reward.overlong_buffer and reward.overlong_penalty",
-    "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and max_concurrent",
+    "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and "
+    "max_concurrent, and a function with `async def` has reward.max_concurrent",
 }
 """Managers that users know by name, and what does their work here."""
 
@@ -117,6 +118,9 @@ class RewardConfig:
     rates are still those of the function."""
     num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
+    max_concurrent: PositiveInt = 32
+    """Calls of a function with `async def` that each of these processes has under way at the same time; 1: one after
+    the other. A process takes one call at a time of functions without."""
     timeout_s: TimeLimit = 10.0
     """Wall-clock limit for scoring one sample, in seconds; times the number of answers where a function takes all
     answers to a prompt at once. Time in a sandbox is not counted. A process that exceeds it is killed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import inspect
 import numbers
 import sys
 import traceback
@@ -62,6 +63,12 @@ class RewardFunction:
     """It is sent prompt, answer and columns of the row as such, too."""
     takes_groups: ClassVar[bool] = False
     """It is called once for all answers to a prompt (`call_all`, `read_all`)."""
+
+    @property
+    def is_coroutine(self) -> bool:
+        """It is declared with `async def`, and so waits for something, in a loop that may wait for other calls too."""
+        forms = (self.function, type(self.function).__call__)  # the second of an instance that is called
+        return any(map(inspect.iscoroutinefunction, forms))
 
     def prepare(self, data_source: str) -> None:
         """Import what scoring this data source needs, before the clock of a sample runs. A user's function needs

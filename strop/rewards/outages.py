@@ -34,6 +34,8 @@ _LOST: Mapping[str, frozenset[str]] = {
 cut, or brought nothing in time."""
 _TIMING_OUT = _LOST.keys() | {"socket", "ssl"}
 """Modules whose own TimeoutError is about a connection."""
+_AWAITED = frozenset({"asyncio.streams", "asyncio.sslproto"})
+"""Modules beside the clients in which a coroutine waits for a connection."""
 _COME_AGAIN = frozenset({408, 409, 425, 429})
 """Refusals of HTTP that are about the moment, beside all from 500 on."""
 _MAX_CAUSES = 10
@@ -48,6 +50,8 @@ def is_outage(error: BaseException) -> bool:
     with contextlib.suppress(BaseException):  # attributes of an exception are the user's code as well
         for _ in range(_MAX_CAUSES):
             if isinstance(error, _NOT_THE_ANSWER) or _is_lost(error) or _is_refused_for_now(error):
+                return True
+            if isinstance(error, TimeoutError) and _waited_for_client(error.__cause__):
                 return True
             if is_of_client and isinstance(error, (gaierror, TimeoutError)):
                 return True
@@ -78,6 +82,19 @@ def _is_lost(error: BaseException) -> bool:
         frame = frame.tb_next
     raised_in = "" if frame is None else _package(frame.tb_frame.f_globals.get("__name__"))
     return isinstance(error, TimeoutError) and raised_in in _TIMING_OUT
+
+
+def _waited_for_client(cancelled: BaseException | None) -> bool:
+    """A limit of the function's own (`asyncio.timeout`, `asyncio.wait_for`) cancelled what waited for a connection."""
+    if type(cancelled).__name__ != "CancelledError" or cancelled is None:
+        return False
+    frame = cancelled.__traceback__
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__"))
+        if module in _AWAITED or _package(module) in _LOST:
+            return True
+        frame = frame.tb_next
+    return False
 
 
 def _is_refused_for_now(error: BaseException) -> bool:

@@ -3,11 +3,13 @@
 Functions run in worker processes (worker_pool.py): the caller waits for one future per sample, which the thread that
 owns them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Where services
 score as well, strop.rewards.judges asks all of them. Samples that could not be scored are scored again, or given a
-score in its place, as reward.on_failure says.
+score in its place, as reward.on_failure says; where a service was not there, after a pause that grows from one retry to
+the next. The pauses for a sample last no longer than a call of a function may (reward.timeout_s).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,11 @@ from strop.rewards.judges.services import Services
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.passing import with_verdict
 from strop.rewards.worker_pool import Workers
+from strop.utils.http_client import backoff_s
 from strop.utils.trust import ask
+
+_FIRST_PAUSE_S = 0.5
+"""Longest wait before the first retry, in seconds."""
 
 
 async def try_loading(config: RewardConfig) -> bool:
@@ -44,6 +50,20 @@ async def try_loading(config: RewardConfig) -> bool:
     await workers.start()
     await workers.close()
     return workers.takes_groups
+
+
+class _Pauses:
+    """Pauses before the retries of one sample, or group, for which a service was not there."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._left_s, self._count = config.timeout_s, 0
+
+    async def wait(self) -> None:
+        """Wait, longer each time, and no longer in all than a call may take."""
+        pause_s = min(backoff_s(self._count, _FIRST_PAUSE_S), self._left_s)
+        self._left_s -= pause_s
+        self._count += 1
+        await asyncio.sleep(pause_s)
 
 
 class RewardPool:
@@ -161,6 +181,7 @@ class RewardPool:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
         waits = in_group and self.takes_groups
         usage: dict[str, float] = {}
+        pauses = _Pauses(self.config)
         for attempt in range(self.config.retries + 1):
             if self._services is not None:
                 outcome: Outcome = await self._services.score(
@@ -173,7 +194,7 @@ class RewardPool:
                 outcome = await self._workers.score(prompt, trajectory, solution_str)
             for name, value in outcome.usage.items():
                 usage[name] = usage.get(name, 0.0) + value
-            if self._on_failure(outcome) != "retry" or not self._is_running:
+            if not await self._is_tried_again([outcome], attempt, pauses):
                 break
         outcome = self._with_fallback(outcome)
         if usage != outcome.usage:
@@ -223,9 +244,10 @@ class RewardPool:
         if not indices:
             return outcomes
         group = [(trajectories[index], answers[index][0]) for index in indices]
-        for _ in range(self.config.retries + 1):
+        pauses = _Pauses(self.config)
+        for attempt in range(self.config.retries + 1):
             scored = await self._workers.score_group(prompt, group)
-            if not any(self._on_failure(outcome) == "retry" for outcome in scored) or not self._is_running:
+            if not await self._is_tried_again(scored, attempt, pauses):
                 break
         for index, outcome in zip(indices, scored, strict=True):
             outcomes[index] = self._merge(outcomes[index], self._with_fallback(outcome))
@@ -239,6 +261,15 @@ class RewardPool:
         score = (services.score or 0.0) + functions.score
         parts = {**services.parts, **own_part, **functions.parts}
         return replace(functions, score=score, parts=parts, usage=services.usage)
+
+    async def _is_tried_again(self, outcomes: Sequence[Outcome], attempt: int, pauses: _Pauses) -> bool:
+        """True where these outcomes of an attempt call for another one, after the pause before it."""
+        retried = [outcome for outcome in outcomes if self._on_failure(outcome) == "retry"]
+        if not retried or attempt == self.config.retries or not self._is_running:
+            return False
+        if any(outcome.kind == "infrastructure" for outcome in retried):
+            await pauses.wait()
+        return self._is_running
 
     def _on_failure(self, outcome: Outcome) -> str:
         """Setting of reward.on_failure for an outcome; empty where it has a score."""

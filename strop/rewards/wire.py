@@ -5,7 +5,7 @@ reward function made of it. A message is one line (strop.utils.json_lines). `cal
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
                        [[call, ...], *comparisons]              the same of all answers to a prompt
-    from the worker    ["ready", wants_conversation, takes_groups]  the functions are loaded
+    from the worker    ["ready", wants_conversation, takes_groups, coroutines]  the functions are loaded
                        ["failed", sentence]                     the function cannot be loaded
                        ["start"]                                the deadline of the oldest call counts from here
                        ["grading", comparison]                  a comparison of it begins; null: it ended
@@ -13,6 +13,10 @@ reward function made of it. A message is one line (strop.utils.json_lines). `cal
                        ["back"]                                 it counts again
                        ["done", kind, score, parts, token_rewards, error, s]  its result
                        ["all", [[kind, score, parts, error], ...], s]  that of all answers to a prompt
+
+Where functions are coroutines, several calls are under way: they are numbered from 0 as they are sent, and the worker
+says ["call", number, "start"], ["call", number, "done" or "all", ...] as above, or ["call", number, "timeout",
+location, s]; and between these ["alive"], every second.
 """
 
 from __future__ import annotations

@@ -6,9 +6,11 @@ training step. Its event loop has a task for each worker, which keeps one proces
 (worker_process.py), takes calls from one queue, and gives their outcomes to the futures that callers wait for. Each
 future is resolved: with a score, an error or a timeout, and where the pool stops with the reason.
 
-A process works on one call at a time, in the order in which it got them, and says when it starts one. Its deadline
+A process works on one call at a time, in the order in which it got them, and says when it starts one; with functions
+that are coroutines, on reward.max_concurrent of them (concurrent_calls.py). The deadline of a call
 stands still while the call is where other limits hold, as in a sandbox (strop.utils.deadline). Calls queued behind one
-that times out or ends its process go back to where they were in the queue.
+that times out or ends its process go back to where they were in the queue. So do those that were under way together
+with it; each of them is then scored alone, which says whose doing it was.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from strop.protocol.trajectory import Prompt, Trajectory
+from strop.rewards.concurrent_calls import Call, CallResult, ConcurrentCalls, Expired
 from strop.rewards.config import RewardConfig
 from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
@@ -40,17 +43,14 @@ from strop.utils.safe_read import read_text
 
 log = logging.getLogger(__name__)
 
-CallResult = Outcome | list[Outcome]
-"""Of one answer, or of a group that failed as a whole; of each answer of a group."""
-Call = tuple[int, bytes, asyncio.Future[CallResult], int]
-"""One answer, or a group of them, to score: its place in the queue, its line for the pipe (wire.py), what its caller
-waits for, and how many answers are in it."""
 _CLOSE_S = 10.0
 """Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
 _AHEAD_S = 0.02
 """Work handed to a worker ahead of time, in seconds: enough to hide the way there and back, little enough
 that no call waits long behind a slow one while another worker is free."""
 _MAX_AHEAD = 64
+_LATE_S = 0.05
+"""For what has come by the end of a time limit, and was not read yet, in seconds."""
 _MAX_LEFT_OUT = 3
 """Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
@@ -114,6 +114,8 @@ class Workers:
         limit = self._config.max_memory_gib
         self._setup = encode([{
             "functions": setups, "sections": _sections(self._config), "timeout_s": self._config.timeout_s,
+            "start_timeout_s": self._config.start_timeout_s,
+            "max_concurrent": self._config.max_concurrent,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
@@ -207,7 +209,9 @@ class Workers:
         with self._lock:
             if self._stopped:
                 return _unscored(self._stopped)
-            self._incoming.append((next(self._numbers), encode([call]), future, num_answers))
+            self._incoming.append(
+                Call(number=next(self._numbers), line=encode([call]), future=future, num_answers=num_answers)
+            )
             if len(self._incoming) == 1:
                 self._loop.call_soon_threadsafe(self._enqueue_incoming)
         return await future
@@ -275,6 +279,8 @@ class Workers:
             try:
                 await process.connect()
                 await self._load(worker, process)
+                if process.runs_coroutines:
+                    await self._score_concurrently(process, calls)
                 while True:
                     await self._score_next(process, calls)
             except TimeoutError:
@@ -311,48 +317,103 @@ class Workers:
         )  # the next ones may take longer than those before
         ahead = min(_MAX_AHEAD, int(_AHEAD_S / max(self._mean_s, 1e-6)) - 1, fair)
         calls.extend(self._calls.get_nowait() for _ in range(ahead))
-        for call in [call for call in calls if call[2].cancelled()]:
+        for call in [call for call in calls if call.future.cancelled()]:
             calls.remove(call)
-        process.send(b"".join(line for _, line, _, _ in calls))
+        process.send(b"".join(call.line for call in calls))
         while calls:
-            result = await process.score(calls[0][3])
-            self._resolve(calls.popleft(), result)
-            self._idle_deaths, self._last_death = 0, ""
+            result = await process.score(calls[0].num_answers)
+            self._finish(calls.popleft(), result)
             outcomes = [result] if isinstance(result, Outcome) else result
             seconds = sum(outcome.seconds for outcome in outcomes)
             self._mean_s += 0.1 * (seconds - self._mean_s)
+
+    async def _score_concurrently(self, process: WorkerProcess, calls: deque[Call]) -> None:
+        """Have the process score calls, several at the same time, until it ends. Left in `calls` is the one that ended
+        it, where that is known; those that may have are scored again, each alone.
+
+        Raises:
+            TimeoutError, EOFError, ValueError: as `WorkerProcess.score`.
+        """
+        under_way = ConcurrentCalls(process, self._config)
+        waiting: set[asyncio.Task[Any]] = set()
+        getting: asyncio.Task[Call] | None = None
+        hearing: asyncio.Task[list[Any]] | None = None
+        next_call: Call | None = None
+        try:
+            while True:
+                if next_call is None and getting is None and under_way.has_room():
+                    getting = self._loop.create_task(self._calls.get())
+                hearing = hearing or self._loop.create_task(process.message())
+                waiting = {hearing} if getting is None else {hearing, getting}
+                done, _ = await asyncio.wait(
+                    waiting, timeout=under_way.left_s(), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done and not (await asyncio.wait(waiting, timeout=_LATE_S))[0]:
+                    raise TimeoutError
+                if getting is not None and getting.done():
+                    next_call, getting = getting.result(), None
+                if hearing.done():
+                    message, hearing = hearing.result(), None
+                    if (finished := under_way.hear(message)) is not None:
+                        call, result = finished
+                        if isinstance(result, Expired):
+                            result = self._timed_out(call, result.seconds, result.location)
+                        self._finish(call, result)
+                if next_call is not None and next_call.future.cancelled():
+                    next_call = None
+                if next_call is not None and under_way.has_room(next_call):
+                    if process.has_ended():
+                        raise EOFError
+                    under_way.send(next_call)
+                    next_call = None
+        finally:
+            for task in waiting:
+                task.cancel()
+            if getting is not None and getting.done() and not getting.cancelled():
+                next_call = getting.result()
+            for call in (*under_way.leave(calls), *([] if next_call is None else [next_call])):
+                self._calls.put_nowait(call)
+
+    def _finish(self, call: Call, result: CallResult) -> None:
+        self._resolve(call, result)
+        self._idle_deaths, self._last_death = 0, ""
 
     async def _on_timeout(self, process: WorkerProcess, calls: deque[Call]) -> str:
         """Resolve a call that exceeded its limit with a timeout. Returns a sentence about a process that did not get
         as far as a call, else an empty text."""
         since = process.since
+        if since is None and process.gave_back:
+            return ""
         location = await process.ask_location()
         if since is None:
             limit = f"within {self._config.start_timeout_s:g} s (reward.start_timeout_s)"
             return f"{self._label} could not be loaded {limit}: its imports hang{location}"
-        num_answers = calls[0][3]
+        call = calls.popleft()
+        self._resolve(call, self._timed_out(call, time.monotonic() - since, location))
+        return ""
+
+    def _timed_out(self, call: Call, seconds: float, location: str) -> Outcome:
+        num_answers = call.num_answers
         each = f", for each of {num_answers} answers" if num_answers > 1 else ""
         limit = f"{self._config.timeout_s * num_answers:g} s (reward.timeout_s{each})"
         sentence = f"{self._label} did not finish in {limit}{location}"
-        outcome = Outcome(kind="timeout", seconds=time.monotonic() - since, error=sentence)
-        self._resolve(calls.popleft(), outcome)
-        return ""
+        return Outcome(kind="timeout", seconds=seconds, error=sentence)
 
     def _on_death(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
         """Handle a process that has ended, with the same result as `_on_timeout`."""
         sentence = f"the worker process {death_sentence(status)}"
         location = process.location()
         if process.since is not None:
-            call = number, line, future, num_answers = calls.popleft()
-            message = decode(line)
+            call = calls.popleft()
+            message = decode(call.line)
             if status in _BUDGET_SIGNALS and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
-                calls.appendleft((number, encode([*message, process.grading]), future, num_answers))
+                calls.appendleft(replace(call, line=encode([*message, process.grading])))
             else:
                 seconds = time.monotonic() - process.since
                 error = f"{sentence} in {self._label}{location}"
                 self._resolve(call, Outcome(kind="error", seconds=seconds, error=error))
             return ""
-        if process.calls_done and not calls:
+        if process.gave_back or (process.calls_done and not calls):
             return ""
         action = "preparing to score with" if process.is_loaded else "loading"
         return f"{sentence} while {action} {self._label}{location}"
@@ -386,7 +447,7 @@ class Workers:
         """Hand an outcome to the caller, together with all that come before this thread waits again."""
         if not self._done:
             self._loop.call_soon(self._deliver)
-        self._done.append((call[2], outcome))
+        self._done.append((call.future, outcome))
 
     def _deliver(self) -> None:
         done, self._done = self._done, []

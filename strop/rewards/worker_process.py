@@ -53,7 +53,9 @@ class WorkerProcess:
         """When it began to score the oldest of its calls, time away from it left out; None: it has not."""
         self.grading: int | None = None
         """Number of the comparison within that call that is under way."""
-        self.is_loaded = False
+        self.is_loaded = self.runs_coroutines = False
+        self.gave_back = False
+        """Calls that it had together are scored again, each alone: what ended it is one of them."""
         self.calls_done = 0
         self._results = asyncio.StreamReader(limit=_CHUNK_BYTES)
         self._lines, self._rest = deque[bytes](), b""  # of what was read from it
@@ -112,9 +114,9 @@ class WorkerProcess:
             TimeoutError, EOFError, ValueError: as `score`.
         """
         self.send(setup)
-        match await self._message(asyncio.get_running_loop().time() + self._config.start_timeout_s):
-            case ["ready", bool(wants_conversation), bool(takes_groups)]:
-                self.is_loaded = True
+        match await self.message(asyncio.get_running_loop().time() + self._config.start_timeout_s):
+            case ["ready", bool(wants_conversation), bool(takes_groups), bool(coroutines)]:
+                self.is_loaded, self.runs_coroutines = True, coroutines
                 return wants_conversation, takes_groups
             case ["failed", str(sentence)]:
                 raise RewardError(sentence)
@@ -142,7 +144,7 @@ class WorkerProcess:
         away_since = left_s = 0.0
         is_away = False
         while True:
-            message = await self._message(until)
+            message = await self.message(until)
             now = clock()
             match message:
                 case ["start"] if self.since is None:
@@ -167,7 +169,15 @@ class WorkerProcess:
                 case _:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 
-    async def _message(self, until: float) -> list[Any]:
+    async def message(self, until: float | None = None) -> list[Any]:
+        """Its next message.
+
+        Args:
+            until: time of the event loop, at which TimeoutError is raised; None: there is no limit.
+
+        Raises:
+            EOFError: the process has ended.
+        """
         while not self._lines:
             try:
                 async with asyncio.timeout_at(until):

@@ -65,6 +65,8 @@ class TokenOutput:
     stop_reason: StopReason
     routed_experts: RoutedExperts | None = None
     """Of prompt and tokens but the last, from an engine that records them (rollout.router_replay)."""
+    is_own_limit: bool = False
+    """It ended, with stop reason `length`, at a max_tokens that its caller chose below the limit of the run."""
 
 
 OnToken = Callable[[int, float, int], None]

@@ -115,7 +115,7 @@ class Learner:
             summary=summary,
             steps=tuple(updates),
             left_out=left_out,
-            metrics={**trained.metrics, **self._follow_kl(summary)},
+            metrics={**trained.metrics, **self._follow_kl(summary, len(batch.sample_starts))},
         )
 
     def _update_policy(
@@ -166,12 +166,15 @@ class Learner:
                     updates.append(merged_update(metrics))
         return updates
 
-    def _follow_kl(self, summary: BatchSummary) -> Metrics:
-        """Move the coefficient of the KL penalty by the KL of the step; the coefficient that the step had."""
+    def _follow_kl(self, summary: BatchSummary, num_samples: int) -> Metrics:
+        """Move the coefficient of the KL penalty by the KL of the step; the coefficient that the step had.
+
+        Samples count, not their rows: the horizon is one of samples, as in the libraries that have it.
+        """
         if not self._config.algorithm.use_kl_in_reward:
             return {}
         used: Metrics = {REWARD_KL_COEF: self._kl_controller.value}
-        self._kl_controller.update(summary.metrics[REWARD_KL], len(summary.advantages))
+        self._kl_controller.update(summary.metrics[REWARD_KL], num_samples)
         return used
 
 

@@ -333,9 +333,10 @@ class Trainer:
         """Reason to end the run where no prompt is visited any more; empty while one is."""
         if not self.data.sampler.is_exhausted or self.collector.num_ahead:
             return ""
+        or_long = " or is longer than data.max_prompt_tokens" if self.config.data.streaming else ""
         return (
-            "every prompt was solved by all its samples and is retired (algorithm.filter_groups.retire_solved), so "
-            "there is nothing left to learn from these prompts"
+            "every prompt was solved by all its samples and is retired (algorithm.filter_groups.retire_solved)"
+            f"{or_long}, so there is nothing left to learn from these prompts"
         )
 
     def _wants_first_validation(self) -> bool:

@@ -56,6 +56,7 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         "rollout.deterministic",
         "agent.num_workers",
         "reward.num_workers",
+        "reward.max_concurrent",
         "data.cache_dir",
         "data.cache_max_bytes",
     ),

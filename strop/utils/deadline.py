@@ -11,37 +11,40 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 Tell = Callable[[float | None], None]
 
 
-class _Away:
-    """Number of `away` blocks the main thread is in: tasks of one event loop may be in several."""
+class _Listener:
+    """Told of the `away` blocks of one call: tasks of an event loop may be in several of them."""
 
-    def __init__(self) -> None:
-        self.tell: Tell | None = None
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
         self.depth = 0
 
 
-_away = _Away()
+_listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 
 def listen(tell: Tell) -> None:
-    """Have `tell` called in the main thread: with the most seconds that it will be away, and with None when back."""
-    _away.tell = tell
+    """Have `tell` called in the main thread, in this context and the tasks that it starts: with the most seconds that
+    the work will be away, and with None when it is back."""
+    _listener.set(_Listener(tell))
 
 
 @contextlib.contextmanager
 def away(at_most_s: float) -> Iterator[None]:
     """A block with limits of its own, which ends within that time."""
-    if _away.tell is None or threading.current_thread() is not threading.main_thread():
+    listener = _listener.get()
+    if listener is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _away.depth += 1
-    _away.tell(at_most_s)
+    listener.depth += 1
+    listener.tell(at_most_s)
     try:
         yield
     finally:
-        _away.depth -= 1
-        if not _away.depth:
-            _away.tell(None)
+        listener.depth -= 1
+        if not listener.depth:
+            listener.tell(None)

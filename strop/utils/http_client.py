@@ -28,6 +28,7 @@ anything else, which says nothing about the request."""
 CLOSED = "ask before it is closed"
 """Remedy of what was asked later."""
 _MAX_WAIT_S = 60.0
+_MAX_DOUBLINGS = 64
 _REPEATABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 """Refusals of this one request, such as a prompt that is too long for the model."""
@@ -50,6 +51,17 @@ class CallLimits:
     requests_per_s: PositiveFloat | None = None
     """Requests that may start per second, of the whole run; null: no limit. Each rollout worker has an equal share; a
     second's worth of it, at least one request, may start at once."""
+
+
+def backoff_s(attempt: int, first_s: float) -> float:
+    """Wait before a repeat, in seconds: doubled with each attempt, up to a minute, and half of it left to chance.
+
+    Args:
+        attempt: number of the one that failed, from 0.
+        first_s: wait after that one, at most.
+    """
+    backoff = min(_MAX_WAIT_S, first_s * 2.0 ** min(attempt, _MAX_DOUBLINGS))
+    return backoff * (0.5 + 0.5 * random.random())  # spreads repeats; no result depends on it
 
 
 class CallRefused(Exception):
@@ -203,8 +215,7 @@ class Caller:
         return CallRefused("infrastructure", f"the {self._name} was closed", {}, remedy=CLOSED)
 
     def _wait_s(self, attempt: int, asked_s: float | None) -> float:
-        backoff = min(_MAX_WAIT_S, self._limits.backoff_s * 2.0**attempt)
-        chosen = backoff * (0.5 + 0.5 * random.random())  # spreads repeats; no result depends on it
+        chosen = backoff_s(attempt, self._limits.backoff_s)
         return chosen if asked_s is None else min(_MAX_WAIT_S, max(asked_s, chosen))
 
     async def _attempt(self, body: bytes, read: Callable[[Any], Any]) -> Any:

@@ -56,6 +56,8 @@ class EpisodeReport:
     data_source: str
     """Data source of the prompt."""
     num_prompt_tokens: int
+    num_added_tokens: int = 0
+    """Of its prompt behind that of the row, such as a first observation: they take room from the response."""
     num_response_tokens: int = 0
     """Tokens after the prompt, sampled or given, of all training sequences."""
     num_sampled_tokens: int = 0
@@ -197,6 +199,7 @@ def episode_report(episode: Episode) -> EpisodeReport:
         sample_index=episode.sample_index,
         data_source=prompt.data_source,
         num_prompt_tokens=len(every[0].prompt_ids),
+        num_added_tokens=max(0, len(every[0].prompt_ids) - len(prompt.token_ids)),
         num_response_tokens=sum(len(sequence.response_ids) for sequence in every),
         num_sampled_tokens=len(versions),
         num_turns=trajectory.num_turns,

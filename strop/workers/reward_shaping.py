@@ -75,12 +75,16 @@ def penalized(
     plain: Mapping[str, float],
     max_response_tokens: int,
 ) -> Mapping[str, float]:
-    """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`."""
+    """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`.
+
+    The penalty is full at the length at which a response is cut, which is below the limit where the agent has put
+    tokens of its own behind the prompt of the row.
+    """
     if not reward.overlong_buffer:
         return plain
     trained = [report for report in reports if report.id in plain]
     penalties = overlong_penalty(
-        torch.tensor([report.num_response_tokens for report in trained]),
+        torch.tensor([report.num_added_tokens + report.num_response_tokens for report in trained]),
         max_tokens=max_response_tokens,
         buffer_tokens=reward.overlong_buffer,
         factor=reward.overlong_penalty,

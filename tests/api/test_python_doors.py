@@ -385,6 +385,16 @@ def test_several_rewards_have_weights_and_names(
         assert row["score"] == pytest.approx(parts["first_letter"] + 0.01 * parts["brief"])
 
 
+class BonusFor:
+    """A reward that is made with what it looks for."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
+        return [float(self.letter in str(one)) for one in completions]
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -396,7 +406,30 @@ def test_several_rewards_have_weights_and_names(
             "data is a DatasetDict of train",
         ),
         ({"rewards": [5]}, "a reward is a file or a function, but number 0 is a int"),
+        ({"rewards": [None]}, "a reward is a file or a function, but number 0 is a NoneType"),
+        (
+            {"rewards": None},
+            "rewards is None: give a function, a file, or a list of them; left out, the scorer",
+        ),
+        ({"rewards": {"a": first_letter}}, "rewards is a dict: give a function, a file, or a list of them"),
+        ({"rewards": 5}, "rewards is a int: give a function"),
+        (
+            {"rewards": "accuracy"},
+            "the reward 'accuracy' is no file .*/accuracy.: give a function, or a Python file",
+        ),
+        ({"rewards": ""}, "the reward '' is no file"),
+        ({"rewards": [BonusFor]}, r"number 0 is the class BonusFor: give an instance .* BonusFor\(...\)"),
+        ({"rewards": lambda given, wanted: 1.0}, "asks for given, wanted, which strop does not pass"),
         ({"reward_weights": [1.0, 2.0]}, "there are 1 rewards and 2 reward_weights"),
+        ({"reward_weights": 0.5}, "reward_weights is 0.5: give a list of numbers"),
+        ({"reward_weights": ["half"]}, r"reward_weights is \['half'\]: give a list of numbers"),
+        ({"data": None}, "data.train_files"),
+        ({"model": None}, "model.path is not set"),
+        ({"algorithm": GRPO}, r"algorithm is <class .*GRPO'>: give the name of a preset \('grpo'\)"),
+        ({"settings": None}, "settings is None: give a dictionary"),
+        ({"settings": "trainer.max_steps=1"}, "settings is 'trainer.max_steps=1': give a dictionary"),
+        ({"on_step": 5}, "on_step is a int: give a function"),
+        ({"out": 5}, "out is a int: give the path of the run folder"),
         ({"model": 5}, "model is a int: give a folder"),
         ({"algorithm": "grppo"}, "grpo"),
         ({"settings": {"actor.optim.rl": 1}}, "actor.optim.lr"),
@@ -408,7 +441,7 @@ def test_what_cannot_be_used_is_said(
 ) -> None:
     usual: dict[str, Any] = {"model": tiny_model, "rewards": first_letter, "data": rows, "settings": SMALL}
     with pytest.raises((ValueError, ConfigError), match=sentence):
-        train(**{**usual, **given}, out=tmp_path / "x")
+        train(**{**usual, "out": tmp_path / "x", **given})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
 from strop.data.prompt_loader import next_prompts
 from strop.data.streaming import StreamedPrompts, open_rows
+from strop.data.visit_ids import parse_visit_uid
 
 TOKENIZER = make_tokenizer(CHATML)
 FRAME = 2 + 5 + 1 + 1 + 10  # tokens around a user message: see test_prompts.py
@@ -163,15 +164,44 @@ def test_long_prompts_are_passed_over_and_the_next_visit_takes_their_place() -> 
     assert "4 of 20 tried are longer than" in prompts.report()
 
 
+def test_a_prompt_that_is_too_long_is_visited_once() -> None:
+    rows = [row(number, 3 + number % 4) for number in range(8)]
+    prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 4))
+    sampler = PromptSampler(prompts.row_numbers, 4, 0)
+    steps = [next_prompts(prompts, sampler, 4) for _ in range(6)]
+    assert [len(step.prompts) for step in steps] == [4] * 6
+    skipped = [{parse_visit_uid(uid)[1] for uid in step.skipped} for step in steps]
+    assert set().union(*skipped) == {2, 3, 6, 7}
+    assert skipped[2:] == [set()] * 4, "both epochs of the first two steps have their visits at once"
+
+
+def test_when_all_others_are_retired_nothing_is_left_and_nothing_fails() -> None:
+    """Two of four rows are too long; the others are retired, as solved ones are, after their first visit."""
+    rows = [row(number, 3 + 9 * (number % 2)) for number in range(4)]
+    prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 4))
+    sampler = PromptSampler(prompts.row_numbers, 2, 0)
+    first = next_prompts(prompts, sampler, 2)
+    assert sorted(prompt.row for prompt in first.prompts) == [0, 2]
+    for row_number in (0, 2):
+        sampler.retire(row_number, 0)
+    last = next_prompts(prompts, sampler, 2)
+    assert last.prompts == []
+    assert len(first.skipped) + len(last.skipped) == 2
+    assert sampler.is_exhausted
+
+
 def test_a_set_that_is_resumed_goes_on_with_the_same_prompts() -> None:
     rows = [row(number, 3 + number % 4) for number in range(30)]
     prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 4))
     whole = PromptSampler(prompts.row_numbers, 4, 0)
-    steps = [next_prompts(prompts, whole, 4) for _ in range(9)]
+    steps, curricula = [], []
+    for _ in range(9):
+        steps.append(next_prompts(prompts, whole, 4))
+        curricula.append(whole.curriculum())
     for cut in (1, 4, 7):
         consumed = [uid for step in steps[:cut] for uid in [*(p.uid for p in step.prompts), *step.skipped]]
         later = PromptSampler(prompts.row_numbers, 4, 0)
-        later.restore(consumed, whole.state())
+        later.restore(consumed, whole.state(), curricula[cut - 1])
         assert [next_prompts(prompts, later, 4) for _ in range(9 - cut)] == steps[cut:]
 
 

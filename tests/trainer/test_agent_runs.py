@@ -239,6 +239,20 @@ def test_rewritten_history_makes_several_rows_of_one_sample(
                 assert row["prompt_ids"][: len(first["prompt_ids"]) - 1] == first["prompt_ids"][:-1]
 
 
+def test_samples_and_not_their_rows_move_the_coefficient_of_the_kl(
+    project: Project, models: dict[str, Path], tools_file: Path, tmp_path: Path
+) -> None:
+    config = config_of(
+        project, tools_file, models["forgets"], "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.5, horizon: 100}", tool_format="thoughtful_letters",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    assert len(done.records[0].fetched) > 16
+    # The policy of the first step is the reference: a KL of 0 is 20 % too low at most, and 16 samples count.
+    coefficients = [numbers["actor/reward_kl_penalty_coeff"] for numbers in done.steps]
+    assert coefficients == pytest.approx([0.5, 0.5 * (1 - 0.2 * 16 / 100)])
+
+
 @pytest.mark.slow
 def test_the_same_seed_plays_the_same_episodes_however_many_run_at_once(
     project: Project, models: dict[str, Path], tools_file: Path, tmp_path: Path

@@ -150,7 +150,6 @@ async def _choose(
         written_ids=written,
         has_thinking=bool(parsed.reasoning.strip()),
         text=completed,
-        max_tokens=request.options.max_tokens,
     )
     return Choice(
         index=index, prompt_ids=prompt_ids, message=message, reasoning=parsed.reasoning, output=output

@@ -146,6 +146,7 @@ class Session:
         self._written_ids: dict[str, str] = {}
         self._replies: dict[tuple[Any, ...], Reply] = {}
         self._stop_reason = "stop"
+        self._contexts: list[Sequence[Message]] = []
         self._media: dict[bytes, Media] = {}
 
     # ------------------------------------------------------------------ prompts
@@ -318,7 +319,6 @@ class Session:
         written_ids: Sequence[str | None] = (),
         has_thinking: bool = False,
         text: str = "",
-        max_tokens: int | None = None,
     ) -> None:
         """Record a sampled answer.
 
@@ -330,12 +330,10 @@ class Session:
             written_ids: of its calls, where the model wrote ids.
             has_thinking: it thought before it answered.
             text: of a completion: prompt and answer.
-            max_tokens: limit that the client gave.
         """
         self._stop_reason = "stop"
         if output.stop_reason == "length":
-            has_own_limit = max_tokens is not None and len(output.token_ids) >= max_tokens
-            self._stop_reason = "max_tokens" if has_own_limit else "length"
+            self._stop_reason = "max_tokens" if output.is_own_limit else "length"
         if not output.token_ids:
             return
         prompt, media = tuple(prompt_ids), media_of(prompt_ids)
@@ -356,6 +354,7 @@ class Session:
             )
             self._sequences.append(empty)
             self._logs.append([])
+            self._contexts.append(())
             self._texts.append("")
             length = len(prompt)
         added = [
@@ -396,7 +395,10 @@ class Session:
         log, response = self._logs[index], self._sequences[index].response_ids
         reply_start = log[-1]["tokens"][1] if log else 0
         is_prompt_of_row = index == 0 and not log  # which samples have beside their messages
-        replies = () if is_prompt_of_row else context[_last_answer(context) + 1 :]
+        # Another choice of the same request, whose messages stand in the log of the first one.
+        is_other_choice = any(context is logged for logged in self._contexts)
+        self._contexts[index] = context
+        replies = () if is_prompt_of_row or is_other_choice else context[_last_answer(context) + 1 :]
         for reply in replies:
             log.append({"role": reply.role, "content": reply.content, "tokens": [reply_start, start]})
         entry: dict[str, Any] = {"role": "assistant", "content": message.content}
@@ -411,7 +413,7 @@ class Session:
         if self._max_tokens is None:
             return
         while len(self._sequences) > 1 and _size(self._sequences) > self._max_tokens:
-            for column in (self._sequences, self._logs, self._texts):
+            for column in (self._sequences, self._logs, self._contexts, self._texts):
                 column.pop(0)
             self.num_forgotten += 1
         while len(self._recent) > 1 and _size(self._recent) > self._max_tokens:

@@ -85,7 +85,9 @@ class EngineSampler:
                 task.cancel()
         if output.stop_reason == "aborted" and not aborts:
             raise ApiError(503, "the engine ended the request; send it again")
-        return output
+        own_limit = options.max_tokens
+        is_cut = output.stop_reason == "length" and len(output.token_ids) >= sampling.max_tokens
+        return dataclasses.replace(output, is_own_limit=is_cut and own_limit is not None)
 
     def score(self, prompts: Sequence[Sequence[int]]) -> list[PromptScores]:
         """As of Sampler."""

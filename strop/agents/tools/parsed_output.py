@@ -80,3 +80,18 @@ def split_thinking(text: str, *, begins_in_thinking: bool) -> tuple[str, str]:
         return text, ""
     content_before, opened, open_thinking = text.partition(OPEN)
     return (open_thinking, content_before) if opened else ("", text)
+
+
+def places_after_thinking(text: str, *, begins_in_thinking: bool) -> tuple[int, ...]:
+    """Places before the last </think> of an answer at which its thinking may have ended already: where the tag is text,
+    such as that of an argument, `split_thinking` takes too much.
+
+    Args:
+        text: of an answer.
+        begins_in_thinking: the prompt ended with <think>.
+    """
+    first, last = text.find(CLOSE), text.rfind(CLOSE)
+    if first < 0:
+        return ()
+    places = [] if begins_in_thinking or text.lstrip().startswith(OPEN) else [0]
+    return (*places, first + len(CLOSE)) if first < last else tuple(places)

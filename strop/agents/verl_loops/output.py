@@ -131,9 +131,7 @@ def sequence_of(
     if len(output.response_ids) > max_tokens:
         return sequence.finish("length")
     reasons = (call.cut_reason(all_ids[:end]) for call in calls)
-    reason = next(filter(None, reasons), "stop")
-    is_full = reason == "max_tokens" and len(response_ids) >= max_tokens
-    return sequence.finish("length" if is_full else reason)
+    return sequence.finish(next(filter(None, reasons), "stop"))
 
 
 def _extra(fields: Mapping[str, Any]) -> dict[str, Any]:

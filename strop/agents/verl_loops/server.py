@@ -88,11 +88,7 @@ class ServerManager:
             token_ids = self.context.images.place(token_ids, images)
         limits = self._limits(sampling_params or {})
         output = await self._generate(token_ids, **limits)
-        own_limit = limits.get("max_tokens")
-        has_own_end = (
-            output.stop_reason == "length" and own_limit is not None and len(output.token_ids) >= own_limit
-        )
-        reason = "max_tokens" if has_own_end else output.stop_reason
+        reason = "max_tokens" if output.is_own_limit else output.stop_reason
         self.calls.append(Call(token_ids, output.token_ids, output.log_probs, output.versions, reason))
         stop_reason = "aborted" if output.stop_reason == "aborted" else "completed"
         return LoopTokens(

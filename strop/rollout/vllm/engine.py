@@ -226,10 +226,11 @@ class VllmEngine:
         return log_probs
 
     async def health(self) -> Mapping[str, float]:
-        """Generate one token for real, unless paused or asleep; numbers about the engine.
+        """Generate one token for real, unless paused or asleep; numbers about the engine. Behind long prompts a token
+        can take longer: vLLM tells its counts after each of its steps, so that counts that change are progress.
 
         Raises:
-            TimeoutError: no answer, or no token, within HEALTH_TIMEOUT_S.
+            TimeoutError: no answer, or no token and no progress, within HEALTH_TIMEOUT_S.
             VllmDied: vLLM's process has ended.
         """
         if not self._asleep and not self._is_paused:
@@ -241,14 +242,22 @@ class VllmEngine:
                     f"is {self._process.log}"
                 )
 
-            await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
-        counted: dict[str, float] = await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
+            before = await self._counts()
+            try:
+                await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
+            except TimeoutError:
+                if await self._counts() == before:
+                    raise
         return {
             "version": float(self._version),
             "paused": float(self._is_paused),
             "running": float(len(self._running)),
-            **counted,
+            **await self._counts(),
         }
+
+    async def _counts(self) -> dict[str, float]:
+        counts: dict[str, float] = await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
+        return counts
 
     async def close(self) -> None:
         """End the requests and vLLM's processes. A second call does nothing."""

@@ -189,7 +189,9 @@ def test_an_episode_ends_where_its_tokens_do(agent_file: Path) -> None:
     assert trajectory.reward_score is None, "the reward function is asked"
 
 
-@pytest.mark.parametrize(("max_tokens", "reason"), [(2000, "max_tokens"), (1, "length")])
+@pytest.mark.parametrize(
+    ("max_tokens", "reason"), [(2000, "max_tokens"), (3, "max_tokens"), (2, "length"), (1, "length")]
+)
 def test_an_answer_that_the_agent_limits_is_not_cut_by_the_run(
     agent_file: Path, max_tokens: int, reason: str
 ) -> None:

@@ -243,6 +243,24 @@ def test_choices_of_one_call_are_sequences_of_one_prompt() -> None:
         assert [one.token for one in logprobs.content][-1] == "<|im_end|>"
 
 
+def test_a_question_is_in_the_log_once_however_many_choices_it_has() -> None:
+    said_in_order = ["a", "b", "c", "d"]
+    engine = ScriptedEngine(TOKENIZER, [f"{text}<|im_end|>" for text in said_in_order])
+
+    def work(opened: Open) -> None:
+        client = opened.client()
+        first = client.chat.completions.create(model="any", messages=[QUESTION], n=2)  # type: ignore[list-item]
+        asked = [QUESTION, {"role": "assistant", "content": first.choices[1].message.content}, QUESTION]
+        client.chat.completions.create(model="any", messages=asked, n=2)  # type: ignore[arg-type]
+
+    _, sessions = served(engine, work)
+    last = sessions["one"].sequences()[-1]
+    logged = [(entry["role"], entry["content"]) for entry in last.messages]
+    question = ("user", QUESTION["content"])
+    assert sorted(logged) == sorted([question, *(("assistant", text) for text in said_in_order)])
+    assert last.num_turns == 6, "two questions and four answers"
+
+
 def test_a_stop_text_ends_the_answer_in_the_engine() -> None:
     engine = ScriptedEngine(TOKENIZER, ["one\nObservation: two and more<|im_end|>"])
 

@@ -383,3 +383,137 @@ def test_a_built_in_parser_has_the_calling_convention_of_verl() -> None:
     content, calls = asyncio.run(ToolParser.get_tool_parser("hermes", tokenizer).extract_tool_calls(ids))
     assert content == "Hm"
     assert calls == [FunctionCall("f", '{"a": 1}')]
+
+
+SPELLED = [
+    "</parameter>", "</function>", "</tool_call>", "<tool_call>", "<parameter=path>", "<function=f>", "</arg_value>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|tool_call_end|>",
+    "<|tool_call_begin|>", "<｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>", "x</parameter>\ny</tool_call>\nz",
+    "</tool_call></tool_call>", "a <parameter=path> b </parameter> c", "</parameter></parameter>",
+]  # fmt: skip
+"""Values that have tags of the formats in them."""
+
+
+def written_calls(name: str, value: str) -> str:
+    """Two calls of f, each with a text before its number, as a chat template writes them."""
+    shown = json.dumps({"a": value, "n": 2}, ensure_ascii=False)
+    match name:
+        case "qwen3_coder":
+            return 2 * (
+                f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n<parameter=n>\n2\n</parameter>\n"
+                f"</function>\n</tool_call>\n"
+            )
+        case "glm":
+            return 2 * (
+                f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{value}</arg_value>\n<arg_key>n</arg_key>\n"
+                f"<arg_value>2</arg_value>\n</tool_call>\n"
+            )
+        case "hermes":
+            return 2 * f'<tool_call>\n{{"name": "f", "arguments": {shown}}}\n</tool_call>\n'
+        case "mistral":
+            return 2 * f"[TOOL_CALLS]f[ARGS]{shown}"
+        case "mistral_list":
+            return f'[TOOL_CALLS] [{", ".join([f"""{{"name": "f", "arguments": {shown}}}"""] * 2)}]'
+        case "kimi":
+            call = f"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{shown}<|tool_call_end|>"
+            return f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
+        case "deepseek":
+            fenced = f"function<｜tool▁sep｜>f\n```json\n{shown}\n```"
+            second = f"<｜tool▁call▁begin｜>{fenced}<｜tool▁call▁end｜>"
+            return f"{DEEPSEEK}f<｜tool▁sep｜>{shown}<｜tool▁call▁end｜>{second}"
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("value", SPELLED)
+@pytest.mark.parametrize(
+    "name", ["qwen3_coder", "glm", "hermes", "mistral", "mistral_list", "kimi", "deepseek"]
+)
+def test_an_argument_may_spell_out_the_tags_of_its_format(name: str, value: str) -> None:
+    if name == "glm" and "</arg_value>" in value and "<arg_value>" in value:
+        pytest.skip("two tags that stand as between arguments")
+    content, calls = read(name.removesuffix("_list"), "so " + written_calls(name, value))
+    assert content == "so"
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", {"a": value, "n": 2})] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        # Tags that models leave out, as the parsers of vLLM read them.
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=a>1<parameter=n>2</function></tool_call>",
+            ["1", 2],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=a>1</parameter><parameter=n>2</tool_call>",
+            ["1", 2],
+        ),
+        (
+            "qwen3_coder",
+            (
+                "<tool_call><function=f><parameter=a>1</parameter></tool_call> and "
+                "<tool_call><function=f><parameter=n>2</parameter></function></tool_call>"
+            ),
+            ["1", 2],
+        ),
+        (
+            "glm",
+            (
+                "<tool_call>f</tool_call> and <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>"
+                "<arg_key>n</arg_key><arg_value>2</arg_value></tool_call>"
+            ),
+            ["1", 2],
+        ),
+    ],
+)
+def test_a_call_ends_before_the_next_one_also_where_tags_are_missing(
+    name: str, text: str, arguments: list[Any]
+) -> None:
+    _, calls = read(name, text)
+    assert all(isinstance(call, FunctionCall) for call in calls)
+    merged: dict[str, Any] = {}
+    for call in calls:
+        merged |= json.loads(call.arguments)
+    assert [merged["a"], merged["n"]] == arguments
+    assert len(calls) == text.count("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>n</arg_key><arg_value>2</arg_value></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter> hm <parameter=n>2</parameter></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter> hm</function></tool_call>"),
+    ],
+)  # fmt: skip
+def test_text_between_arguments_is_not_put_into_one(name: str, text: str) -> None:
+    _, (call,) = read(name, text)
+    assert isinstance(call, MalformedCall)
+
+
+CALL_WITH_TAG = '<tool_call>{"name": "f", "arguments": {"a": "ends with </think> here"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "begins", "reasoning"),
+    [
+        (CALL_WITH_TAG, False, ""),
+        (f"<think>hm</think>{CALL_WITH_TAG}", False, "hm"),
+        (f"hm</think>\n{CALL_WITH_TAG}", True, "hm"),
+        (f"hm</think>\n{CALL_WITH_TAG}", False, "hm"),
+        (CALL_WITH_TAG.replace("ends", "<think> ends"), False, ""),
+    ],
+)
+def test_a_call_whose_argument_closes_thinking_is_made(text: str, begins: bool, reasoning: str) -> None:
+    turn = parse("hermes", "qwen3", text, begins=begins)
+    (call,) = turn.calls
+    assert isinstance(call, FunctionCall)
+    assert json.loads(call.arguments)["a"].endswith("ends with </think> here")
+    assert (turn.content, turn.reasoning) == ("", reasoning)
+
+
+def test_a_call_in_the_thinking_is_none_also_where_it_closes_thinking() -> None:
+    turn = parse("hermes", "qwen3", f"<think>I could {CALL_WITH_TAG} but</think>No.")
+    assert (turn.content, turn.calls) == ("No.", ())

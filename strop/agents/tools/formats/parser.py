@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strop.agents.tools.formats.calls import ParsedCalls, ToolSchemas
-from strop.agents.tools.parsed_output import FunctionCall, MalformedCall, ParsedTurn, split_thinking
+from strop.agents.tools.parsed_output import (
+    CLOSE,
+    FunctionCall,
+    MalformedCall,
+    ParsedTurn,
+    places_after_thinking,
+    split_thinking,
+)
 from strop.agents.tools.schemas import schema_mapping
 from strop.agents.tools.template_probe import CallExample
 from strop.utils.chat_template.answers import answer_text
@@ -160,8 +167,18 @@ class FormatParser(ToolParser):
     def _read(self, text: str, tools: ToolSchemas, *, begins_in_thinking: bool) -> ParsedTurn:
         if self.format.thinking is not None:
             reasoning, answer = self.format.thinking(text)
-        else:
-            reasoning, answer = split_thinking(text, begins_in_thinking=begins_in_thinking)
+            return self._read_answer(answer, tools, reasoning)
+        for start in places_after_thinking(text, begins_in_thinking=begins_in_thinking):
+            reasoning, _ = split_thinking(text[:start], begins_in_thinking=begins_in_thinking)
+            turn = self._read_answer(text[start:], tools, reasoning)
+            arguments = [call.arguments for call in turn.calls if isinstance(call, FunctionCall)]
+            if CLOSE not in turn.content and any(CLOSE in text for text in arguments):
+                return turn  # an argument spells the tag out, which closes nothing
+        reasoning, answer = split_thinking(text, begins_in_thinking=begins_in_thinking)
+        return self._read_answer(answer, tools, reasoning)
+
+    def _read_answer(self, answer: str, tools: ToolSchemas, reasoning: str) -> ParsedTurn:
+        """The parts of an answer without its thinking."""
         try:
             content, calls = self.format.read(answer, tools)
         except (ValueError, RecursionError, MemoryError) as error:  # nesting that exhausts the reader

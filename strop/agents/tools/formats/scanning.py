@@ -7,6 +7,8 @@ from places that only move forward.
 
 from __future__ import annotations
 
+import re
+
 
 class Marks:
     """Positions of marks in one text. Searches may jump back; the time is linear while they move forward."""
@@ -15,6 +17,7 @@ class Marks:
         self.text = text
         self._found: dict[str, tuple[int, int]] = {}
         """By mark: start and result of the last search."""
+        self._matches: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def find(self, mark: str, start: int) -> int:
         """Position of the next `mark` from `start` on; -1 where there is none. A search is never repeated."""
@@ -23,6 +26,14 @@ class Marks:
             position = self.text.find(mark, start)
             self._found[mark] = (start, position)
         return position
+
+    def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """The next match of an expression from `start` on. A search is never repeated."""
+        searched_from, match = self._matches.get(pattern, (-1, None))
+        if searched_from < 0 or start < searched_from or (match is not None and match.start() < start):
+            match = pattern.search(self.text, start)
+            self._matches[pattern] = (start, match)
+        return match
 
     def skip_blanks(self, start: int) -> int:
         """The first position from `start` on that is no white space."""

@@ -1,7 +1,12 @@
-"""Calls marked by control tokens: deepseek, kimi, mistral, gpt_oss."""
+"""Calls marked by control tokens: deepseek, kimi, mistral, gpt_oss.
+
+A text in the JSON of a call may spell such a token out, which the decoded answer does not tell from the token itself:
+so a mark inside of JSON that can be read ends nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +23,9 @@ _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁cal
 _KIMI_BEGIN = "<|tool_calls_section_begin|>"
 _KIMI = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?")
+
+_JSON_BEGINS = re.compile(r"\s*(?:[^\n`{]+\n```(?:json)?\n\s*)?(?=\{)")
+"""Text that may stand between the mark and the object."""
 
 _MISTRAL_BEGIN = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
@@ -44,12 +52,22 @@ def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tupl
     while start >= 0:
         head = start + len(begin)
         divide, close = marks.find(middle, head), marks.find(end, head)
+        if 0 <= divide < close:
+            close = marks.find(end, _behind_json(text, divide + len(middle)))
         stop, after = (close, close + len(end)) if close >= 0 else (len(text), len(text))
         if 0 <= divide < stop:
             yield text[head:divide], text[divide + len(middle) : stop], text[start:after]
         else:
             yield text[head:stop], None, text[start:after]
         start = marks.find(begin, after)
+
+
+def _behind_json(text: str, start: int) -> int:
+    """Place behind the JSON that begins there, or in the block of it below a name; the same place where none does."""
+    match = _JSON_BEGINS.match(text, start)
+    with contextlib.suppress(ValueError):
+        return start if match is None else read_json_at(text, match.end())[1]
+    return start
 
 
 def read_deepseek(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -102,22 +120,36 @@ def read_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`[TOOL_CALLS]` before a JSON list of calls, or before each call as a name and `[ARGS]` with JSON."""
     content, mark, section = text.partition(_MISTRAL_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for part in section.split(_MISTRAL_BEGIN) if mark else ():
-        calls += _mistral_calls(part)
+    position = 0 if mark else len(section) + 1
+    while position <= len(section):
+        made, behind = _mistral_calls(section, position)
+        calls += made
+        position = behind + len(_MISTRAL_BEGIN)
     return content.strip(), calls
 
 
-def _mistral_calls(part: str) -> list[FunctionCall | MalformedCall]:
-    if part.lstrip().startswith("["):
+def _mistral_calls(section: str, start: int) -> tuple[list[FunctionCall | MalformedCall], int]:
+    """The calls behind one mark, and the place of the next mark or the end."""
+
+    def next_mark(place: int) -> int:
+        mark = section.find(_MISTRAL_BEGIN, place)
+        return mark if mark >= 0 else len(section)
+
+    match = _MISTRAL_NAMED.match(section, start)
+    if match is not None:
+        behind = next_mark(_behind_json(section, match.end()))
+        return [_named_call(match["name"], section[match.end() : behind], match["id"])], behind
+    begin = Marks(section).skip_blanks(start)
+    if section.startswith("[", begin) and not section.startswith(_MISTRAL_BEGIN, begin):
         try:
-            values, _ = read_json_at(part.lstrip(), 0)
+            values, end = read_json_at(section, begin)
         except ValueError as error:
-            return [MalformedCall(part, f"Invalid JSON in tool call: {error}")]
-        return [call_from_object(value, json.dumps(value)) for value in values]
-    match = _MISTRAL_NAMED.match(part)
-    if match is None:
-        return [MalformedCall(part, "After [TOOL_CALLS] must come a JSON list, or a name and its arguments.")]
-    return [_named_call(match["name"], part[match.end() :], match["id"])]
+            behind = next_mark(begin)
+            return [MalformedCall(section[start:behind], f"Invalid JSON in tool call: {error}")], behind
+        return [call_from_object(value, json.dumps(value)) for value in values], next_mark(end)
+    behind = next_mark(start)
+    problem = "After [TOOL_CALLS] must come a JSON list, or a name and its arguments."
+    return [MalformedCall(section[start:behind], problem)], behind
 
 
 def split_harmony(text: str) -> tuple[str, str]:

@@ -1,11 +1,17 @@
-"""Calls between tags: hermes (Qwen2.5, Qwen3), qwen3_coder, glm."""
+"""Calls between tags: hermes (Qwen2.5, Qwen3), qwen3_coder, glm.
+
+Nothing is escaped in the values of qwen3_coder and glm, and a value may spell a tag of its format out. So a tag closes
+only where the next one, or the end, stands behind it: </parameter> before <parameter= or the end of the function,
+</tool_call> behind </parameter></function>. Where no tag stands so, the first one closes, as in the parsers of vLLM and
+SGLang.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from strop.agents.tools.formats.calls import (
     ParsedCalls,
@@ -22,8 +28,16 @@ from strop.utils.sanitize import read_json_at
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_PARAMETER = "<parameter="
+_KEY = "<arg_key>"
+_CODER_LAST = re.compile(r"</parameter>\s*</function>\s*</tool_call>")
+_CODER_NEXT = re.compile(r"<tool_call>\s*<function=")
+_CODER_TAG = re.compile(r"</parameter>|<parameter=([^<>\n]+)>")
+_GLM_LAST = re.compile(r"</arg_value>\s*</tool_call>")
+_GLM_NEXT = re.compile(r"<tool_call>\s*[\w.:-]+\s*<arg_key>")
+_GLM_DIVIDE = re.compile(r"</arg_key>\s*<arg_value>")
+_GLM_STOP = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|\Z))")
+_GLM_BROKEN = re.compile(r"</arg_(?:key|value)>\s*<arg_value>")
 _NAME = re.compile(r"[\w.:-]+")
 _TAG_NAME = re.compile(r"[^\s<>]+")
 
@@ -31,7 +45,7 @@ _TAG_NAME = re.compile(r"[^\s<>]+")
 def _read_blocks(
     text: str,
     read_block: Callable[[str], FunctionCall | MalformedCall],
-    find_end: Callable[[str, int], int] = lambda text, start: text.find(CLOSE, start),
+    find_end: Callable[[Marks, int], int],
 ) -> ParsedCalls:
     """Every block between the tags; the text outside of them is the content.
 
@@ -42,10 +56,11 @@ def _read_blocks(
     """
     content: list[str] = []
     calls: list[FunctionCall | MalformedCall] = []
+    marks = Marks(text)
     position = 0
     while (start := text.find(OPEN, position)) >= 0:
         content.append(text[position:start])
-        end = find_end(text, start + len(OPEN))
+        end = find_end(marks, start + len(OPEN))
         if end < 0:
             calls.append(
                 MalformedCall(
@@ -68,11 +83,34 @@ def read_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     return _read_blocks(text, call_from_json, _end_of_json)
 
 
-def _end_of_json(text: str, start: int) -> int:
+def _end_of_json(marks: Marks, start: int) -> int:
     """Place of the next tag, behind the JSON value that begins there, whose texts may spell the tag out."""
     with contextlib.suppress(ValueError):
-        _, start = read_json_at(text, Marks(text).skip_blanks(start))
-    return text.find(CLOSE, start)
+        _, start = read_json_at(marks.text, marks.skip_blanks(start))
+    return marks.text.find(CLOSE, start)
+
+
+def _end_of_values(
+    first: str, last: re.Pattern[str], next_call: re.Pattern[str]
+) -> Callable[[Marks, int], int]:
+    """Finds the closing tag of a block with values that may spell it out.
+
+    Args:
+        first: tag with which values begin.
+        last: closing tags of the last value and of the block.
+        next_call: beginning of another block, which is no part of a value.
+    """
+
+    def find(marks: Marks, start: int) -> int:
+        close = marks.text.find(CLOSE, start)
+        if close < 0 or marks.text.find(first, start, close) < 0:
+            return close
+        end, following = marks.search(last, start), marks.search(next_call, close)
+        if end is None or (following is not None and following.start() < end.start()):
+            return close
+        return end.end() - len(CLOSE)
+
+    return find
 
 
 def read_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
@@ -84,44 +122,48 @@ def read_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
         is_tag = block.lstrip().startswith(_FUNCTION) and closed and "\n" not in written
         if not (is_tag and _TAG_NAME.fullmatch(name)):
             return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
-        pairs, other_text = _parameters(without_end(body, _FUNCTION_END))
+        types = parameter_types(tools, name)
+        pairs, other_text = _parameters(without_end(body, _FUNCTION_END), types)
         if other_text:
             problem = "Each argument of a tool call must be <parameter=KEY>VALUE</parameter>."
             return MalformedCall(block, problem, name)
         if repeated := _repeated_key(pairs):
             return MalformedCall(block, f"The argument {json.dumps(repeated)} is given twice.", name)
-        types = parameter_types(tools, name)
         arguments = {key: typed_value(_without_edges(value), types.get(key)) for key, value in pairs}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
-    return _read_blocks(text, read_block)
+    return _read_blocks(text, read_block, _end_of_values(_PARAMETER, _CODER_LAST, _CODER_NEXT))
 
 
-def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
+def _parameters(body: str, known: Collection[str]) -> tuple[list[tuple[str, str]], str]:
     """Key and value of every <parameter=KEY>, as written, and the text that stands beside them.
 
-    A value ends at its tag, the next parameter or the end.
+    A value without a tag behind it ends at the next parameter, which has a known key where the tool is known.
     """
     marks = Marks(body)
     pairs: list[tuple[str, str]] = []
     other_text: list[str] = []
-    position, start = 0, marks.find(_PARAMETER, 0)
-    while start >= 0:
-        key = start + len(_PARAMETER)
-        close, line_end, opening = (marks.find(mark, key) for mark in (">", "\n", "<"))
-        is_broken = 0 <= line_end < close or 0 <= opening < close
-        if close <= key or is_broken or not body[key:close].strip():  # no key on one line
-            start = marks.find(_PARAMETER, key)
+    key, position, close = "", 0, None
+    for tag in _CODER_TAG.finditer(body):
+        if tag[1] is None:
+            behind = marks.skip_blanks(tag.end())
+            if key and (behind == len(body) or body.startswith(_PARAMETER, behind)):
+                pairs.append((key, body[position : tag.start()]))
+                key, position, close = "", tag.end(), None
+            elif key:
+                close = close or tag
             continue
-        end, following = marks.find(_PARAMETER_END, close), marks.find(_PARAMETER, close)
-        stop = min(
-            (end_position for end_position in (end, following) if end_position >= 0),
-            default=len(body),
-        )
-        other_text.append(body[position:start])
-        pairs.append((body[key:close].strip(), body[close + 1 : stop]))
-        position = stop + len(_PARAMETER_END) if stop == end else stop
-        start = following if stop == following else marks.find(_PARAMETER, stop)
+        new_key = tag[1].strip()
+        if not new_key or (key and known and new_key not in known):
+            continue
+        if key:
+            pairs.append((key, body[position : tag.start()]))
+            position = close.end() if close else tag.start()
+        other_text.append(body[position : tag.start()])
+        key, position, close = new_key, tag.end(), None
+    if key:
+        pairs.append((key, body[position:]))
+        position = close.end() if close else len(body)
     return pairs, "".join([*other_text, body[position:]]).strip()
 
 
@@ -148,28 +190,24 @@ def read_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
         arguments = {key: typed_value(value, types.get(key)) for key, value in pairs}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
-    return _read_blocks(text, read_block)
+    return _read_blocks(text, read_block, _end_of_values(_KEY, _GLM_LAST, _GLM_NEXT))
 
 
 def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
     """Key and value of every argument, as written; None where a key lacks its value, or other text stands between."""
     marks = Marks(block)
     pairs: list[tuple[str, str]] = []
-    start = marks.find(_KEY, 0)
-    while start >= 0:
-        key = start + len(_KEY)
-        following, close = marks.find(_KEY, key), marks.find(_KEY_END, key)
-        value = marks.skip_blanks(close + len(_KEY_END))
-        while close >= 0 and not block.startswith(_VALUE, value):  # the tag is a part of the key
-            close = marks.find(_KEY_END, value)
-            value = marks.skip_blanks(close + len(_KEY_END))
-        end = marks.find(_VALUE_END, value)
-        if close < 0 or end < 0 or 0 <= following < end:
+    start = block.find(_KEY)
+    while 0 <= start < len(block):
+        divide = _GLM_DIVIDE.search(block, start)
+        stop = _GLM_STOP.search(block, divide.end()) if divide else None
+        if divide is None or stop is None:
             return None
-        if marks.skip_blanks(end + len(_VALUE_END)) != (following if following >= 0 else len(block)):
+        key, value = block[start + len(_KEY) : divide.start()], block[divide.end() : stop.start()]
+        if _KEY in key or _GLM_BROKEN.search(value):
             return None
-        pairs.append((block[key:close].strip(), block[value + len(_VALUE) : end]))
-        start = following
+        pairs.append((key.strip(), value))
+        start = marks.skip_blanks(stop.end())
     return pairs
 
 

@@ -1,0 +1,147 @@
+"""Calls that one worker process has under way at the same time, as the pool follows them.
+
+The process itself ends calls that take too long (worker_coroutines.py). Here is the limit behind it: a process whose
+loop stands still longer than a call may take is ended. A call that was the only one in its process is to blame for such
+an end; where there were several, `leave` has each scored again alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from strop.rewards.outcome import Outcome
+from strop.rewards.wire import outcome_of, outcomes_of
+
+if TYPE_CHECKING:
+    from strop.rewards.config import RewardConfig
+    from strop.rewards.worker_process import WorkerProcess
+
+CallResult = Outcome | list[Outcome]
+"""Of one answer, or of a group that failed as a whole; of each answer of a group."""
+_GRACE_S, _GRACE_OF_ONE_S = 2.0, 0.25
+"""Time that a process has to say that a call has reached its limit, in seconds: its loop beats more often. A single
+call is to blame in either case."""
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Call:
+    """One answer, or a group of them, to score."""
+
+    number: int
+    """Its place in the queue."""
+    line: bytes = field(compare=False)
+    """For the pipe (wire.py)."""
+    future: asyncio.Future[CallResult] = field(compare=False)
+    """Awaited by its caller."""
+    num_answers: int = field(compare=False)
+    is_alone: bool = field(default=False, compare=False)
+    """No other call may be under way in its process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expired:
+    """A call has reached its time limit."""
+
+    location: str
+    """` at reward.py:17 in compute_score`, or empty."""
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class _UnderWay:
+    call: Call
+    since: float | None = None
+    """When it began to score; None: it has not."""
+    is_shared: bool = False
+    """Another call was under way beside it."""
+
+
+class ConcurrentCalls:
+    """The calls of one process."""
+
+    def __init__(self, process: WorkerProcess, config: RewardConfig) -> None:
+        self._process, self._config = process, config
+        self._calls: dict[int, _UnderWay] = {}
+        self._num_sent = 0
+        self._heard = self._away_until = 0.0
+
+    def has_room(self, call: Call | None = None) -> bool:
+        """True where one more call can be sent: this one, or any."""
+        is_closed = any(other.call.is_alone for other in self._calls.values())
+        limit = 1 if is_closed or (call is not None and call.is_alone) else self._config.max_concurrent
+        return len(self._calls) < limit
+
+    def send(self, call: Call) -> None:
+        """Send a call to the process."""
+        if not self._calls:
+            self._heard = time.monotonic()
+        for other in self._calls.values():
+            other.is_shared = True
+        self._calls[self._num_sent] = _UnderWay(call=call, is_shared=bool(self._calls))
+        self._num_sent += 1
+        self._process.send(call.line)
+
+    def left_s(self) -> float | None:
+        """Time that the process has for its next message, in seconds; None: it has nothing to do."""
+        if not self._calls:
+            return None
+        limit_s = self._config.timeout_s * max(other.call.num_answers for other in self._calls.values())
+        grace_s = _GRACE_S if len(self._calls) > 1 else _GRACE_OF_ONE_S
+        return max(0.0, max(self._heard, self._away_until) + limit_s + grace_s - time.monotonic())
+
+    def hear(self, message: list[Any]) -> tuple[Call, CallResult | Expired] | None:
+        """Note a message of the process; returns a call that has ended, with its result.
+
+        Raises:
+            ValueError: it is no message of a worker of ours.
+        """
+        self._heard = time.monotonic()
+        match message:
+            case ["alive"]:
+                return None
+            case ["back"]:
+                self._away_until = 0.0
+                return None
+            case ["away", float() | int() as at_most_s]:
+                self._away_until = max(self._away_until, self._heard + at_most_s)
+                return None
+            case ["grading", (int() | None) as comparison]:
+                self._process.grading = comparison
+                return None
+            case ["call", int(number), "start"] if number in self._calls:
+                self._calls[number].since = self._heard
+                return None
+            case ["call", int(number), *result] if number in self._calls:
+                ended = _result_of(result)
+                self._process.calls_done += 1
+                return self._calls.pop(number).call, ended
+        raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
+
+    def leave(self, calls: deque[Call]) -> list[Call]:
+        """Calls to be scored by another process, after this one has ended. One that is to blame for that goes into
+        `calls`, with its start in `process.since`; and so do those that it had not begun, where no other had it."""
+        present, self._calls = list(self._calls.values()), {}
+        begun = [other for other in present if other.since is not None]
+        waiting = [other.call for other in present if other.since is None]
+        if not begun:
+            calls.extend(waiting)
+            return []
+        if len(begun) == 1 and not begun[0].is_shared:
+            self._process.since = begun[0].since
+            calls.append(begun[0].call)
+            return waiting
+        self._process.gave_back = True
+        return [*waiting, *(replace(other.call, is_alone=True) for other in begun)]
+
+
+def _result_of(message: list[Any]) -> CallResult | Expired:
+    match message:
+        case ["timeout", str(location), float() | int() as seconds]:
+            return Expired(location=location, seconds=seconds)
+        case ["all", *_]:
+            return outcomes_of(message)
+    return outcome_of(message)
