@@ -179,6 +179,22 @@ def too_deep() -> ValueError:
     return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
+def _events_of(text: str) -> deque[yaml.Event] | None:
+    """The events of a text by libyaml; None where the parser in Python is to read it. libyaml takes minutes for
+    thousands of levels, and is left at the first that is too deep."""
+    if not yaml.__with_libyaml__ or _READ_OTHERWISE.search(text):
+        return None
+    events, depth = deque[yaml.Event](), 0
+    with contextlib.suppress(yaml.YAMLError):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            events.append(event)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                return None
+        return events
+    return None
+
+
 class BoundedLoader(yaml.SafeLoader):
     """Plain values only, no deeper than MAX_DEPTH, and no more than MAX_YAML_VALUES with every alias written out.
 
@@ -188,10 +204,7 @@ class BoundedLoader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._events: deque[yaml.Event] | None = None
-        if yaml.__with_libyaml__ and not _READ_OTHERWISE.search(text):
-            with contextlib.suppress(yaml.YAMLError):
-                self._events = deque(yaml.parse(text, Loader=yaml.CSafeLoader))
+        self._events = _events_of(text)
 
     def check_event(self, *choices: type[yaml.Event]) -> bool:
         """True if the next event is one of these; of any kind, where none is named."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strop.config import to_dict
 from strop.config.yaml_text import _Dumper, compose, dump, parse
 from strop.trainer.config import Config
+from strop.utils.safe_read import _events_of
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = sorted([*(ROOT / "strop").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")])
@@ -67,6 +68,13 @@ def test_files_are_read_as_in_python(path: Path) -> None:
 @pytest.mark.parametrize("text", READ_OTHERWISE)
 def test_what_libyaml_reads_otherwise_is_read_in_python(text: str) -> None:
     assert read(text) == in_python(text)
+
+
+def test_libyaml_is_left_where_a_text_is_too_deep() -> None:
+    assert _events_of("[" * 100 + "]" * 100) is not None
+    assert _events_of("[" * 101 + "]" * 101) is None
+    with pytest.raises(ValueError, match="nested more than 100 levels deep"):
+        parse("[" * 20_000, "it")
 
 
 @settings(max_examples=100, deadline=None)
