@@ -37,7 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """What has been imported by now stays: looking for garbage in it was a seventh of the time of collecting tests."""
+    from strop.utils import gc_freeze
+
     gc.freeze()
+    gc_freeze._is_frozen = True  # each run would count a million frozen objects to find it out
     gc.enable()
 
 

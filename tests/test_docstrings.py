@@ -16,11 +16,29 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RELATIVE = re.compile(r"(What|Which|How|Those|Whether|Where|Who|Whose|Why)\b")
 
 
+Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def scopes(tree: ast.Module) -> Iterator[Scope]:
+    """The module, and its classes and functions, wherever they are defined; no expression is looked into."""
+    open_nodes: list[ast.AST] = [tree]
+    while open_nodes:
+        node = open_nodes.pop()
+        if isinstance(node, Scope):
+            yield node
+        parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody", "handlers", "cases")]
+        open_nodes += [child for part in parts if isinstance(part, list) for child in part]
+
+
+@cache
+def docstrings_of(path: Path) -> list[tuple[int, str]]:
+    """Those of a file."""
+    return list(docstrings(ast.parse(path.read_text())))
+
+
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of the docstrings of the module, its classes, functions, fields and constants."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+    for node in scopes(tree):
         for position, statement in enumerate(node.body):
             before = node.body[position - 1] if position else None
             if (
@@ -45,7 +63,7 @@ def test_docstrings_name_the_thing(room: str) -> None:
     clauses = [
         f"{path.relative_to(PACKAGE.parent)}:{line} {text.splitlines()[0]}"
         for path in ([root] if root.is_file() else sorted(root.rglob("*.py")))
-        for line, text in docstrings(ast.parse(path.read_text()))
+        for line, text in docstrings_of(path)
         if RELATIVE.match(text.lstrip())
     ]
     assert not clauses, "begin with the noun or the verb:\n" + "\n".join(clauses)
@@ -75,7 +93,7 @@ def words_of(path: Path) -> frozenset[str]:
 def remarks(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of the docstrings and comments of a file."""
     text = path.read_text()
-    yield from docstrings(ast.parse(text))
+    yield from docstrings_of(path)
     if not re.search(r"#.*(\.py\b|\bstrop\.)", text):
         return  # taking it apart takes long
     with path.open("rb") as file:

@@ -36,4 +36,4 @@ def place_of(text: str, key: str) -> tuple[int, str] | None:
         line, node = match[0].start_mark.line + 1, match[1]
     if not isinstance(node, yaml.ScalarNode):
         return line, ""
-    return line, node.value if node.style is None else f'"{node.value}"'
+    return line, node.value if not node.style else f'"{node.value}"'

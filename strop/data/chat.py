@@ -335,14 +335,6 @@ def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
     return [list(ids) for ids in encoded["input_ids"]]
 
 
-def without_padding(ids: Sequence[int], padding: int | None) -> Sequence[int]:
-    """A text up to the token at which a classifier with this padding token scores it."""
-    end = len(ids)
-    while end > 1 and ids[end - 1] == padding:
-        end -= 1
-    return ids[:end]
-
-
 def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that stand for structure, not for text: end of turn, role headers and the like."""
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -27,7 +27,6 @@ from strop.data.chat import (
     require_chat_template,
     to_chat,
     to_messages,
-    without_padding,
 )
 from strop.data.media import has_media
 from strop.data.preference_config import PreferDataConfig
@@ -37,6 +36,7 @@ from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import Tokenized, TrainedChat, tokenize_chats
 from strop.data.sft.stored_conversation import SftExample, longest_parts
 from strop.data.template_omissions import check_calls_shown
+from strop.engines.value_models import without_padding
 from strop.utils.embedding_rows import check_tokens_known
 
 Messages = tuple[dict[str, Any], ...]

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from strop.engines.multimodal.inputs import language_model_class
-from strop.utils.safe_read import read_json
+from strop.utils.safe_read import parse_json, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,11 @@ def logit_form(module: Any) -> tuple[float, float | None]:
     return scale, getattr(text, "final_logit_softcapping", None)
 
 
+_DESCRIBED: dict[str, int] = {}
+"""Numbers that a config.json describes, by its text: all checkpoints of a run have the same, and a model of many layers
+takes a second to make."""
+
+
 def check_saved(folder: Path) -> None:
     """Compare config.json of a saved language model with the files beside it: as many numbers as it describes.
 
@@ -90,20 +95,16 @@ def check_saved(folder: Path) -> None:
     Raises:
         ValueError: they are of two models.
     """
-    if read_json(folder / "config.json").get("auto_map"):
+    text = read_text(folder / "config.json")
+    if parse_json(text).get("auto_map"):
         return
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    auto_class = language_model_class(config)
-    try:
-        with torch.device("meta"):
-            module = auto_class.from_config(config)
-        module.tie_weights()
-    except (NotImplementedError, RuntimeError) as error:  # its constructor needs numbers
-        logger.warning("what was saved in %s is not compared with its config.json: %s", folder, error)
-        return
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = [buffer for name, buffer in module.state_dict().items() if name not in parameters]
-    described = sum(tensor.numel() for tensor in [*module.parameters(), *buffers])
+    if text not in _DESCRIBED:
+        try:
+            _DESCRIBED[text] = _described_numbers(folder)
+        except (NotImplementedError, RuntimeError) as error:  # its constructor needs numbers
+            logger.warning("what was saved in %s is not compared with its config.json: %s", folder, error)
+            return
+    described = _DESCRIBED[text]
     num_saved = sum(_numbers(file) for file in sorted(folder.glob("*.safetensors")))
     if described != num_saved:
         raise ValueError(
@@ -111,6 +112,17 @@ def check_saved(folder: Path) -> None:
             f"{num_saved:,}: another program would run another model. The class of this model saves something else "
             f"than it is made of"
         )
+
+
+def _described_numbers(folder: Path) -> int:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    auto_class = language_model_class(config)
+    with torch.device("meta"):
+        module = auto_class.from_config(config)
+    module.tie_weights()
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = [buffer for name, buffer in module.state_dict().items() if name not in parameters]
+    return sum(tensor.numel() for tensor in [*module.parameters(), *buffers])
 
 
 def _numbers(file: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -93,6 +93,14 @@ def padding_token(config: ModelConfig) -> int | None:
     # A configuration with code of its own need not have the name.
     padding: int | None = getattr(load_model_config(config).get_text_config(), "pad_token_id", None)
     return padding
+
+
+def without_padding(ids: Sequence[int], padding: int | None) -> Sequence[int]:
+    """A text up to the token at which a classifier with this padding token scores it."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == padding:
+        end -= 1
+    return ids[:end]
 
 
 def architecture(folder: str) -> str:

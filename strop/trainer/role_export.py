@@ -58,7 +58,13 @@ class Export:
     asked for, in our engine and the folder in plain transformers."""
     rounding: float
     """Largest difference that the rounding itself makes; 0 where nothing was rounded."""
-    quantity: str = "log-prob"
+    is_value_model: bool = False
+    """A critic or a reward model."""
+
+    @property
+    def quantity(self) -> str:
+        """Name of the numbers that are compared."""
+        return "value" if self.is_value_model else "log-prob"
 
     def describe(self) -> str:
         """`export ok: 310 tensors, 0.54 GiB, probe log-prob diff 0.0004`."""
@@ -133,7 +139,7 @@ def _write_and_prove(
     sequences = probe_sequences(model)
     trained = probe(model, sequences)
     trained_dtype = model.head_weight.dtype
-    is_classifier = model.module.get_output_embeddings() is None  # type: ignore[operator]
+    is_value_model = model.is_value_model
     if adapter_only:
         rounded = trained
         save_adapter(model, folder, base=base)
@@ -144,29 +150,29 @@ def _write_and_prove(
         _save(model, folder, dtype or trained_dtype)
     del model
     sources = role_sources(checkpoint, role, config)
-    plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
-    if role == ACTOR and not is_classifier:
+    plain = _load_plain(folder, config, trained_dtype, is_value_model=is_value_model, is_adapter=adapter_only)
+    if role == ACTOR and not is_value_model:
         _keep_generation_settings(sources, folder)
     if takes_media(plain.config):
         copy_settings(sources, folder)
     _save_tokenizer(sources, folder, config)
     difference = _largest(rounded, plain_probe(plain, sequences))
-    quantity = "value" if is_classifier else "log-prob"
-    if not difference <= PROBE_TOLERANCE:
-        raise ValueError(
-            f"the export of {checkpoint} gives other {quantity}s in plain transformers than in training (largest "
-            f"difference {difference:.2g}, at most {PROBE_TOLERANCE:g} is rounding); nothing was written. The model's "
-            f"code in transformers does something that training does not"
-        )
     num_tensors, num_bytes = _sizes(folder)
-    return Export(
+    export = Export(
         folder=folder,
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         difference=difference,
         rounding=_largest(trained, rounded),
-        quantity=quantity,
+        is_value_model=is_value_model,
     )
+    if not difference <= PROBE_TOLERANCE:
+        raise ValueError(
+            f"the export of {checkpoint} gives other {export.quantity}s in plain transformers than in training "
+            f"(largest difference {difference:.2g}, at most {PROBE_TOLERANCE:g} is rounding); nothing was written. The "
+            f"model's code in transformers does something that training does not"
+        )
+    return export
 
 
 def probe_sequences(model: CausalLM) -> list[Tensor]:
@@ -182,14 +188,13 @@ def probe_sequences(model: CausalLM) -> list[Tensor]:
 
 def probe(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
     """Log-probs of all tokens but the first in our engine; of a value model, the value at the end of each sequence."""
-    is_value_model = model.module.get_output_embeddings() is None  # type: ignore[operator]
-    if is_value_model:
+    if model.is_value_model:
         rows = make_rows(sequences, [torch.zeros(1, dtype=torch.int64)] * len(sequences))
     else:
         rows = make_rows([ids[:1] for ids in sequences], [ids[1:] for ids in sequences])
 
     def asked(tokens: Tokens) -> dict[str, Tensor]:
-        return {"probe": tokens.values() if is_value_model else tokens.log_probs(temperature=1.0)[0]}
+        return {"probe": tokens.values() if model.is_value_model else tokens.log_probs(temperature=1.0)[0]}
 
     engine = Engine(model, EngineConfig(max_tokens_per_device=sum(PROBE_LENGTHS)), is_frozen=False)
     return engine.map_tokens(rows, asked)["probe"]
@@ -286,16 +291,16 @@ def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) 
 
 
 def _load_plain(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
+    folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_value_model: bool, is_adapter: bool
 ) -> Any:
     """The exported folder, loaded by plain transformers; every weight must be there, and no other."""
     trust = runs_own_code(config)
     auto_class: Any = AutoModelForSequenceClassification
-    if not is_classifier:
+    if not is_value_model:
         auto_class = language_model_class(
             AutoConfig.from_pretrained(config.path if is_adapter else folder, trust_remote_code=trust)
         )
-    options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
+    options: dict[str, Any] = {"num_labels": 1} if is_value_model else {}
     if is_adapter:
         with only_errors():  # the head of a reward model is the adapter's
             if stored_scheme(config) is None:

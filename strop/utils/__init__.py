@@ -7,6 +7,7 @@ background.py          Work in a thread beside the process's own
 background_loop.py     Event loops in threads of their own, for what outlives the loop of any one caller or may block
                        it
 c_library.py           Functions in C, compiled once for a machine
+call_limits.py         Settings of calls to a service over HTTP, and its address
 call_loop.py           The event loop of a worker whose work outlives the call that began it
 deadline.py            Time that has limits of its own, as that of a program in a sandbox, is not counted by the
                        deadline of a sample

@@ -72,31 +72,49 @@ def literals(hint: object) -> Iterator[Any]:
 def fits(hint: Any, value: Any) -> bool:
     """True if a value is of the type, strictly (neither "1" nor True is a number; 1 is also a float), and in bounds.
     NaN fits nothing: it is no setting, and no two of them are equal."""
+    return _test_of(hint)(value)
+
+
+@cache
+def _test_of(hint: Any) -> Callable[[Any], bool]:
+    """The test of `fits` for a type: thousands of values are tested for one configuration."""
     members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
     if len(members) > 1:
-        return any(fits(member, value) for member in members)
+        tests = [_test_of(member) for member in members]
+        return lambda value: any(test(value) for test in tests)
     if origin is Annotated:
-        return fits(hint.__origin__, value) and all(_holds(bound, value) for bound in hint.__metadata__)
+        return _test_of_bounds(_test_of(hint.__origin__), hint.__metadata__)
     if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in args)
+        return lambda value: any(type(value) is type(choice) and value == choice for choice in args)
+    if origin is tuple and args[-1] is Ellipsis:
+        each = _test_of(args[0])
+        return lambda value: isinstance(value, tuple) and all(map(each, value))
     if origin is tuple:
-        items = (args[0],) * len(value) if isinstance(value, tuple) and args[-1] is Ellipsis else args
-        return isinstance(value, tuple) and len(items) == len(value) and all(map(fits, items, value))
+        return lambda value: (
+            isinstance(value, tuple) and len(value) == len(args) and all(map(fits, args, value))
+        )
     if is_mapping(hint):
-        return isinstance(value, Mapping) and all(
-            isinstance(name, str) and fits(args[1], item) for name, item in value.items()
+        item = _test_of(args[1])
+        return lambda value: (
+            isinstance(value, Mapping) and all(isinstance(k, str) and item(v) for k, v in value.items())
         )
     if hint is float:
-        return type(value) is int or (type(value) is float and not math.isnan(value))
-    return hint is Any or (isinstance(value, hint) if is_section(hint) else type(value) is hint)
+        return lambda value: type(value) is int or (type(value) is float and not math.isnan(value))
+    if hint is Any:
+        return lambda value: True
+    return (
+        (lambda value: isinstance(value, hint)) if is_section(hint) else (lambda value: type(value) is hint)
+    )
 
 
-def _holds(bound: Any, value: Any) -> bool:
-    if isinstance(bound, str):
-        return True
-    if isinstance(bound, MinLen):
-        return len(value) >= bound.min_length
-    return bool(_HOLDS[type(bound)](value, _limit(bound)))
+def _test_of_bounds(fits_type: Callable[[Any], bool], metadata: Iterable[Any]) -> Callable[[Any], bool]:
+    least = max((bound.min_length for bound in metadata if isinstance(bound, MinLen)), default=0)
+    bounds = [(_HOLDS[type(bound)], _limit(bound)) for bound in metadata if type(bound) in _HOLDS]
+    return lambda value: (
+        fits_type(value)
+        and (not least or len(value) >= least)
+        and all(holds(value, limit) for holds, limit in bounds)
+    )
 
 
 def _limit(bound: object) -> Any:

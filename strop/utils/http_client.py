@@ -12,11 +12,10 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Literal, TypeVar
 
 from strop.utils.background_loop import EventLoopThread
-from strop.utils.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from strop.utils.call_limits import CallLimits
 from strop.utils.http_post import Answer, post
 from strop.utils.sanitize import described, read_json, remember_secret, storable_text
 from strop.utils.token_bucket import TokenBucket
@@ -32,25 +31,6 @@ _MAX_DOUBLINGS = 64
 _REPEATABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 """Refusals of this one request, such as a prompt that is too long for the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallLimits:
-    """Settings of calls to a service: its key, rates and retries."""
-
-    api_key_env: str = ""
-    """Environment variable with the key of the service, sent as a bearer token. Empty: no key."""
-    retries: Annotated[NonNegativeInt, "0 is none"] = 4
-    """Repeats of a request that met a rate limit (429), a broken server (408, 5xx), a cut connection, an answer that is
-    no JSON, or no answer in time. Other refusals are final."""
-    backoff_s: NonNegativeFloat = 1.0
-    """Wait before the first repeat, in seconds; doubled before each further one, up to a minute. Half of it is left to
-    chance, and a server's Retry-After (up to a minute) is respected."""
-    max_concurrent: PositiveInt = 16
-    """Requests under way at the same time, of the whole run: each rollout worker has an equal share of them."""
-    requests_per_s: PositiveFloat | None = None
-    """Requests that may start per second, of the whole run; null: no limit. Each rollout worker has an equal share; a
-    second's worth of it, at least one request, may start at once."""
 
 
 def backoff_s(attempt: int, first_s: float) -> float:
@@ -91,25 +71,6 @@ class Called:
     """Its JSON, as it was read."""
     usage: Mapping[str, float]
     """requests, retries, cached, wait_s."""
-
-
-def check_address(setting: str, address: str) -> None:
-    """Refuse what is no address of a service.
-
-    Raises:
-        ValueError: the sentence names the setting.
-    """
-    parts = urlsplit(address)
-    try:
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number up to 65535
-        is_address = False
-    if not is_address:
-        raise ValueError(f"{setting} is {address!r}; give an address such as http://127.0.0.1:8000/v1")
-    if parts.username or parts.password:
-        raise ValueError(
-            f"{setting} holds a password, which would be written to the run folder: use api_key_env"
-        )
 
 
 class Caller:

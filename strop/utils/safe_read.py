@@ -7,10 +7,13 @@ its content), each with a sentence, as for files that are missing or damaged.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import stat
+from collections import deque
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -29,6 +32,9 @@ MAX_YAML_VALUES = 200_000
 MAX_JSON_BYTES = 2**28
 """Of a document that is read whole."""
 MAX_LINE_BYTES = 2**28
+_READ_OTHERWISE = re.compile(r"\t|(?:^|[\s\[{,])[!?]|[|>][-+\d]*#")
+"""In a text that libyaml and the parser in Python may read otherwise: tabs, tags, keys behind a question mark, and a
+comment at once behind the sign of a block."""
 _CHUNK_BYTES = 2**24
 _SPARSE_FROM_BYTES = 2**34
 _MIN_STORED_SHARE = 0.01
@@ -173,8 +179,52 @@ def too_deep() -> ValueError:
     return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
+def _events_of(text: str) -> deque[yaml.Event] | None:
+    """The events of a text by libyaml; None where the parser in Python is to read it. libyaml takes minutes for
+    thousands of levels, and is left at the first that is too deep."""
+    if not yaml.__with_libyaml__ or _READ_OTHERWISE.search(text):
+        return None
+    events, depth = deque[yaml.Event](), 0
+    with contextlib.suppress(yaml.YAMLError):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            events.append(event)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                return None
+        return events
+    return None
+
+
 class BoundedLoader(yaml.SafeLoader):
-    """Plain values only, no deeper than MAX_DEPTH, and no more than MAX_YAML_VALUES with every alias written out."""
+    """Plain values only, no deeper than MAX_DEPTH, and no more than MAX_YAML_VALUES with every alias written out.
+
+    A text is taken apart by libyaml, where PyYAML has it, in a tenth of the time. What that refuses, the parser in
+    Python reads, whose errors have words (strop/config/yaml_text.py); and what the two do not read alike.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._events = _events_of(text)
+
+    def check_event(self, *choices: type[yaml.Event]) -> bool:
+        """True if the next event is one of these; of any kind, where none is named."""
+        if self._events is None:
+            return bool(super().check_event(*choices))
+        return bool(self._events) and (not choices or isinstance(self._events[0], choices))
+
+    def peek_event(self) -> yaml.Event | None:
+        """The next event."""
+        if self._events is None:
+            event: yaml.Event | None = super().peek_event()
+            return event
+        return self._events[0] if self._events else None
+
+    def get_event(self) -> yaml.Event | None:
+        """The next event, which is then behind."""
+        if self._events is None:
+            event: yaml.Event | None = super().get_event()
+            return event
+        return self._events.popleft() if self._events else None
 
     def get_single_node(self) -> yaml.Node | None:
         """The document, checked before any value is made of it."""

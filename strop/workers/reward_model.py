@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from strop.controller import Dispatch, register
-from strop.data.chat import Chat, encode, render, without_padding
+from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import frozen_engine
@@ -30,6 +30,7 @@ from strop.engines.value_models import (
     is_classifier,
     load_value_model,
     padding_token,
+    without_padding,
 )
 from strop.protocol import DataProto
 from strop.protocol.trajectory import with_answer

@@ -25,6 +25,7 @@ from strop.engines.value_models import load_value_model
 from strop.run import RunFolder
 from strop.trainer import role_export
 from strop.trainer.config import Config
+from strop.trainer.plan.baseline import Baseline
 
 
 def after_one_step(model: Any, *, seed: int) -> TrainEngine:
@@ -197,8 +198,10 @@ class OwnForCausalLM(Qwen3ForCausalLM):
 
 
 def test_a_model_with_code_of_its_own_is_planned_saved_and_exported_with_it(
-    project: Project, tmp_path: Path
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What a process takes is measured in test_plan_baseline.py.
+    monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: Baseline(num_bytes=500 << 20))
     folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
     shutil.copytree(project.model, folder)
     (folder / "configuration_own.py").write_text(CONFIGURATION)

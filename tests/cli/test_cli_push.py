@@ -144,24 +144,6 @@ def test_the_card_of_a_fine_tuning_names_its_own_settings(tuned: Path, tmp_path:
     assert "policy loss" not in text
 
 
-def test_the_card_of_a_reward_model_says_what_loads_it_and_its_loss(project: Project, tmp_path: Path) -> None:
-    pairs, run = tmp_path / "pairs.jsonl", tmp_path / "run"
-    pairs.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n' * 4)
-    done = cli(
-        "reward-model", f"model.path={project.model}", f"prefer.data.train_files=[{pairs}]",
-        f"prefer.data.val_files=[{pairs}]", "prefer.max_steps=1", "resources.num_threads=1", "--out", run,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    card = tmp_path / "card.md"
-    assert cli("push", run, "--to", "me/judge", "--dry-run", "--card", card).code == 0
-    text = card.read_text()
-    assert yaml.safe_load(text.split("---")[1])["pipeline_tag"] == "text-classification"
-    assert "model = AutoModelForSequenceClassification.from_pretrained('me/judge')" in text
-    # At first every score is 0, so the loss is log 2 = 0.6931.
-    assert "Loss on held-out data: " in text
-    assert "(0.6931 before training)." in text
-
-
 @pytest.mark.parametrize("base", ["tiny/base", ""])
 def test_an_adapter_names_the_model_under_it_as_others_find_it(
     project: Project, hub: StandIn, tmp_path: Path, base: str
@@ -194,6 +176,7 @@ def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
     words = [
         f"model.path={project.model}",
         f"prefer.data.train_files=['{pairs}']",
+        f"prefer.data.val_files=['{pairs}']",
         "prefer.num_epochs=2",
         *lora,
     ]
@@ -212,7 +195,10 @@ def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
     torch.testing.assert_close(here, there)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "text-classification"
-    assert "AutoModelForSequenceClassification.from_pretrained('me/judge')" in card.text
+    assert "model = AutoModelForSequenceClassification.from_pretrained('me/judge')" in card.text
+    # At first every score is 0, so the loss is log 2 = 0.6931.
+    assert "Loss on held-out data: " in card.text
+    assert "(0.6931 before training)." in card.text
     if lora:
         told = logging.getLogger("transformers")
         told.addHandler(caplog.handler)

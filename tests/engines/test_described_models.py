@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from strop.engines import model_facts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.engines.model_facts import check_saved
@@ -85,3 +86,16 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="hold"):
         check_saved(folder)
+
+
+def test_what_a_configuration_describes_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (saved(tmp_path / name, tie_word_embeddings=False) for name in ("first", "second"))
+    monkeypatch.setattr(model_facts, "_DESCRIBED", {})
+    check_saved(first)
+    monkeypatch.delattr(model_facts, "_described_numbers")
+    check_saved(second)
+    weights = load_file(second / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, second / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="hold"):
+        check_saved(second)

@@ -22,8 +22,6 @@ OVER = [
     "data.max_response_tokens=8",
     "data.val_files=[]",
     "reward.num_workers=1",
-    "run.save_every=1",
-    "run.keep_last=9",
 ]
 DROP, LATER = [*OVER, "rollout.slowest=drop"], [*OVER, "rollout.slowest=later"]
 
@@ -128,7 +126,8 @@ def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Pa
 def test_an_interrupted_run_is_the_one_that_was_not(
     project: Project, tmp_path: Path, settings: list[str], step: int
 ) -> None:
-    whole = train_in(tmp_path / "whole", project.config(*settings))
+    saved = ["run.save_every=2", "run.keep_last=9"]
+    whole = train_in(tmp_path / "whole", project.config(*settings, *saved))
     folder = cut_after(whole.folder, tmp_path / "cut", step=step)
     rest = resume_in(folder)
     check_records(folder, num_steps=6)

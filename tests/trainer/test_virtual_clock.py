@@ -91,7 +91,12 @@ def test_so_it_is_where_every_second_step_finds_its_groups_there(
     project: Project, tmp_path: Path, every: int, step: int, num_steps: int
 ) -> None:
     """Groups that a step began without having to wait go on beside the validation, and beside those of a later one."""
-    words = [f"eval.every={every}", f"trainer.max_steps={num_steps}", "run.save_every=1", "run.keep_last=9"]
+    words = [
+        f"eval.every={every}",
+        f"trainer.max_steps={num_steps}",
+        f"run.save_every={step}",
+        "run.keep_last=9",
+    ]
     whole = train_in(tmp_path / "whole", project.config("rollout.max_staleness=1", *words))
     rest = resume_in(cut_after(whole.folder, tmp_path / "cut", step=step))
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
@@ -132,7 +137,7 @@ def test_a_group_whose_scorer_is_slow_comes_later(project: Project, tmp_path: Pa
     until it has to."""
     drawn = Delays(seed=0, latencies=Distribution(recorded=(1.0,) * 15 + (500.0,)))
     with virtual_clock(drawn):
-        done = train_in(tmp_path / "run", project.config(*VIRTUAL, "data.val_files=[]"))
+        done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW, "data.val_files=[]"))
     slow = {
         report.uid: record.step
         for record in done.records
@@ -157,7 +162,8 @@ def test_scores_are_kept_over_an_interruption(project: Project, tmp_path: Path) 
     step = 2
     counted, asked = tmp_path / "counted.py", tmp_path / "asked.txt"
     counted.write_text(COUNTED.format(path=str(asked)))
-    settings = [*VIRTUAL, f"reward.path='{counted}'", "data.val_files=[]", "data.max_response_tokens=12"]
+    settings = [*VIRTUAL, f"run.save_every={step}", f"reward.path='{counted}'", "data.val_files=[]"]
+    settings.append("data.max_response_tokens=12")
     whole = train_in(tmp_path / "whole", project.config(*settings))
     folder = cut_after(whole.folder, tmp_path / "cut", step=step)
     [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")

@@ -107,10 +107,11 @@ model = {{ model_class }}.from_pretrained({{ quoted_name }})
 ```
 {%- elif facts.is_adapter -%}
 PEFT adds this adapter to the model that its `adapter_config.json` names, as `{{ model_class }}` loads it\
-{{ ", with `num_labels=1`" if is_classifier }}.
+{{ ", with `num_labels=1`" if facts.export.is_value_model }}.
 {%- else -%}
 Fetch the folder, or name its address \
-{{ "as `reward_model.path` of `strop train`" if is_classifier else "as MODEL of `strop eval` and `strop generate`" }}.
+{{ "as `reward_model.path` of `strop train`" if facts.export.is_value_model \
+else "as MODEL of `strop eval` and `strop generate`" }}.
 {%- endif %}
 """
 
@@ -157,8 +158,7 @@ def model_card(facts: CardFacts) -> str:
         quoted_name=repr(facts.name),
         validations=[(label, event) for label, event in validations if event is not None],
         losses=_held_out_losses(facts) if method != _RL else [],
-        is_classifier=_is_classifier(facts),
-        model_class=f"AutoModelFor{'SequenceClassification' if _is_classifier(facts) else 'CausalLM'}",
+        model_class=f"AutoModelFor{'SequenceClassification' if facts.export.is_value_model else 'CausalLM'}",
         has_pass_rates=all(event["pass_rate"] is not None for event in (before, after) if event is not None),
         answers=f"answers sampled at temperature {temperature}" if temperature else "greedy answers",
         num_compared=num_validations if summary.best_step == facts.step and num_validations > 2 else 0,
@@ -191,7 +191,7 @@ def _metadata(hub: Any, facts: CardFacts, validation: Mapping[str, Any] | None) 
     hub_data = [name[4:] for name in _files(facts, "train_files") if name.startswith("hub:")]
     return hub.ModelCardData(
         library_name="peft" if facts.is_adapter else "transformers",
-        pipeline_tag="text-classification" if _is_classifier(facts) else "text-generation",
+        pipeline_tag="text-classification" if facts.export.is_value_model else "text-generation",
         base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
         datasets=[re.split("[#:@]", name)[0] for name in hub_data] or None,
         tags=["strop", method.replace(" ", "-"), *([estimator] if method == _RL else [])],
@@ -245,11 +245,6 @@ def _held_out_losses(facts: CardFacts) -> list[str]:
         if isinstance(event.get("loss"), float)
     }
     return [losses[step] for step in (0, facts.step) if step in losses] if facts.step in losses else []
-
-
-def _is_classifier(facts: CardFacts) -> bool:
-    """The model is a critic or a reward model."""
-    return facts.export.quantity == "value"
 
 
 def _files(facts: CardFacts, key: str) -> list[str]:

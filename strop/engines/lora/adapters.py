@@ -89,7 +89,7 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
     for _, layer in _layers(model):
         if not _is_stack(layer):
             add_in_place(layer)
-    if _has_value_head(model):
+    if model.is_value_model:
         model.head_weight.requires_grad_(True)  # a new head of zeros learns nothing through adapters alone
     if config.path:
         _load(model, Path(config.path))
@@ -281,7 +281,7 @@ def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
         lora_alpha=config.alpha,
         target_modules=targets,
         target_parameters=experts or None,
-        task_type="SEQ_CLS" if _has_value_head(model) else "CAUSAL_LM",
+        task_type="SEQ_CLS" if model.is_value_model else "CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
     )
 
@@ -299,7 +299,7 @@ def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
             f"model.lora.path {config.path!r} has no usable {_CONFIG_FILE}: {str(error).strip().splitlines()[0]}"
         ) from error
     full_modules = set(getattr(settings, "modules_to_save", None) or ())
-    if _has_value_head(model):
+    if model.is_value_model:
         full_modules -= {"classifier", "score"}  # the value head, which is trained whole here too
     if not isinstance(settings, peft.LoraConfig) or settings.bias != "none" or full_modules:
         raise ValueError(
@@ -314,12 +314,6 @@ def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
             f"model.lora.rank={settings.r}"
         )
     return settings
-
-
-def _has_value_head(model: CausalLM) -> bool:
-    """True if the head gives one number per token instead of logits."""
-    module: Any = model.module
-    return module.get_output_embeddings() is None
 
 
 def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
@@ -364,7 +358,7 @@ def _check_layers(model: CausalLM) -> None:
 def _trained(model: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
     """Adapters, and a value head, whether they take gradients now or not."""
     for name, parameter in model.module.named_parameters():
-        is_head = parameter is model.head_weight and _has_value_head(model)
+        is_head = parameter is model.head_weight and model.is_value_model
         if f".{ADAPTER}." in name or is_head:
             yield name, parameter
 

@@ -21,8 +21,8 @@ from strop.rewards.judges.rubrics import (
     CriterionConfig,
     check_criteria,
 )
+from strop.utils.call_limits import CallLimits, check_address
 from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
-from strop.utils.http_client import CallLimits, check_address
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from strop.config.sections import section
-from strop.utils.http_client import CallLimits, check_address
+from strop.utils.call_limits import CallLimits, check_address
 
 
 @section("rollout.openai")

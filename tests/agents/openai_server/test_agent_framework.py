@@ -8,13 +8,14 @@ import pytest
 from gateway_cases import Open, ScriptedEngine, served
 from template_family import BY_NAME, family_tokenizer
 
-agents = pytest.importorskip("agents", reason="pip install openai-agents")
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("api", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_the_agents_sdk_plays_one_trajectory_of_the_tokens_that_were_sampled(api: str, streams: bool) -> None:
+    # Here: two seconds of each process that collects tests.
+    agents = pytest.importorskip("agents", reason="pip install openai-agents")
     family, tokenizer = BY_NAME["qwen25"], family_tokenizer("qwen25")
     called = family.write_calls([("look_up", {"value": "x"})]) + family.end
     engine = ScriptedEngine(tokenizer, ["Let me see.\n" + called, called, f"It is 12.{family.end}"])

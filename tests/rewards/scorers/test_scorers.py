@@ -144,10 +144,8 @@ def test_unknown_data_source_names_the_known_ones() -> None:
     assert "openai/gsm8k" in known_data_sources()
 
 
-gym = pytest.importorskip("reasoning_gym")
-
-
 def make_row(task: str, **config: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    gym = pytest.importorskip("reasoning_gym")  # here: half a second of each process that collects tests
     entry = gym.create_dataset(task, seed=3, size=1, **config)[0]
     return entry, {"reasoning_gym": json.dumps(entry)}
 
