@@ -561,6 +561,29 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
         assert (apart.device_bytes <= device) is fits
 
 
+@pytest.mark.parametrize(("chunk", "logits"), [(1 << 28, 8 * 2**18), (2**20, 2**20)])
+def test_a_rank_of_several_holds_no_more_logits_than_there_are(
+    chunk: int, logits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2 prompts and 2 answers of 2 tokens to each, on 8 ranks: 8 predictions of an eighth of 2^21 tokens, in float32 and
+    # their gradients in bfloat16. Values of a critic are no logits.
+    monkeypatch.setattr("strop.trainer.plan.pass_memory.DEVICE_CHUNK_ELEMENTS", chunk)
+    config = small(
+        tmp_path, "resources.runtime=ray", "resources.ranks=8", "actor.engine.tensor_parallel=8", "algorithm=ppo",
+        "critic.engine.tensor_parallel=8", "data.max_response_tokens=2", "data.max_prompt_tokens=8",
+        "data.prompts_per_step=2", "rollout.samples_per_prompt=2",
+        model=Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 2**21}),
+    )  # fmt: skip
+    roles = {
+        role.name: role for role in planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    }
+    for role, least in ((roles["actor"], 6 * logits), (roles["critic"], 0)):
+        role.__dict__["passes"] = replace(
+            role.passes, top_bytes=8, tail_bytes=0, saved_base_bytes=1 << 40
+        )  # the head is in the fuller part
+        assert update_phase(role, {}, False).device["head and one layer"] == max(1, least)
+
+
 def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     roles = planned_roles(small(tmp_path), lengths_of(small(tmp_path), None, None), is_accelerator=False)
     total = roles[0].sizes.total
