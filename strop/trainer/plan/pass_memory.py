@@ -105,11 +105,12 @@ def _update_of_stage(
     device = {**state, **fuller, **gathered_parts(role, share), **others}
     heap_left = 0.0
     if is_cpu:
-        of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * (saved / axes.tensor + top)
+        in_heap = passes.heap_share * (saved / axes.tensor + top)
+        of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * in_heap
         # Holes of the step before are filled by what a pass leaves between.
         gaps = max(of_gradients, passes.gap_bytes(kinds) / axes.tensor) + freed_bytes
         device["gaps of the heap"] = gaps
-        heap_left = gaps + passes.heap_share * (saved / axes.tensor + top)
+        heap_left = gaps + in_heap
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor

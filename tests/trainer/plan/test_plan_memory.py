@@ -595,6 +595,20 @@ def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
 
 
+def test_large_tensors_are_not_in_the_heap_where_layers_are_computed_again(tmp_path: Path) -> None:
+    # The table has 8 MiB, every other parameter less than 1, and hidden states of 16,000 tokens have 4.
+    model = Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 32_768})
+    gaps, left = [], []
+    for again in (False, True):
+        settings = f"model.gradient_checkpointing={again}", "actor.engine.max_tokens_per_device=16384"
+        config = small(tmp_path, *settings, model=model)
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+        gaps.append(gradient_gaps(actor, 0))
+        left.append(actor.passes.heap_share)
+    assert gaps == pytest.approx([4 * actor.sizes.total, 4 * (actor.sizes.total - 32_768 * 64)], rel=1e-12)
+    assert left[0] > 0.5 > left[1]
+
+
 def test_generation_finds_the_heap_that_training_has_left(tmp_path: Path) -> None:
     config = small(tmp_path)
     roles = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)
@@ -621,7 +635,8 @@ def test_a_pass_leaves_gaps_where_gradients_leave_fewer(response: int, tmp_path:
     config = small(tmp_path, *rows)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     passes = actor.passes
-    of_gradients = gradient_gaps(actor, 0) + HEAP_GAPS * (passes.saved_bytes() + passes.top_bytes)
+    in_heap = passes.heap_share * (passes.saved_bytes() + passes.top_bytes)
+    of_gradients = gradient_gaps(actor, 0) + HEAP_GAPS * in_heap
     of_pass = passes.gap_bytes(passes.kinds)
     assert (of_pass > of_gradients) is (response == 192)
     gaps = update_phase(actor, {}, True).device["gaps of the heap"]
@@ -746,7 +761,7 @@ def test_gradients_above_a_size_lie_beside_the_heap(
 ) -> None:
     config = small(tmp_path, "resources.runtime=ray", *settings)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", limit)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: limit + 1)
     assert gradient_gaps(actor, 0) == pytest.approx(resident(actor).gradients - left_out, rel=1e-12)
 
 
@@ -763,7 +778,7 @@ def test_experts_with_ranks_of_their_own_are_reduced_by_themselves(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     experts = 8 * 3 * 64 * 32
     assert actor.sizes.experts_total == 4 * experts
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 4 * experts / 2 - 1)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: 4 * experts / 2 - 1)
     assert gradient_gaps(actor, 0) == pytest.approx(4 * (actor.sizes.total - 4 * experts) / 2, rel=1e-12)
 
 
@@ -775,7 +790,7 @@ def test_gathered_parameters_above_a_size_lie_beside_the_heap(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     all_in = freed_copies(actor)
     assert all_in == 2 * actor.share(0).gathered.total  # in bfloat16
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 2 * ROOT / shared - 1)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: 2 * ROOT / shared - 1)
     assert freed_copies(actor) == pytest.approx(all_in - 2 * ROOT / shared, rel=1e-12)
 
 
