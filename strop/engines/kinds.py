@@ -127,7 +127,7 @@ def train_engine(
     keeps the memory that a step has taken, for the next one.
     """
     if parallel.device.type == "cpu":
-        keep_heap()
+        keep_heap(is_recomputed=model.is_recomputed)
     if config.kind == "torch":
         hold_base_half(model, device=parallel.device)
         return TrainEngine(model, config, optim, total_steps=total_steps, parallel=parallel)

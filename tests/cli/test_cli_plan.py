@@ -133,3 +133,19 @@ def test_bad_input_is_a_sentence(config: Path, tmp_path: Path) -> None:
     assert "has settings of sft and no data.train_files: a plan is one of" in refused
     assert "on a CPU with trainer.rehearse_longest_batch=true" in refused
     assert "is not a folder" in cli("plan", str(config), "model.path=nowhere", "--device", "h100").sentence
+    other = cli(
+        "plan", str(config), "algorithm=ppo", f"critic.path={tmp_path / 'modell'}", "--device", "h100"
+    )
+    assert f"critic.path '{tmp_path / 'modell'}' is not a folder: the nearest in" in other.sentence
+
+
+def test_models_at_an_address_are_planned_without_their_weights(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    here = cli("plan", str(config), "--device", "h100", "--json").record
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+    there = cli("plan", str(config), f"model.path=file://{tmp_path / 'model'}", "--device", "h100", "--json")
+    assert there.record == here
+    assert list((tmp_path / "home").rglob("config.json"))
+    assert not list((tmp_path / "home").rglob("*.safetensors"))

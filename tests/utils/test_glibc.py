@@ -28,7 +28,7 @@ def fill():  # and take nothing else, which could lie behind the pieces and hold
 
 before = resident()
 if {is_kept}:
-    keep_heap()
+    keep_heap(is_recomputed={is_recomputed})
 for _ in range(3):
     fill()
 print((resident() - before) >> 20)
@@ -38,13 +38,20 @@ print((resident() - before) >> 20)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap is that of glibc")
 @pytest.mark.parametrize(
-    ("is_kept", "environment", "stays"),
-    [(True, {}, True), (False, {}, False), (True, {"MALLOC_TRIM_THRESHOLD_": "131072"}, False)],
-    ids=["kept", "as it is", "as the environment says"],
+    ("is_kept", "is_recomputed", "environment", "stays"),
+    [
+        (True, False, {}, True),
+        (True, True, {}, False),
+        (False, False, {}, False),
+        (True, False, {"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    ],
+    ids=["kept", "kept where activations are computed again", "as it is", "as the environment says"],
 )
-def test_freed_memory_stays_with_the_process(is_kept: bool, environment: dict[str, str], stays: bool) -> None:
+def test_freed_memory_stays_with_the_process(
+    is_kept: bool, is_recomputed: bool, environment: dict[str, str], stays: bool
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PIECES.format(is_kept=is_kept)],
+        [sys.executable, "-c", PIECES.format(is_kept=is_kept, is_recomputed=is_recomputed)],
         env=os.environ | environment,
         capture_output=True,
         text=True,

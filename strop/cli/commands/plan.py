@@ -16,7 +16,7 @@ from strop.cli.unused_keys import Reads, refuse_unread, unread_of_file
 from strop.trainer.sections import FINE_TUNING_SECTIONS
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.shell_words import shell_word
-from strop.utils.terminal import UsageError, plain, print_json, print_plain
+from strop.utils.terminal import UsageError, plain, print_json, print_plain, say
 
 if TYPE_CHECKING:
     from strop.trainer.plan.placement import Placement, Placements
@@ -30,8 +30,9 @@ examples:
   strop plan config.yaml actor.engine.max_tokens_per_device=8192 --memory-gib 24
   strop plan config.yaml --response-tokens 900 --json
 
-Of each model only config.json is read: no weight is loaded, and the device that is named need not be here. Memory is
-that of answers which all reach data.max_response_tokens; time is that of answers of --response-tokens on average.
+Of each model only config.json is read: no weight is loaded or fetched, and the device that is named need not be here.
+Memory is that of answers which all reach data.max_response_tokens; time is that of answers of --response-tokens on
+average.
 
 Exit code 0: it fits; 1: it does not, and the smallest change with which it does is printed.
 """
@@ -45,6 +46,8 @@ READS = Reads(
         *FINE_TUNING_SECTIONS,
     ),
 )
+MODELS = ("model.path", "reference.path", "teacher.path", "critic.path", "prm.path", "reward_model.path")
+"""Of these config.json is read; tokenizers and adapters are not."""
 GIB = 2**30
 
 
@@ -93,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_fine_tuning(args.config)
     refuse_unread(args, "plan", READS)
     quiet_models()
+    from strop.trainer.model_locations import locate
     from strop.trainer.plan.placement import search
     from strop.trainer.plan.plan import make_plan
     from strop.utils.device import device_name
@@ -103,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             f"to place; name the devices of the run with --device"
         )
 
+    config = locate(config, say=say, weights=False, keys=MODELS).config
     plan = make_plan(
         config,
         device=args.device,

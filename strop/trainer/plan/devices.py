@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from strop.engines.cpu_products import linear
+from strop.engines.cpu_products import is_half_faster, linear
 from strop.engines.flops.peak import half_precision_peak
 from strop.trainer.plan.baseline import ASSUMED, Baseline
 from strop.trainer.plan.tracing import Work
@@ -42,6 +42,8 @@ class Device:
     """Products, per second."""
     half_flops: float
     """The same in bfloat16."""
+    wide_flops: float
+    """The same in float32, in which a CPU makes logits."""
     attention_flops: float
     bandwidth: float
     """Bytes per second that operators read and write."""
@@ -126,6 +128,7 @@ def device_named(name: str) -> Device:
         memory_bytes=memory * GIB,
         product_flops=PRODUCT_SHARE * peak,
         half_flops=PRODUCT_SHARE * peak,
+        wide_flops=PRODUCT_SHARE * peak,
         attention_flops=ATTENTION_SHARE * peak,
         bandwidth=BANDWIDTH_SHARE * bandwidth * 1e12,
         weight_bandwidth=BANDWIDTH_SHARE * bandwidth * 1e12,
@@ -151,7 +154,7 @@ def this_cpu(
     """This machine's processor, at products and operators of the sizes of a pass; about a second the first time.
 
     Args:
-        dtype: of the products.
+        dtype: of the computation.
         rows: tokens of a pass.
         hidden, inner: sizes of the model.
         num_threads: of a process; 0: as many as torch takes now, shared by the processes.
@@ -167,12 +170,13 @@ def this_cpu(
         rates = _measured(dtype, min(rows, few), hidden, inner, threads)
     finally:
         torch.set_num_threads(before)
-    products, half, attention, bandwidth, weights, few_rows, call_s = rates
+    products, half, wide, attention, bandwidth, weights, few_rows, call_s = rates
     return Device(
         name=f"this CPU, {threads} thread{'s' if threads > 1 else ''}",
         memory_bytes=float(host_free_bytes()),
         product_flops=products,
         half_flops=half,
+        wide_flops=wide,
         attention_flops=attention,
         bandwidth=bandwidth,
         weight_bandwidth=weights,
@@ -189,11 +193,16 @@ def this_cpu(
 @lru_cache
 def _measured(
     dtype: torch.dtype, rows: int, hidden: int, inner: int, threads: int
-) -> tuple[float, float, float, float, float, float, float]:
-    """Operations per second of products, of those in bfloat16 and of attention, bytes per second of operators, of
-    weights, of those in products of few rows, seconds of a call."""
-    inputs, weight = torch.rand(rows, hidden, dtype=dtype), torch.rand(inner, hidden, dtype=dtype)
-    product_s = _median(lambda: linear(inputs, weight))
+) -> tuple[float, float, float, float, float, float, float, float]:
+    """Operations per second of products, of those in bfloat16, of those in float32 and of attention, bytes per second
+    of operators, of weights, of those in products of few rows, seconds of a call."""
+    # Numbers that were rounded to bfloat16 are multiplied in float32 where that is faster.
+    factor = torch.float32 if dtype == torch.bfloat16 and not is_half_faster() else dtype
+    inputs, weight = torch.rand(rows, hidden, dtype=factor), torch.rand(inner, hidden, dtype=factor)
+    product_s = wide_s = _median(lambda: linear(inputs, weight))
+    if factor.itemsize == 2:
+        wide = inputs.float(), weight.float()
+        wide_s = _median(lambda: linear(*wide))
     square = weight[:MATRIX, :MATRIX].bfloat16()
     half_s = _median(lambda: square @ square.T)
     head = torch.rand(1, 8, *ATTENDED, dtype=dtype)
@@ -208,10 +217,11 @@ def _measured(
     return (
         2.0 * rows * hidden * inner / product_s,
         2.0 * len(square) ** 2 * square.shape[1] / half_s,
+        2.0 * rows * hidden * inner / wide_s,
         2.0 * 8 * ATTENDED[0] ** 2 * ATTENDED[1] / attention_s,
         8.0 * rows * inner / moved_s,
         large.nbytes / weight_s,
-        weight.nbytes / few_rows_s,
+        weight.numel() * dtype.itemsize / few_rows_s,
         call_s,
     )
 

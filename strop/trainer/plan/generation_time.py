@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -52,18 +52,22 @@ def engines_of(config: Config, actor: RolePlan) -> tuple[int, int]:
 def generation_time(config: Config, actor: RolePlan, device: Device) -> GenerationTime:
     """Of a step; of the policy's axes only `engines_of` asks."""
     engines, ranks = engines_of(config, actor)
-    played = [config.samples_per_step]
-    if config.needs("reward_baselines"):  # greedy answers, before the samples
-        played.append(config.data.prompts_per_step)
-    seconds = sum(
-        generation_seconds(config, actor, device, engines=engines, ranks=ranks, samples=samples)
-        for samples in played
-    )
+    both = partial(generation_seconds, config, actor, device, engines=engines, ranks=ranks)
+    seconds = both(samples=config.samples_per_step)
+    if config.needs("reward_baselines"):
+        seconds += both(samples=config.data.prompts_per_step, are_greedy=True)
     return GenerationTime(seconds=seconds, busy=_busy(actor.lengths, config, engines=engines))
 
 
 def generation_seconds(
-    config: Config, actor: RolePlan, device: Device, *, engines: int, ranks: int, samples: int
+    config: Config,
+    actor: RolePlan,
+    device: Device,
+    *,
+    engines: int,
+    ranks: int,
+    samples: int,
+    are_greedy: bool = False,
 ) -> float:
     """Seconds in which an engine plays its share of the samples of a step.
 
@@ -74,18 +78,19 @@ def generation_seconds(
         engines: that share the samples.
         ranks: of an engine, over which its matrices are cut.
         samples: of all engines.
+        are_greedy: these are answers beside the samples, to the same prompts: those are computed once for both, and so
+            are weights packed.
     """
     if "rollout" in config.resources.apart:
         actor = actor.alone()
     sampling = sampling_of(config.rollout)
+    if are_greedy:
+        sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
     count = max(1, -(-samples // engines))
     lengths = tuple(actor.lengths.quantiles(count))
     slots = min(config.rollout.max_running, count)
     ends = _ends(lengths, slots)
     last = ends[-1]
-    prefill = _prefill_seconds(
-        actor, device, prompts=max(1.0, config.data.prompts_per_step / engines), ranks=ranks
-    )
     ratios = decode_ratios(actor, device, running=slots, sampling=sampling)
     total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
@@ -99,6 +104,10 @@ def generation_seconds(
         layers, rest = map(_real_seconds, whole, part, (ratios.layer, ratios.rest))
         sent = sent_seconds(actor, device, running=running, ranks=ranks)
         total += (layers + rest + sent) * last / POINTS
+    if are_greedy:
+        return total
+    prompts = max(1.0, config.data.prompts_per_step / engines)
+    prefill = _prefill_seconds(actor, device, prompts=prompts, ranks=ranks)
     return prefill + total + ratios.packed_number * actor.sizes.decoded
 
 
@@ -113,7 +122,9 @@ def decode_ratios(actor: RolePlan, device: Device, *, running: int, sampling: Sa
     not here."""
     if not has_trial(actor, device):
         return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
-    in_time = int(TRIAL_STEP_S * device.product_flops / (2 * actor.sizes.in_trial))
+    head = actor.sizes.head_numbers
+    token_s = 2 * ((actor.sizes.in_trial - head) / device.product_flops + head / device.wide_flops)
+    in_time = int(TRIAL_STEP_S / token_s)
     few = max(1, min(running, TRIAL_SEQUENCES, in_time))
     longest = actor.lengths.longest
     prompt = max(1, min(max(longest - NUM_DECODED, longest // 2), TRIAL_CONTEXT))
@@ -158,13 +169,13 @@ def decode_seconds(
     if through_torch:  # by the model's own forward pass
         bandwidth, rows = device.few_rows_bandwidth, max(1.0, running / FEW_ROWS)
 
-    def products(read: float, used: float) -> float:
-        computed = 2 * used * running / ranks / device.product_flops
-        return max(read * item / ranks / bandwidth * rows, computed)
+    def products(read: float, used: float, item: int, flops: float) -> float:
+        return max(read * item / ranks / bandwidth * rows, 2 * used * running / ranks / flops)
 
     cache = running * context * token_bytes(actor, tensor=ranks) / device.weight_bandwidth
-    in_layers = products(touched, sizes.active - sizes.head_numbers) + cache
-    rest = products(sizes.head_numbers, sizes.head_numbers)
+    in_layers = products(touched, sizes.active - sizes.head_numbers, item, device.product_flops) + cache
+    of_head = max(item, 4) if has_fused_steps(actor) else item
+    rest = products(sizes.head_numbers, sizes.head_numbers, of_head, device.wide_flops)
     moved = sampling_cost(sampling, actor.form.compute_dtype, is_accelerator=not device.is_cpu).moved
     rest += running * sizes.vocab * moved / device.bandwidth
     if device.is_cpu:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import bisect
 
-from strop.utils.glibc import LARGEST_HEAP_BYTES
-
 ALIGNMENT = 64
 """Of tensors, in bytes; the bookkeeping between two of them takes as much."""
 LOOKED_FOR = 48
@@ -23,7 +21,11 @@ LOOKED_FOR = 48
 class Heap:
     """Pieces that are taken and given back: the smallest hole that is large enough, or the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int) -> None:
+        """Args:
+        largest: bytes below which a piece lies in it (strop/utils/glibc.py).
+        """
+        self._largest = largest
         self.end = 0
         """Of the last piece."""
         self.peak = 0
@@ -51,9 +53,9 @@ class Heap:
 
     def take(self, num_bytes: int) -> int | None:
         """Start of a piece; None of one that is not in the heap."""
-        if not 0 < num_bytes <= LARGEST_HEAP_BYTES:
-            return None
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        if num_bytes == 0 or size + LOOKED_FOR > self._largest:
+            return None
         place = bisect.bisect_left(self._holes, (size + LOOKED_FOR, 0))
         if place < len(self._holes):
             room, start = self._holes[place]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from strop.trainer.plan.parameters import Part, computed_count, held_count
 from strop.trainer.plan.roles import RolePlan
 from strop.trainer.plan.state_memory import resident
-from strop.utils.glibc import LARGEST_HEAP_BYTES
+from strop.utils.glibc import largest_in_heap
 
 
 def gradient_gaps(role: RolePlan, stage: int) -> float:
@@ -19,7 +19,7 @@ def gradient_gaps(role: RolePlan, stage: int) -> float:
         counts = [held_count(unit, role.axes, role.engine) for unit in _units(role)]
     else:
         counts = [tensor.all for tensor in role.sizes.tensors]
-    return resident(role, stage).gradients * _share_in_heap([item * count.trained for count in counts])
+    return resident(role, stage).gradients * _share_in_heap(role, [item * count.trained for count in counts])
 
 
 def gathered_gaps(role: RolePlan, num_bytes: float) -> float:
@@ -31,7 +31,7 @@ def gathered_gaps(role: RolePlan, num_bytes: float) -> float:
     """
     item = role.form.compute_dtype.itemsize
     counts = [computed_count(tensor, role.axes) for tensor in role.sizes.tensors]
-    return num_bytes * _share_in_heap([item * count.total for count in counts])
+    return num_bytes * _share_in_heap(role, [item * count.total for count in counts])
 
 
 def _units(role: RolePlan) -> list[Part]:
@@ -43,6 +43,7 @@ def _units(role: RolePlan) -> list[Part]:
     return [part for unit in units for part in (Part(unit.cut, unit.whole), Part(experts=unit.experts))]
 
 
-def _share_in_heap(pieces: Sequence[float]) -> float:
-    """Of the bytes of these tensors."""
-    return sum(piece for piece in pieces if piece <= LARGEST_HEAP_BYTES) / max(1.0, sum(pieces))
+def _share_in_heap(role: RolePlan, pieces: Sequence[float]) -> float:
+    """Of the bytes of these tensors of a role that learns."""
+    largest = largest_in_heap(is_recomputed=role.form.checkpointing)
+    return sum(piece for piece in pieces if piece < largest) / max(1.0, sum(pieces))

@@ -71,8 +71,10 @@ def _update_of_stage(
     if not is_cpu and role.engine.offload_activations:
         saved, on_host = saved / max(1, len(kinds)), saved
     top = passes.top_bytes / axes.tensor
-    if axes.tensor > 1 and not is_cpu:
-        top = max(top, 1.5 * 4 * DEVICE_CHUNK_ELEMENTS)
+    if axes.tensor > 1 and not is_cpu and not role.form.has_value_head:
+        # A rank has its share of the vocabulary, and so many more rows in a chunk: logits, and half as much gradient.
+        logits = role.largest_batch.num_predicted * role.sizes.vocab / axes.tensor
+        top = max(top, 1.5 * 4 * min(DEVICE_CHUNK_ELEMENTS, logits))
     tail: float = passes.tail_bytes
     if num_batches == 1 and not role.form.is_sharded:
         # What is added up to becomes the gradient, which is counted.
@@ -103,11 +105,12 @@ def _update_of_stage(
     device = {**state, **fuller, **gathered_parts(role, share), **others}
     heap_left = 0.0
     if is_cpu:
-        of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * (saved / axes.tensor + top)
+        in_heap = passes.heap_share * (saved / axes.tensor + top)
+        of_gradients = gradient_gaps(role, stage) + HEAP_GAPS * in_heap
         # Holes of the step before are filled by what a pass leaves between.
         gaps = max(of_gradients, passes.gap_bytes(kinds) / axes.tensor) + freed_bytes
         device["gaps of the heap"] = gaps
-        heap_left = gaps + passes.heap_share * (saved / axes.tensor + top)
+        heap_left = gaps + in_heap
     host = host_parts(role, stage, is_cpu, gradients=True)
     if on_host:
         host["activations"] = on_host / axes.tensor

@@ -37,6 +37,7 @@ from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
 from strop.trainer.plan.heap import Heap
 from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
+from strop.utils.glibc import largest_in_heap
 
 HEAD_CHUNKS = 2
 """Chunks of the head that are traced; the others are like them."""
@@ -162,7 +163,8 @@ def _prepared(
     if form.checkpointing:
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
-    recorder = Recorder(heap=None if form.is_accelerator else Heap())
+    heap = None if form.is_accelerator else Heap(largest_in_heap(is_recomputed=form.checkpointing))
+    recorder = Recorder(heap=heap)
     if form.is_accelerator:
         use_traced_norms(module, fused_norm, before_products=fused_norm_before_products)
         use_traced_gates(module, fused_gate)

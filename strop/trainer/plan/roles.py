@@ -180,9 +180,14 @@ class RolePlan:
         return self.engine.max_tokens_per_device * self.axes.sequence * self.axes.context
 
     @cached_property
+    def largest_batch(self) -> PackedShape:
+        """The largest micro-batch that answers of full length make."""
+        return self.on_rank(_largest(self.longest))
+
+    @cached_property
     def passes(self) -> Passes:
-        """Passes over the largest micro-batch that answers of full length make."""
-        return self.traced(self.on_rank(_largest(self.longest)))
+        """Passes over it."""
+        return self.traced(self.largest_batch)
 
     @cached_property
     def forward_bytes(self) -> int:

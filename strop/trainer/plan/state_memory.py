@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from strop.engines.config import OptimizerConfig
 from strop.trainer.plan.parameters import Axes, Count, Share
 from strop.trainer.plan.roles import RolePlan
-from strop.utils.glibc import LARGEST_HEAP_BYTES
+from strop.utils.glibc import largest_in_heap
 
 EIGHT_BIT_BYTES = 2 * (1 + 4 / 256)
 """Of a number in adamw_8bit: two moments in a byte each, and a scale for 256 of them."""
@@ -153,11 +153,12 @@ def gloo_parts(roles: Sequence[RolePlan], is_cpu: bool) -> dict[str, float]:
     """Heaps of the threads in which gloo gathers parameters for ranks on a CPU: each has had the largest tensor that
     does not come from the system, whole and this rank's part of it. Roles with the same axes share their threads."""
     largest: dict[Axes, float] = {}
+    in_heap = largest_in_heap(is_recomputed=any(role.form.checkpointing for role in roles))
     for role in roles:
         item, shards = role.form.compute_dtype.itemsize, role.axes.shards
         for share in map(role.share, fullest_stages(role) if shards > 1 else ()):
             units = (share.largest_layer.total * item, share.root.total * item)
-            pieces = [unit * (1 + 1 / shards) for unit in units if unit <= LARGEST_HEAP_BYTES]
+            pieces = [unit * (1 + 1 / shards) for unit in units if unit < in_heap]
             largest[role.axes] = max(largest.get(role.axes, 0.0), *pieces, 0.0)
     total = GLOO_THREADS * sum(largest.values())
     return {"copies of gloo": total} if is_cpu and total else {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from strop.trainer.plan.devices import device_named, this_cpu
+from strop.trainer.plan.devices import _measured, device_named, this_cpu
+
+MODULE = "strop.trainer.plan.devices"
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,27 @@ def test_devices_are_known_by_the_words_of_their_names(name: str, known: str) ->
 def test_an_unknown_device_is_an_error_with_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError, match="is not known: B200"):
         device_named(name)
+
+
+@pytest.mark.parametrize(
+    ("is_half", "multiplied"),
+    [(True, [torch.bfloat16, torch.float32, torch.bfloat16]), (False, [torch.float32])],
+    ids=["with", "without"],
+)
+def test_products_in_bfloat16_are_measured_as_layers_make_them(
+    is_half: bool, multiplied: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without instructions for it, rounded numbers are multiplied in float32; heads of a CPU are always.
+    dtypes: list[torch.dtype] = []
+
+    def linear(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        dtypes.append(inputs.dtype)
+        return inputs
+
+    monkeypatch.setattr(f"{MODULE}.is_half_faster", lambda: is_half)
+    monkeypatch.setattr(f"{MODULE}.linear", linear)
+    _measured.__wrapped__(torch.bfloat16, 16, 64, 64, 1)
+    assert [dtype for dtype, _ in itertools.groupby(dtypes)] == multiplied
 
 
 def test_processes_on_a_cpu_share_its_threads() -> None:

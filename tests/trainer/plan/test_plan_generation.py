@@ -12,7 +12,9 @@ from plan_configs import config_of
 
 from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.devices import device_named
+from strop.trainer.plan.generation_memory import has_fused_steps
 from strop.trainer.plan.generation_time import (
+    SAMPLE_S,
     decode_ratios,
     decode_seconds,
     generation_seconds,
@@ -39,9 +41,9 @@ def test_ranks_of_an_engine_share_the_time_of_one(
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(
-        device_named("h100"), product_flops=product_flops, attention_flops=1e30, bandwidth=1e30,
-        weight_bandwidth=weight_bandwidth, few_rows_bandwidth=1e30, call_s=0.0, collective_s=0.0, link=1e30,
-        threads=1,
+        device_named("h100"), product_flops=product_flops, wide_flops=product_flops, attention_flops=1e30,
+        bandwidth=1e30, weight_bandwidth=weight_bandwidth, few_rows_bandwidth=1e30, call_s=0.0, collective_s=0.0,
+        link=1e30, threads=1,
     )  # fmt: skip
     ratios = decode_ratios(actor, cpu, running=16, sampling=sampling_of(config.rollout))
     packed = ratios.packed_number * actor.sizes.decoded
@@ -58,7 +60,8 @@ def test_a_rank_has_as_much_python_as_one_alone(tmp_path: Path, monkeypatch: pyt
     config = config_of(tmp_path)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     cpu = replace(
-        device_named("h100"), product_flops=1e9, bandwidth=1e30, weight_bandwidth=1e30, collective_s=0.0, link=1e30,
+        device_named("h100"), product_flops=1e9, wide_flops=1e9, bandwidth=1e30, weight_bandwidth=1e30,
+        collective_s=0.0, link=1e30,
         threads=1,
     )  # fmt: skip
     spent = {}
@@ -83,16 +86,65 @@ def test_ranks_of_an_engine_talk_four_times_in_each_layer_and_seven_times_beside
     assert sent_seconds(actor, device, running=16, ranks=4) == 4 * 4 * 16 * 128 / 512 + (4 * 4 + 7) * 0.5
 
 
-def test_greedy_answers_are_played_before_the_samples(tmp_path: Path) -> None:
-    # ReMax: one to each of 16 prompts, beside 8 samples.
-    config = config_of(tmp_path, "algorithm=remax", "rollout.samples_per_prompt=8")
+def test_greedy_answers_and_samples_share_what_is_computed_of_their_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ReMax: one to each of 16 prompts, beside 8 samples. A second of prompts and three of packing are there once.
+    config = config_of(tmp_path, "algorithm=remax", "rollout.samples_per_prompt=8", "rollout.top_p=0.9")
+    plain = config_of(tmp_path, "algorithm=remax", "rollout.samples_per_prompt=1")
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
     device = device_named("h100")
-    parts = [
-        generation_seconds(config, actor, device, engines=1, ranks=1, samples=samples)
-        for samples in (16 * 8, 16)
+    packed = 3.0 / actor.sizes.decoded
+    monkeypatch.setattr(f"{MODULE}._prefill_seconds", lambda *_, **__: 1.0)
+    monkeypatch.setattr(
+        f"{MODULE}.decode_ratios", lambda *_, **__: DecodeTimes(layer=1.0, rest=1.0, packed_number=packed)
+    )
+    samples, greedy = (
+        generation_seconds(each, actor, device, engines=1, ranks=1, samples=count)
+        for each, count in ((config, 16 * 8), (plain, 16))
+    )
+    # Greedy tokens are those of a distribution that nothing is cut from.
+    assert generation_time(config, actor, device).seconds == pytest.approx(samples + greedy - 4.0)
+
+
+def test_a_cpu_makes_logits_in_float32(tmp_path: Path) -> None:
+    # 512 rows of 64 numbers for each of 10 sequences; and all of them read once, of 4 bytes each.
+    config = config_of(tmp_path)
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    if not has_fused_steps(actor):
+        pytest.skip("nothing can be compiled here")
+    endless = {"bandwidth": 1e30, "attention_flops": 1e30, "call_s": 0.0, "threads": 1}
+    computing = replace(
+        device_named("h100"), product_flops=1e30, wide_flops=1e6, weight_bandwidth=1e30, **endless
+    )
+    reading = replace(computing, wide_flops=1e30, weight_bandwidth=1e6)
+    sampling = sampling_of(config.rollout)
+    records = SAMPLE_S * (3 + 10 / 3)
+    rest = [
+        decode_seconds(actor, device, running=10, context=1, ranks=1, sampling=sampling)[1] - records
+        for device in (computing, reading)
     ]
-    assert generation_time(config, actor, device).seconds == pytest.approx(sum(parts))
+    assert rest == pytest.approx([2 * 512 * 64 * 10 / 1e6, 4 * 512 * 64 / 1e6], rel=1e-6)
+
+
+def test_a_trial_has_as_many_sequences_as_its_time_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A head of 32,768 numbers and a layer beside it: of a token 65,536 operations each, at 1e8 and 1e9 in a second.
+    sequences: list[int] = []
+
+    def decode_times(_: object, __: object, running: int, *___: object) -> DecodeTimes:
+        sequences.append(running)
+        return DecodeTimes(layer=1.0, rest=1.0, packed_number=0.0)
+
+    monkeypatch.setattr(f"{MODULE}.decode_times", decode_times)
+    config = config_of(tmp_path)
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+    layer = actor.sizes.in_trial - actor.sizes.head_numbers
+    for flops, wide in ((1e30, 1e8), (1e8, 1e30)):
+        cpu = replace(device_named("h100"), product_flops=flops, wide_flops=wide, threads=1)
+        decode_ratios(actor, cpu, running=1000, sampling=sampling_of(config.rollout))
+    assert sequences == [int(0.01 * 1e8 / (2 * number)) for number in (512 * 64, layer)]
 
 
 @pytest.mark.parametrize("settings", [("top_p=0.9",), ("top_k=5", "temperature=0.5")], ids=["top-p", "top-k"])

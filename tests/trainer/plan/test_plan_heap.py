@@ -47,7 +47,7 @@ Events = Sequence[tuple[int, int]]
 
 
 def planned_peak(events: Events) -> int:
-    heap, starts = Heap(), {}
+    heap, starts = Heap(LARGEST_HEAP_BYTES), {}
     for number, size in events:
         if size:
             starts[number] = heap.take(size)
@@ -117,7 +117,7 @@ def test_a_heap_grows_as_that_of_glibc(events: Events, small_holes: int) -> None
 
 
 def test_a_piece_fits_where_a_neighbour_is_free() -> None:
-    heap = Heap()
+    heap = Heap(LARGEST_HEAP_BYTES)
     pieces = [heap.take(MIB) for _ in range(5)]
     size = MIB + ALIGNMENT
     assert pieces == [number * size for number in range(5)]
@@ -129,7 +129,7 @@ def test_a_piece_fits_where_a_neighbour_is_free() -> None:
 
 
 def test_an_empty_heap_has_no_holes() -> None:
-    heap = Heap()
+    heap = Heap(LARGEST_HEAP_BYTES)
     starts = [heap.take(size) for size in (MIB, 3 * MIB, 5 * MIB)]
     for start in starts:
         assert start is not None
@@ -139,8 +139,8 @@ def test_an_empty_heap_has_no_holes() -> None:
 
 
 def test_larger_pieces_than_the_heap_has_are_not_in_it() -> None:
-    heap = Heap()
-    assert heap.take(LARGEST_HEAP_BYTES + 1) is None
+    heap = Heap(LARGEST_HEAP_BYTES)
+    assert heap.take(LARGEST_HEAP_BYTES) is None
     assert heap.take(0) is None
     assert heap.end == 0
 
@@ -178,7 +178,7 @@ def test_what_is_larger_than_a_piece_of_the_heap_does_not_stay_in_it(
     )  # fmt: skip
     batch = packed_shape([(64, (192,) * 4)] * 2)
     between = trace_passes(shape, PassForm(compute_dtype=torch.float32), batch).heap_share
-    monkeypatch.setattr("strop.trainer.plan.heap.LARGEST_HEAP_BYTES", largest)
+    monkeypatch.setattr("strop.trainer.plan.passes.largest_in_heap", lambda **_: largest)
     assert trace_passes(shape, PassForm(compute_dtype=torch.float32), batch).heap_share == pytest.approx(
         share, abs=0.02
     )

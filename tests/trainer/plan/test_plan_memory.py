@@ -561,6 +561,29 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
         assert (apart.device_bytes <= device) is fits
 
 
+@pytest.mark.parametrize(("chunk", "logits"), [(1 << 28, 8 * 2**18), (2**20, 2**20)])
+def test_a_rank_of_several_holds_no_more_logits_than_there_are(
+    chunk: int, logits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2 prompts and 2 answers of 2 tokens to each, on 8 ranks: 8 predictions of an eighth of 2^21 tokens, in float32 and
+    # their gradients in bfloat16. Values of a critic are no logits.
+    monkeypatch.setattr("strop.trainer.plan.pass_memory.DEVICE_CHUNK_ELEMENTS", chunk)
+    config = small(
+        tmp_path, "resources.runtime=ray", "resources.ranks=8", "actor.engine.tensor_parallel=8", "algorithm=ppo",
+        "critic.engine.tensor_parallel=8", "data.max_response_tokens=2", "data.max_prompt_tokens=8",
+        "data.prompts_per_step=2", "rollout.samples_per_prompt=2",
+        model=Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 2**21}),
+    )  # fmt: skip
+    roles = {
+        role.name: role for role in planned_roles(config, lengths_of(config, None, None), is_accelerator=True)
+    }
+    for role, least in ((roles["actor"], 6 * logits), (roles["critic"], 0)):
+        role.__dict__["passes"] = replace(
+            role.passes, top_bytes=8, tail_bytes=0, saved_base_bytes=1 << 40
+        )  # the head is in the fuller part
+        assert update_phase(role, {}, False).device["head and one layer"] == max(1, least)
+
+
 def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     roles = planned_roles(small(tmp_path), lengths_of(small(tmp_path), None, None), is_accelerator=False)
     total = roles[0].sizes.total
@@ -570,6 +593,20 @@ def test_gradients_in_the_heap_leave_gaps_of_their_size(tmp_path: Path) -> None:
     more = update_phase(roles[0], {}, True, freed_bytes=1000.0)
     assert more.device_bytes == update.device_bytes + 1000
     assert "gaps of the heap" not in update_phase(roles[0], {}, False).device
+
+
+def test_large_tensors_are_not_in_the_heap_where_layers_are_computed_again(tmp_path: Path) -> None:
+    # The table has 8 MiB, every other parameter less than 1, and hidden states of 16,000 tokens have 4.
+    model = Qwen3Config(**{**SMALL.to_dict(), "vocab_size": 32_768})
+    gaps, left = [], []
+    for again in (False, True):
+        settings = f"model.gradient_checkpointing={again}", "actor.engine.max_tokens_per_device=16384"
+        config = small(tmp_path, *settings, model=model)
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
+        gaps.append(gradient_gaps(actor, 0))
+        left.append(actor.passes.heap_share)
+    assert gaps == pytest.approx([4 * actor.sizes.total, 4 * (actor.sizes.total - 32_768 * 64)], rel=1e-12)
+    assert left[0] > 0.5 > left[1]
 
 
 def test_generation_finds_the_heap_that_training_has_left(tmp_path: Path) -> None:
@@ -598,7 +635,8 @@ def test_a_pass_leaves_gaps_where_gradients_leave_fewer(response: int, tmp_path:
     config = small(tmp_path, *rows)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     passes = actor.passes
-    of_gradients = gradient_gaps(actor, 0) + HEAP_GAPS * (passes.saved_bytes() + passes.top_bytes)
+    in_heap = passes.heap_share * (passes.saved_bytes() + passes.top_bytes)
+    of_gradients = gradient_gaps(actor, 0) + HEAP_GAPS * in_heap
     of_pass = passes.gap_bytes(passes.kinds)
     assert (of_pass > of_gradients) is (response == 192)
     gaps = update_phase(actor, {}, True).device["gaps of the heap"]
@@ -723,7 +761,7 @@ def test_gradients_above_a_size_lie_beside_the_heap(
 ) -> None:
     config = small(tmp_path, "resources.runtime=ray", *settings)
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", limit)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: limit + 1)
     assert gradient_gaps(actor, 0) == pytest.approx(resident(actor).gradients - left_out, rel=1e-12)
 
 
@@ -740,7 +778,7 @@ def test_experts_with_ranks_of_their_own_are_reduced_by_themselves(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     experts = 8 * 3 * 64 * 32
     assert actor.sizes.experts_total == 4 * experts
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 4 * experts / 2 - 1)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: 4 * experts / 2 - 1)
     assert gradient_gaps(actor, 0) == pytest.approx(4 * (actor.sizes.total - 4 * experts) / 2, rel=1e-12)
 
 
@@ -752,7 +790,7 @@ def test_gathered_parameters_above_a_size_lie_beside_the_heap(
     actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
     all_in = freed_copies(actor)
     assert all_in == 2 * actor.share(0).gathered.total  # in bfloat16
-    monkeypatch.setattr(heap_gaps, "LARGEST_HEAP_BYTES", 2 * ROOT / shared - 1)
+    monkeypatch.setattr(heap_gaps, "largest_in_heap", lambda **_: 2 * ROOT / shared - 1)
     assert freed_copies(actor) == pytest.approx(all_in - 2 * ROOT / shared, rel=1e-12)
 
 
