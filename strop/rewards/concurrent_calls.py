@@ -57,7 +57,7 @@ class _UnderWay:
     since: float | None = None
     """When it began to score; None: it has not."""
     is_shared: bool = False
-    """Another call was under way beside it."""
+    """Another call was under way beside it, or has left something behind as it was cancelled."""
 
 
 class ConcurrentCalls:
@@ -67,6 +67,7 @@ class ConcurrentCalls:
         self._process, self._config = process, config
         self._calls: dict[int, _UnderWay] = {}
         self._num_sent = 0
+        self._has_expired = False
         self._heard = self._away_until = 0.0
 
     def has_room(self, call: Call | None = None) -> bool:
@@ -81,7 +82,8 @@ class ConcurrentCalls:
             self._heard = time.monotonic()
         for other in self._calls.values():
             other.is_shared = True
-        self._calls[self._num_sent] = _UnderWay(call=call, is_shared=bool(self._calls))
+        is_shared = bool(self._calls) or self._has_expired
+        self._calls[self._num_sent] = _UnderWay(call=call, is_shared=is_shared)
         self._num_sent += 1
         self._process.send(call.line)
 
@@ -117,6 +119,7 @@ class ConcurrentCalls:
                 return None
             case ["call", int(number), *result] if number in self._calls:
                 ended = _result_of(result)
+                self._has_expired = self._has_expired or isinstance(ended, Expired)
                 self._process.calls_done += 1
                 return self._calls.pop(number).call, ended
         raise ValueError(f"no message of a reward worker: {str(message)[:200]}")

@@ -272,11 +272,10 @@ class Serving:
         self._tell("call", number, *result_message(result, seconds))
 
     async def _cancel(self, scoring: asyncio.Task[Any]) -> None:
-        """Cancel a call; the process ends where it does not."""
+        """Cancel a call; the process is to be replaced where it does not end."""
         scoring.cancel()
         done, _ = await asyncio.wait({scoring}, timeout=_CANCEL_S)
-        if not done:
-            os._exit(0)
+        self._is_spent = self._is_spent or not done
 
     async def _invoke(self, work: Callable[[], Any]) -> Any:
         """The value of a function, awaited where it is a coroutine, as computing of the present call."""

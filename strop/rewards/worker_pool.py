@@ -382,7 +382,7 @@ class Workers:
         """Resolve a call that exceeded its limit with a timeout. Returns a sentence about a process that did not get
         as far as a call, else an empty text."""
         since = process.since
-        if since is None and process.gave_back:
+        if since is None and (process.gave_back or process.calls_done):
             return ""
         location = await process.ask_location()
         if since is None:
@@ -413,7 +413,7 @@ class Workers:
                 error = f"{sentence} in {self._label}{location}"
                 self._resolve(call, Outcome(kind="error", seconds=seconds, error=error))
             return ""
-        if process.gave_back or (process.calls_done and not calls):
+        if process.gave_back or (process.calls_done and (not calls or status == 0)):
             return ""
         action = "preparing to score with" if process.is_loaded else "loading"
         return f"{sentence} while {action} {self._label}{location}"

@@ -226,6 +226,47 @@ def test_calls_that_come_to_a_blocked_process_do_not_prolong_its_life(tmp_path: 
     assert seconds < 20.0
 
 
+@pytest.mark.parametrize(
+    ("at_cancellation", "timeout_s", "seconds"),
+    [("await asyncio.sleep(60)", 1.2, 1.1), ("await asyncio.sleep(0.1); time.sleep(60)", 0.4, 0.3)],
+    ids=["it does not end", "it blocks the process"],
+)
+def test_what_a_cancelled_call_does_costs_none_of_those_that_come_later(
+    tmp_path: Path, at_cancellation: str, timeout_s: float, seconds: float
+) -> None:
+    source = f"""
+        import asyncio, time
+        async def compute_score(solution_str):
+            try:
+                await asyncio.sleep(60 if solution_str == "hang" else {seconds})
+            except asyncio.CancelledError:
+                {at_cancellation}
+            return 1.0
+    """
+
+    async def run() -> list[Outcome]:
+        async with RewardPool(config_of(tmp_path, source, timeout_s=timeout_s)) as pool:
+            return [await pool.score(make_prompt(), make_trajectory(), text) for text in ("hang", "later")]
+
+    assert [outcome.kind for outcome in asyncio.run(run())] == ["timeout", "score"]
+
+
+def test_processes_that_leave_after_their_time_limits_are_no_deaths(tmp_path: Path) -> None:
+    """All of them leave a second after the last result, with calls that were sent and have not begun."""
+    source = """
+        import asyncio
+        async def compute_score(solution_str):
+            try:
+                await asyncio.sleep(60 if solution_str == "hang" else 0.01)
+            except asyncio.CancelledError:
+                await asyncio.sleep(60)
+            return 1.0
+    """
+    config = config_of(tmp_path, source, timeout_s=0.3, num_workers=3, max_concurrent=2)
+    outcomes = score_all(config, ["hang"] * 6 + ["1"] * 30)
+    assert [outcome.kind for outcome in outcomes] == ["timeout"] * 6 + ["score"] * 30
+
+
 def test_computing_of_others_is_not_counted(tmp_path: Path) -> None:
     """Eight calls that block for 0.3 s each take 2.4 s together, and none of them reaches its limit of a second."""
     source = """
