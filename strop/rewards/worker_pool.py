@@ -353,8 +353,8 @@ class Workers:
                 if getting is not None and getting.done():
                     next_call, getting = getting.result(), None
                 if hearing.done():
-                    message, hearing = hearing.result(), None
-                    if (finished := under_way.hear(message)) is not None:
+                    messages, hearing = [hearing.result(), *process.messages_at_hand()], None
+                    for finished in filter(None, map(under_way.hear, messages)):
                         call, result = finished
                         if isinstance(result, Expired):
                             result = self._timed_out(call, result.seconds, result.location)
