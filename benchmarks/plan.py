@@ -27,12 +27,11 @@ from typing import Any
 import torch
 from machine import machine
 from name_lists import names_of
-from plan_cases import CASES, FURTHER, Case
+from plan_cases import CASES, DRAWN, FURTHER, Case
 from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -42,6 +41,7 @@ from transformers import (
 
 from strop.data.tiny_model import make_tiny_tokenizer
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.multimodal.inputs import language_model_class
 from strop.trainer.loading import load
 from strop.trainer.plan.baseline import baseline
 from strop.trainer.plan.meta_model import PassForm
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line in place of a line per case")
     parser.add_argument(
         "--cases",
-        type=names_of(CASES | FURTHER, separator="|"),
+        type=names_of(CASES | FURTHER | DRAWN, separator="|"),
         default=list(CASES),
         help="names of cases (plan_cases.py): NAME|NAME (default: all of CASES)",
     )
@@ -87,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(
         1
     )  # as the runs have; a forked child would wait for ever for threads of this process
-    cases = CASES | FURTHER
+    cases = CASES | FURTHER | DRAWN
     names: list[str] = arguments.cases
     for on_ray in {cases[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children
@@ -298,17 +298,28 @@ def make_model(folder: Path, settings: Mapping[str, Any]) -> None:
     each other, but for the end, which points away from what all of them have in common."""
     tokenizer = tokenizer_of(settings["vocab_size"])
     heads = settings["hidden_size"] // 64
-    config = AutoConfig.for_model(**{
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    every: dict[str, Any] = {
         "model_type": "qwen3", "num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "head_dim": 64,
-        "tie_word_embeddings": True, "max_position_embeddings": 4096, "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "dtype": "float32", **settings,
-    })  # fmt: skip
+        "tie_word_embeddings": True, "max_position_embeddings": 4096, "bos_token_id": None, "dtype": "float32", **ends,
+        **settings,
+    }  # fmt: skip
+    if vision := every.pop("vision_config", None):
+        kind, tied = every.pop("model_type"), every["tie_word_embeddings"]
+        every = {
+            "model_type": kind,
+            "text_config": every,
+            "vision_config": vision,
+            "tie_word_embeddings": tied,
+            **ends,
+        }
+    config = AutoConfig.for_model(**every)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = language_model_class(config).from_config(config, dtype=torch.float32)
     tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
         for table in tables[: 1 + (tables[0] is not tables[1])]:
-            table.normal_(std=0.2 / config.hidden_size**0.5)
+            table.normal_(std=0.2 / settings["hidden_size"] ** 0.5)
             table[:, 0] += 1
         tables[1][tokenizer.eos_token_id, 0] = -1
     model.to(getattr(torch, settings.get("dtype", "float32")))

@@ -153,3 +153,114 @@ FURTHER = {
     "two ranks, adapter": Case(model=FEW_LAYERS, ranks=2, settings=("model.lora.rank=8",)),
 }  # fmt: skip
 """Chosen later, by what a reader might ask for."""
+
+HUGE, HUGE_APART = (model(256, 3, 768, 200_000, tie_word_embeddings=is_tied) for is_tied in (True, False))
+GEMMA_3 = model(
+    320, 6, 1280, 48_000, model_type="gemma3_text", num_attention_heads=4, num_key_value_heads=2, head_dim=80,
+    sliding_window=96, query_pre_attn_scalar=80,
+)  # fmt: skip
+GPT_OSS = model(
+    320, 4, 320, 24_000, model_type="gpt_oss", num_attention_heads=8, num_key_value_heads=2, head_dim=64,
+    num_local_experts=12, num_experts_per_tok=3, sliding_window=48, tie_word_embeddings=False,
+)  # fmt: skip
+MIXTRAL = model(
+    448, 5, 960, 12_000, model_type="mixtral", num_local_experts=6, num_experts_per_tok=2, num_attention_heads=7,
+    num_key_value_heads=7, tie_word_embeddings=False,
+)  # fmt: skip
+GLM_MOE = model(
+    384, 5, 1152, 20_000, model_type="glm4_moe", moe_intermediate_size=224, n_routed_experts=20,
+    num_experts_per_tok=4, n_shared_experts=1, first_k_dense_replace=1, tie_word_embeddings=False,
+)  # fmt: skip
+GRANITE = model(576, 8, 1536, 30_000, model_type="granite", num_key_value_heads=3)
+COHERE = model(
+    448, 7, 1280, 25_000, model_type="cohere2", num_attention_heads=7, num_key_value_heads=7, sliding_window=64,
+)  # fmt: skip
+STARCODER = model(
+    512, 8, 2048, 16_000, model_type="starcoder2", sliding_window=300, num_key_value_heads=2, tie_word_embeddings=True
+)  # fmt: skip
+NEOX = model(512, 6, 2048, 12_000, model_type="gpt_neox", num_key_value_heads=8, tie_word_embeddings=False)
+LARGER = model(1024, 6, 2816, 32_000, model_type="llama", tie_word_embeddings=False)
+QWEN_2 = model(384, 16, 1024, 20_000, model_type="qwen2", num_key_value_heads=2)
+SMOLLM = model(448, 10, 1216, 9_000, model_type="smollm3", num_attention_heads=7, num_key_value_heads=7)
+MANY_EXPERTS = model(
+    512, 6, 512, 16_000, model_type="qwen3_moe", moe_intermediate_size=128, num_experts=64, num_experts_per_tok=8,
+    decoder_sparse_step=1, mlp_only_layers=[],
+)  # fmt: skip
+ERNIE_MOE = model(
+    384, 5, 1024, 20_000, model_type="ernie4_5_moe", moe_intermediate_size=256, moe_num_experts=16, moe_k=4,
+    moe_num_shared_experts=2, num_attention_heads=6, num_key_value_heads=2,
+)  # fmt: skip
+QWEN_VL = model(
+    512, 6, 1536, 16_000, model_type="qwen2_5_vl",
+    rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+    vision_config={
+        "depth": 2, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 512,
+        "fullatt_block_indexes": [1],
+    },
+)  # fmt: skip
+CRITIC, REFERENCE = "algorithm=ppo", "algorithm.use_kl_loss=true"
+DRAWN = {
+    "200 k, bfloat16": Case(model=HUGE, response=64, settings=(HALF,)),
+    "200 k, a head of its own, bfloat16, reference": Case(model=HUGE_APART, response=48, settings=(HALF, REFERENCE)),
+    "200 k, ReMax": Case(model=HUGE, response=48, prompts=1, settings=("algorithm=remax",)),
+    "200 k, ReMax, bfloat16": Case(model=HUGE, response=48, samples=1, settings=("algorithm=remax", HALF)),
+    "Gemma 3, 48 k": Case(model=GEMMA_3, response=200),
+    "Gemma 3, bfloat16, checkpointing": Case(model=GEMMA_3, response=200, settings=(HALF, AGAIN)),
+    "Gemma 3, adapter, bfloat16": Case(model=GEMMA_3, prompt=300, settings=(HALF, "model.lora.rank=16")),
+    "gpt-oss": Case(model=GPT_OSS),
+    "gpt-oss, bfloat16, checkpointing": Case(model=GPT_OSS, settings=(HALF, AGAIN)),
+    "Mixtral, bfloat16, 12 samples": Case(model=MIXTRAL, samples=12, prompts=1, response=80, settings=(HALF,)),
+    "64 experts, bfloat16": Case(model=MANY_EXPERTS, settings=(HALF,)),
+    "64 experts, bfloat16, checkpointing, reference": Case(
+        model=MANY_EXPERTS, response=200, settings=(HALF, AGAIN, REFERENCE)
+    ),
+    "GLM-4 with experts, RLOO": Case(model=GLM_MOE, settings=("algorithm=rloo",)),
+    "ERNIE with experts, bfloat16, 2 updates": Case(
+        model=ERNIE_MOE, prompts=4, settings=(HALF, "actor.samples_per_update=8")
+    ),
+    "Granite, bfloat16, answers of 500": Case(model=GRANITE, prompt=32, response=500, prompts=1, settings=(HALF,)),
+    "Cohere 2, 32 samples": Case(model=COHERE, prompts=1, samples=32, response=60),
+    "StarCoder 2, prompts of 2,000": Case(model=STARCODER, prompt=2000, response=40, prompts=1, samples=3),
+    "GPT-NeoX, checkpointing": Case(model=NEOX, response=160, settings=(AGAIN,)),
+    "135 M, checkpointing": Case(model=LARGER, prompt=200, response=40, settings=(AGAIN,)),
+    "16 layers, checkpointing, answers of 300": Case(model=QWEN_2, response=300, settings=(AGAIN,)),
+    "16 layers, checkpointing, PPO": Case(model=QWEN_2, settings=(AGAIN, CRITIC)),
+    "16 layers, adapter of 64, checkpointing": Case(
+        model=QWEN_2, response=200, settings=(AGAIN, "model.lora.rank=64")
+    ),
+    "folder, adapter, checkpointing, all bfloat16": Case(
+        model={**LARGER, "dtype": "bfloat16"}, response=48, settings=("model.lora.rank=32", HALF, AGAIN)
+    ),
+    "SmolLM 3, 32 prompts, a sample each": Case(
+        model=SMOLLM, prompts=32, samples=1, response=60, settings=("algorithm=reinforce_pp",)
+    ),
+    "SmolLM 3, 48 samples, 4 at a time": Case(
+        model=SMOLLM, prompts=6, samples=8, response=60,
+        settings=("rollout.max_running=4", "actor.engine.max_tokens_per_device=256"),
+    ),
+    "Qwen 2.5-VL, text": Case(model=QWEN_VL, settings=(HALF,)),
+    "135 M, REINFORCE++ with a baseline, bfloat16": Case(
+        model=LARGER, response=48, settings=("algorithm=reinforce_pp_baseline", HALF)
+    ),
+    "two ranks, bfloat16, checkpointing": Case(model=QWEN_2, ranks=2, settings=(HALF, AGAIN)),
+    "two ranks, PPO, reference": Case(model=SMOLLM, ranks=2, settings=(CRITIC, REFERENCE)),
+    "two ranks, 64 experts": Case(model=MANY_EXPERTS, ranks=2),
+    "tensor parallel, bfloat16, reference": Case(
+        model=MIDDLE, ranks=2,
+        settings=(HALF, REFERENCE, "actor.engine.tensor_parallel=2", "reference.engine.tensor_parallel=2"),
+    ),
+    "tensor parallel, PPO": Case(
+        model=MIDDLE, ranks=2, settings=(CRITIC, "actor.engine.tensor_parallel=2", "critic.engine.tensor_parallel=2")
+    ),
+    "sequences over two ranks, prompts of 600": Case(
+        model=QWEN_2, ranks=2, prompt=600, response=64, settings=("actor.engine.sequence_parallel=2",)
+    ),
+    "contexts over two ranks": Case(model=MIDDLE, ranks=2, prompt=400, settings=("actor.engine.context_parallel=2",)),
+    "generation apart, bfloat16, two versions ahead": Case(
+        model=QWEN_2, ranks=2, settings=("resources.apart={rollout:1}", "rollout.max_staleness=2", HALF)
+    ),
+    "two ranks and generation apart": Case(
+        model=MIDDLE, ranks=3, samples=8, settings=("resources.apart={rollout:1}", "rollout.max_staleness=1")
+    ),
+}  # fmt: skip
+"""Drawn by somebody who had not written the plan."""

@@ -169,14 +169,7 @@ class _Episode:
         if stop_token_ids:
             stops = {*self._sampling.stop_token_ids, *stop_token_ids}
             options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
-        prompt_ids = self._prompt.token_ids
-        if (
-            self._prompt.media
-            and not media_of(token_ids)
-            and tuple(token_ids[: len(prompt_ids)]) == prompt_ids
-        ):
-            # agents see plain ids, which begin with the prompt's
-            token_ids = MediaTokens(token_ids, self._prompt.media)
+        token_ids = self._with_media(token_ids)
         start = time.perf_counter()
         number = self.calls
         name = f"{self._prompt.uid}/{self._sample_index}#{number}"
@@ -201,6 +194,13 @@ class _Episode:
         )
         is_cut = output.stop_reason == "length" and len(output.token_ids) >= room
         return dataclasses.replace(output, is_own_limit=True) if is_cut and room < room_of_run else output
+
+    def _with_media(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """With the prompt's media, where the ids begin with the prompt's: agents see plain ids."""
+        prompt_ids, media = self._prompt.token_ids, self._prompt.media
+        if media and not media_of(token_ids) and tuple(token_ids[: len(prompt_ids)]) == prompt_ids:
+            return MediaTokens(token_ids, media)
+        return token_ids
 
     async def _answer(
         self,

@@ -97,6 +97,21 @@ _ELSEWHERE = {
 """Names of these arguments in TRL and verl."""
 
 
+def _algorithm_settings(algorithm: str | GRPO | None) -> dict[str, Any]:
+    """Settings by key of a preset.
+
+    Raises:
+        ValueError: it is neither its name nor GRPO(...).
+    """
+    if isinstance(algorithm, GRPO):
+        return {"algorithm": "grpo", **algorithm.settings()}
+    if not isinstance(algorithm, str | None):
+        raise ValueError(
+            f"algorithm is {algorithm!r}: give the name of a preset ('grpo'), or strop.GRPO(...)"
+        )
+    return {"algorithm": algorithm} if algorithm else {}
+
+
 @named_arguments
 @quiet_libraries()
 def train(
@@ -145,22 +160,17 @@ def train(
         ConfigError, ValueError, RunError: the sentence says what cannot be used.
         RunRefused: the preflight says that nothing would be learned.
     """
-
     callbacks = FunctionCallbacks(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
-    if not isinstance(algorithm, str | GRPO | None):
-        raise ValueError(
-            f"algorithm is {algorithm!r}: give the name of a preset ('grpo'), or strop.GRPO(...)"
-        )
+    of_algorithm = _algorithm_settings(algorithm)
 
     def given(inputs: Path) -> dict[str, Any]:
         return {
-            **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
+            **of_algorithm,
             **_input_settings(
                 model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs
             ),
             **column_settings(data),
             **reward_settings(rewards, reward_weights, inputs),
-            **(algorithm.settings() if isinstance(algorithm, GRPO) else {}),
         }
 
     folder = folder_of(out, "train")

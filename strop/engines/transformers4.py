@@ -12,6 +12,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def write_older_config(folder: Path) -> None:
         part_older.update(names)
         if names:
             del part_older["rope_parameters"]
-    written = both if _are_read_alike(settings, both, older) else settings
+    written = both if _are_read_alike(*map(json.dumps, (settings, both, older))) else settings
     if isinstance(dtype := written.get("dtype"), str):
         written["torch_dtype"] = dtype
     _replace(path, written)
@@ -91,12 +92,14 @@ def _rope_names(rope: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def _are_read_alike(*configs: dict[str, Any]) -> bool:
-    """True if transformers reads the same rotary embeddings from all of these, and none is an error."""
+@lru_cache(maxsize=64)
+def _are_read_alike(*configs: str) -> bool:
+    """True if transformers reads the same rotary embeddings from all of these texts, and none is an error; all
+    checkpoints of a run have the same."""
     read = []
     with tempfile.TemporaryDirectory(prefix="strop-config-") as folder:
-        for settings in configs:
-            (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        for text in configs:
+            (Path(folder) / "config.json").write_text(text, encoding="utf-8")
             try:
                 with reading(folder, "the older names cannot say this"):
                     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -23,6 +23,7 @@ worker_main.py       The worker process of the reward pool
 worker_pool.py       The reward functions of a run in worker processes
 worker_process.py    The parent's handle to one worker process
 worker_scoring.py    Scoring of one sample in a worker process
+worker_setup.py      Setup of worker processes: their limits, and the source of each reward function
 certify/             A reward function tested without a model
 judges/              Scores that come over HTTP
 scorers/             The built-in scorers, one module each, chosen by the `data_source` of a row

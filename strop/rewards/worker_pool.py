@@ -15,7 +15,6 @@ with it; each of them is then scored alone, which says whose doing it was.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import concurrent.futures
 import contextlib
@@ -26,20 +25,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.concurrent_calls import Call, CallResult, ConcurrentCalls, Expired
 from strop.rewards.config import RewardConfig
-from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.stdout_capture import OutputLog
 from strop.rewards.wire import call_of, refusal
 from strop.rewards.worker_process import REAP_S, WorkerProcess, death_sentence
+from strop.rewards.worker_setup import check_sources, function_setups, functions_label, process_setup
 from strop.utils.json_lines import decode, encode
-from strop.utils.safe_read import read_text
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +56,6 @@ _MAX_IDLE_DEATHS = 3
 _DEATH_REMEDY = "see to what the reward file does as it is loaded: what it imports, and the memory that takes"
 _BUDGET_SIGNALS = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
-MAX_SOURCE_BYTES = 2**24
-"""Of a Python file."""
 
 
 class Workers:
@@ -74,7 +70,7 @@ class Workers:
         log_file: for what the functions print; None keeps only what is shown.
         shows: the first lines that they print.
         """
-        self._config, self._tokenizer, self._label = config, tokenizer, _label(config)
+        self._config, self._tokenizer, self._label = config, tokenizer, functions_label(config)
         self._log_file, self._shows = log_file, shows
         self._calls: asyncio.PriorityQueue[Call] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
@@ -95,13 +91,7 @@ class Workers:
         Raises:
             RewardError: the sentence names the file.
         """
-        for setup in _setups(self._config, self._tokenizer):
-            try:
-                ast.parse(setup["source"], setup["path"])
-            except (SyntaxError, ValueError) as error:
-                raise RewardError(
-                    f"reward file {setup['path']} cannot be imported: {describe(error, setup['path'])}"
-                ) from error
+        check_sources(function_setups(self._config, self._tokenizer))
 
     async def start(self) -> None:
         """Start the processes and load the functions in each.
@@ -109,16 +99,9 @@ class Workers:
         Raises:
             RewardError: a file is missing, cannot be imported, or has no such function.
         """
-        setups = _setups(self._config, self._tokenizer)
-        self._paths = {setup["path"] for setup in setups} - {""}
-        limit = self._config.max_memory_gib
-        self._setup = encode([{
-            "functions": setups, "sections": _sections(self._config), "timeout_s": self._config.timeout_s,
-            "start_timeout_s": self._config.start_timeout_s,
-            "max_concurrent": self._config.max_concurrent,
-            "max_memory_bytes": None if limit is None else int(limit * 2**30),
-            "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
-        }])  # fmt: skip
+        functions = function_setups(self._config, self._tokenizer)
+        self._paths = {function["path"] for function in functions} - {""}
+        self._setup = encode([process_setup(self._config, functions)])
         self._printed = OutputLog(self._log_file, shows=self._shows)
         self._loaded: set[int] = set()
         self._ready: concurrent.futures.Future[tuple[bool, bool]] = concurrent.futures.Future()
@@ -353,8 +336,8 @@ class Workers:
                 if getting is not None and getting.done():
                     next_call, getting = getting.result(), None
                 if hearing.done():
-                    message, hearing = hearing.result(), None
-                    if (finished := under_way.hear(message)) is not None:
+                    messages, hearing = [hearing.result(), *process.messages_at_hand()], None
+                    for finished in filter(None, map(under_way.hear, messages)):
                         call, result = finished
                         if isinstance(result, Expired):
                             result = self._timed_out(call, result.seconds, result.location)
@@ -465,54 +448,3 @@ def _set_results(done: Sequence[tuple[asyncio.Future[CallResult], CallResult]]) 
     for future, outcome in done:
         if not future.done():
             future.set_result(outcome)
-
-
-def _label(config: RewardConfig) -> str:
-    """Name of the functions in error sentences."""
-    if config.manager:
-        return f"{config.manager} in {Path(config.path).name}"
-    return ", ".join(
-        f"{function.name} in {Path(function.path).name}" if function.path else "the built-in scorer"
-        for function in config.functions or (config,)
-    )
-
-
-def _setups(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
-    """Settings from which a worker process loads each function."""
-    if config.functions:
-        entries = [
-            (function.path, function.name, function.kwargs, function.part, function.weight)
-            for function in config.functions
-        ]
-    else:
-        entries = [(config.path, config.name, config.kwargs, "", 1.0)]
-    setups = []
-    for file, name, kwargs, key, weight in entries:
-        path, source = _read_source(file)
-        setups.append({
-            "path": path, "source": source, "name": name, "kwargs": kwargs, "key": key, "weight": weight,
-            "manager": config.manager, "tokenizer": tokenizer, "is_left_out": config.weight == 0,
-        })  # fmt: skip
-    return setups
-
-
-def _sections(config: RewardConfig) -> dict[str, Mapping[str, Any]]:
-    """Settings sections for the worker processes: that of the sandbox."""
-    return {"reward.sandbox": asdict(config.sandbox)}
-
-
-def _read_source(path: str) -> tuple[str, str]:
-    """Absolute path and text of the reward file; two empty strings for the built-in scorers."""
-    if not path:
-        return "", ""
-    file = Path(path).expanduser().resolve()
-    if not file.exists() or file.is_dir():
-        kind = "a folder" if file.is_dir() else "missing"
-        raise RewardError(
-            f"reward.path is {path!r}, but {file} is {kind}; name a Python file, relative to the current "
-            f"directory"
-        )
-    try:
-        return str(file), read_text(file, limit=MAX_SOURCE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RewardError(f"reward.path is {path!r}, but it cannot be read: {error}") from error

@@ -191,6 +191,11 @@ class WorkerProcess:
             self._lines.extend(lines)
         return decode(self._lines.popleft())
 
+    def messages_at_hand(self) -> list[list[Any]]:
+        """Messages that were read together with one before."""
+        lines, self._lines = self._lines, deque()
+        return list(map(decode, lines))
+
     def has_ended(self) -> bool:
         """True if it is gone, or is about to be."""
         return self._results.at_eof() or self._process.poll() is not None

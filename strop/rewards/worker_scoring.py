@@ -30,6 +30,8 @@ Invoke = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function, and waits for its value where that is a coroutine."""
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
+_MAX_GROUPS = 10
+"""Exception groups within each other that are looked into."""
 
 
 @cache
@@ -185,12 +187,20 @@ def _combined(
 def _told(error: BaseException) -> BaseException:
     """The exception that says what happened, in place of one that Python put around it: of a StopIteration, such as
     that of next(), which no coroutine passes on, and of the first failure of a TaskGroup that is about the answer."""
-    if isinstance(error.__cause__, StopIteration):
-        return error.__cause__
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    failures = [_told(inner) for inner in error.exceptions]
-    return next((failure for failure in failures if not is_outage(failure)), failures[0])
+    with contextlib.suppress(BaseException):  # attributes of an exception are the user's code as well
+        failures = [error]
+        for _ in range(_MAX_GROUPS):
+            groups = [failure for failure in failures if isinstance(failure, BaseExceptionGroup)]
+            if not groups:
+                break
+            failures = [failure for failure in failures if not isinstance(failure, BaseExceptionGroup)]
+            failures += [inner for group in groups for inner in group.exceptions]
+        failures = [
+            failure.__cause__ if isinstance(failure.__cause__, StopIteration) else failure
+            for failure in failures
+        ]
+        return next((failure for failure in failures if not is_outage(failure)), failures[0])
+    return error
 
 
 def _describe(error: BaseException, function: RewardFunction) -> str:

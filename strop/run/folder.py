@@ -23,6 +23,7 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -338,11 +339,16 @@ def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, An
 
 
 def _environment() -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "strop": __version__}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {"python": platform.python_version(), "strop": __version__, **_installed()}
     machine = {"host": socket.gethostname(), "system": platform.platform(), "cpus": os.cpu_count()}
     return {"versions": versions, "machine": machine}
+
+
+@cache
+def _installed() -> Mapping[str, str]:
+    """Versions of packages that a run computes with, those that there are."""
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

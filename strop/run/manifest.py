@@ -160,8 +160,13 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     Raises:
         CheckpointError: the first file that differs, and how.
     """
-    with ThreadPoolExecutor(_HASHING_THREADS if hashes else 1) as pool:
-        checks = pool.map(lambda file: _check_file(folder, *file, hashes=hashes), manifest.files.items())
+    root = folder.resolve()
+    if not hashes:
+        for name, entry in manifest.files.items():
+            _check_file(root, name, entry, hashes=False)
+        return
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        checks = pool.map(lambda file: _check_file(root, *file, hashes=True), manifest.files.items())
         list(checks)  # raises what the first of them raised
 
 
@@ -170,10 +175,11 @@ def _entry_on_disk(path: Path) -> FileEntry:
     return FileEntry(path.stat().st_size, sha256_of_file(path))
 
 
-def _check_file(folder: Path, name: str, entry: FileEntry, *, hashes: bool) -> None:
-    path = folder / name
+def _check_file(root: Path, name: str, entry: FileEntry, *, hashes: bool) -> None:
+    """Check a file of the folder `root`, which lies behind no link."""
+    path = root / name
     try:
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if _has_links(root, name) and not path.resolve().is_relative_to(root):
             raise CheckpointError(f"is damaged: {name} is a link that leads out of it")
         num_bytes = check_regular(path)
         if num_bytes != entry.num_bytes:
@@ -184,6 +190,12 @@ def _check_file(folder: Path, name: str, entry: FileEntry, *, hashes: bool) -> N
         raise CheckpointError(f"is damaged: {name} is missing") from None
     except OSError as error:
         raise CheckpointError(f"cannot be read: {name}: {error.strerror}") from error
+
+
+def _has_links(root: Path, name: str) -> bool:
+    """A part of a name below a folder, as `_parse_manifest` admits it, is a link."""
+    parts = PurePosixPath(name).parts
+    return any(root.joinpath(*parts[: count + 1]).is_symlink() for count in range(len(parts)))
 
 
 def _to_text(manifest: Manifest) -> str:

@@ -206,7 +206,7 @@ class BoundedLoader(yaml.SafeLoader):
         super().__init__(text)
         self._events = _events_of(text)
 
-    def check_event(self, *choices: type[yaml.Event]) -> bool:
+    def check_event(self, *choices: Any) -> bool:
         """True if the next event is one of these; of any kind, where none is named."""
         if self._events is None:
             return bool(super().check_event(*choices))
@@ -215,14 +215,14 @@ class BoundedLoader(yaml.SafeLoader):
     def peek_event(self) -> yaml.Event | None:
         """The next event."""
         if self._events is None:
-            event: yaml.Event | None = super().peek_event()
+            event: yaml.Event | None = super().peek_event()  # type: ignore[no-untyped-call]
             return event
         return self._events[0] if self._events else None
 
     def get_event(self) -> yaml.Event | None:
         """The next event, which is then behind."""
         if self._events is None:
-            event: yaml.Event | None = super().get_event()
+            event: yaml.Event | None = super().get_event()  # type: ignore[no-untyped-call]
             return event
         return self._events.popleft() if self._events else None
 

@@ -70,6 +70,7 @@ def test_what_libyaml_reads_otherwise_is_read_in_python(text: str) -> None:
     assert read(text) == in_python(text)
 
 
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
 def test_libyaml_is_left_where_a_text_is_too_deep() -> None:
     assert _events_of("[" * 100 + "]" * 100) is not None
     assert _events_of("[" * 101 + "]" * 101) is None

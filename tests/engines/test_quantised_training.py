@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from fsdp_cases import ALONE, Case, assert_same_run, expected_outcome, run_case
+import torch
+from fsdp_cases import ALONE, Case, assert_same_run, expected_outcome, run_case, whole_weights
+from numpy.typing import NDArray
 
-from references.language_models import exact_norms
-from references.quantised_folders import numbers_of, write_fp8
+from references.language_models import config, exact_norms, load_plain, save_model
+from references.quantised_folders import numbers_of, write_fp8, write_mxfp4
 from references.rank_processes import Ranks, run_ranks
-from strop.engines.config import EngineConfig
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model import load_model
+from strop.engines.training import TrainEngine
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,25 @@ def test_two_steps_in_one_process(fp8: Path) -> None:
 @pytest.mark.dist
 def test_two_steps_in_two_processes(fp8: Path) -> None:
     check(fp8, world_size=2)
+
+
+def _sharded(ranks: Ranks, folder: str) -> dict[str, NDArray[Any]]:
+    parallel = ranks.join()
+    model = load_model(ModelConfig(path=folder), device="cpu", parallel=parallel)
+    engine = TrainEngine(model, EngineConfig(), OptimizerConfig(), total_steps=None, parallel=parallel)
+    return whole_weights(engine)
+
+
+@pytest.mark.dist
+def test_experts_in_four_bits_are_sharded_over_two_processes(tmp_path: Path) -> None:
+    shape = config("gpt_oss")
+    shape.intermediate_size = 64  # groups of 32
+    save_model(shape, tmp_path / "plain")
+    folder = write_mxfp4(tmp_path / "plain", tmp_path / "mxfp4")
+    expected = load_plain(numbers_of(folder), dtype=torch.float32).state_dict()
+    for weights in run_ranks(_sharded, 2, str(folder)):
+        assert weights.keys() == expected.keys()
+        assert all(np.array_equal(weights[name], expected[name].numpy()) for name in expected)
 
 
 def test_a_critic_of_a_quantised_model(tiny_folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def scored_in(config: RewardConfig, texts: list[str]) -> tuple[list[Outcome], fl
 
 def test_calls_of_one_process_wait_together_and_keep_their_order(tmp_path: Path, grader: Grader) -> None:
     config = config_of(tmp_path, GRADER, kwargs={"port": grader.server_port})
-    outcomes, seconds = scored_in(config, [str(number) for number in range(24)])
-    assert [outcome.score for outcome in outcomes] == [float(number) for number in range(24)]
-    assert [outcome.parts["answer"] for outcome in outcomes] == [str(number) for number in range(24)]
-    assert seconds < 0.6, "one after the other they take 1.2 s"
-    assert all(0.04 < outcome.seconds < 0.6 for outcome in outcomes)
+    outcomes, seconds = scored_in(config, [str(number) for number in range(60)])
+    assert [outcome.score for outcome in outcomes] == [float(number) for number in range(60)]
+    assert [outcome.parts["answer"] for outcome in outcomes] == [str(number) for number in range(60)]
+    assert seconds < 2.0, "one after the other they take 3 s"
+    assert all(outcome.seconds > 0.04 for outcome in outcomes)
 
 
 @pytest.mark.parametrize(("limit", "processes", "most"), [(1, 1, 1), (3, 1, 3), (3, 2, 6)])
@@ -136,9 +136,8 @@ def test_failures_and_time_limits_belong_to_their_own_samples(tmp_path: Path, gr
         f"{label} could not score: RewardUnavailable: the grader is busy at my_reward.py:13"
     )
     assert outcomes[4].error.startswith(f"{label} raised ValueError: could not convert string to float")
-    assert all(outcome.seconds < 1.0 for outcome in outcomes if outcome.kind == "score")
-    assert all(1.0 <= outcome.seconds < 2.0 for outcome in outcomes if outcome.kind == "timeout")
-    assert seconds < 2.0
+    assert all(1.0 <= outcome.seconds < 2.5 for outcome in outcomes if outcome.kind == "timeout")
+    assert seconds < 5.0
     asked = sorted(text for text, _ in grader.asked)
     assert asked == sorted(texts), "nothing is asked again because something else failed"
 
@@ -326,10 +325,11 @@ def test_functions_without_async_are_called_where_no_loop_runs(tmp_path: Path) -
     path = write_reward(tmp_path, source)
     functions = tuple(FunctionConfig(path=path, name=name) for name in ("rule", "judge"))
     outcomes, seconds = scored_in(
-        RewardConfig(functions=functions, num_workers=1, timeout_s=20.0), [str(number) for number in range(9)]
+        RewardConfig(functions=functions, num_workers=1, timeout_s=20.0),
+        [str(number) for number in range(30)],
     )
-    assert [outcome.score for outcome in outcomes] == [10.0 * number + 1.0 for number in range(9)]
-    assert seconds < 0.6, "one after the other they take 0.9 s"
+    assert [outcome.score for outcome in outcomes] == [10.0 * number + 1.0 for number in range(30)]
+    assert seconds < 2.0, "one after the other they take 3 s"
 
 
 def test_built_in_scorers_score_beside_coroutines(tmp_path: Path) -> None:
@@ -341,9 +341,9 @@ def test_built_in_scorers_score_beside_coroutines(tmp_path: Path) -> None:
     """
     functions = (FunctionConfig(), FunctionConfig(path=write_reward(tmp_path, source), name="judge"))
     config = RewardConfig(functions=functions, num_workers=1, timeout_s=20.0)
-    outcomes, seconds = scored_in(config, ["12", "7"] * 5)
-    assert [outcome.score for outcome in outcomes] == [1.25, 0.25] * 5
-    assert seconds < 0.8, "one after the other they take a second"
+    outcomes, seconds = scored_in(config, ["12", "7"] * 15)
+    assert [outcome.score for outcome in outcomes] == [1.25, 0.25] * 15
+    assert seconds < 2.0, "one after the other they take 3 s"
 
 
 def test_time_in_a_sandbox_is_not_counted_for_the_call_that_is_in_it(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_groups_wait_together(tmp_path: Path) -> None:
             began = time.monotonic()
             groups = [
                 [(str(number), Outcome(kind="score", score=0.0)), (last, Outcome(kind="score", score=0.0))]
-                for number, last in enumerate(["7"] * 8 + ["bad"])
+                for number, last in enumerate(["7"] * 28 + ["bad"])
             ]
             trajectories = [make_trajectory(), make_trajectory()]
             scored = await asyncio.gather(
@@ -386,11 +386,11 @@ def test_groups_wait_together(tmp_path: Path) -> None:
             return scored, time.monotonic() - began
 
     scored, seconds = asyncio.run(run())
-    assert [[outcome.score for outcome in group] for group in scored[:8]] == [
-        [float(number), 7.0] for number in range(8)
+    assert [[outcome.score for outcome in group] for group in scored[:28]] == [
+        [float(number), 7.0] for number in range(28)
     ]
-    assert [(outcome.kind, outcome.score) for outcome in scored[8]] == [("score", 8.0), ("error", None)]
-    assert seconds < 0.8, "one after the other they take 1.1 s"
+    assert [(outcome.kind, outcome.score) for outcome in scored[28]] == [("score", 28.0), ("error", None)]
+    assert seconds < 2.0, "one after the other they take 3 s"
 
 
 OWN_LIMITS = """

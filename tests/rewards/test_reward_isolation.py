@@ -38,6 +38,11 @@ def compute_score(solution_str, **_):
     match solution_str:
         case "nasty": raise Nasty()
         case "nasty group": raise BaseExceptionGroup("all", [Nasty(), KeyboardInterrupt()])
+        case "deep group":
+            error = ValueError("inside")
+            for _ in range(5000):
+                error = ExceptionGroup("one more", [error])
+            raise error
         case "giant error": raise ValueError("x" * 50_000_000)
         case "giant part": return {"score": 1.0, "text": "x" * 50_000_000}
         case "giant output":
@@ -75,7 +80,8 @@ def deep(n):
 """
 EXPECTED = {
     "nasty": "raised Nasty, whose text cannot be shown",
-    "nasty group": "raised BaseExceptionGroup",
+    "nasty group": "raised Nasty, whose text cannot be shown",
+    "deep group": "raised ExceptionGroup",
     "giant error": "raised ValueError: xxx",
     "giant part": "returned more than 1048576 bytes; return less text",
     "giant output": 1.0,

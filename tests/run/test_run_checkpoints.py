@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
+from strop.run.manifest import FileEntry, Manifest, check_files
 from strop.run.sealing import Sealing
 
 
@@ -205,6 +208,29 @@ def test_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Path) -> 
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     with pytest.raises(ValueError, match="keep_last is 0"):
         CheckpointStore(tmp_path, keep_last=0, keep_best=0)
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+def test_links_out_of_a_checkpoint_are_refused_and_others_followed(tmp_path: Path, hashes: bool) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "checkpoint"
+    for place in (outside, folder / "role"):
+        place.mkdir(parents=True)
+        (place / "weights").write_bytes(b"1234")
+    files = {"role/weights": FileEntry(4, hashlib.sha256(b"1234").hexdigest())}
+    manifest = Manifest(step=1, score=None, created="", facts={}, files=files)
+    (tmp_path / "link").symlink_to(folder)
+    check_files(tmp_path / "link", manifest, hashes=hashes)
+    (folder / "role" / "weights").rename(folder / "moved")
+    (folder / "role" / "weights").symlink_to(folder / "moved")
+    check_files(folder, manifest, hashes=hashes)
+    (folder / "role" / "weights").unlink()
+    (folder / "role" / "weights").symlink_to(outside / "weights")
+    with pytest.raises(CheckpointError, match="role/weights is a link that leads out of it"):
+        check_files(folder, manifest, hashes=hashes)
+    shutil.rmtree(folder / "role")
+    (folder / "role").symlink_to(outside)
+    with pytest.raises(CheckpointError, match="role/weights is a link that leads out of it"):
+        check_files(folder, manifest, hashes=hashes)
 
 
 def test_an_errno_inside_another_error_is_found(tmp_path: Path) -> None:

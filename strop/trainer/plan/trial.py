@@ -34,6 +34,7 @@ from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, trunc
 from strop.trainer.plan.passes import PackedShape, Passes, trace_passes
 from strop.trainer.plan.roles import Shape
 from strop.trainer.plan.tracing import Work
+from strop.utils.glibc import keep_heap
 
 T = TypeVar("T")
 
@@ -106,6 +107,9 @@ def _carried_out(
 ) -> tuple[PassTimes, Passes]:
     """The same in seconds, and as a trace has it."""
     model, kept = real_model(shape.config, form)
+    keep_heap(
+        is_recomputed=form.checkpointing
+    )  # what the system gives again has a page fault for every 4 KiB
     runs = with_threads(num_threads, lambda: [_update(model, form, batch) for _ in range(REPEATS)])
     medians = {name: statistics.median(getattr(run, name) for run in runs) for name in vars(runs[0])}
     passes = dataclasses.replace(trace_passes(shape.config, form, batch), kinds=tuple(kept))

@@ -7,13 +7,13 @@ import pytest
 from strop.rewards.config import RewardConfig
 from strop.rewards.scorers.dispatch import has_scorer, known_data_sources
 from strop.rewards.scorers.loading import load_built_in
-from strop.rewards.worker_pool import _setups
+from strop.rewards.worker_setup import function_setups
 
 CALL = {"solution_str": "#### 3", "ground_truth": "3", "extra_info": {}}
 
 
 def test_rows_that_nobody_scores_are_no_error_where_a_reward_model_alone_counts() -> None:
-    (setup,) = _setups(RewardConfig(weight=0.0), "")
+    (setup,) = function_setups(RewardConfig(weight=0.0), "")
     scorer = load_built_in(setup)
     scorer.prepare("mine")
     assert scorer.read(scorer({"data_source": "mine", **CALL})).score == 0.0
@@ -26,7 +26,7 @@ def test_rows_that_nobody_scores_are_no_error_where_a_reward_model_alone_counts(
 
 
 def test_else_they_are_an_error() -> None:
-    (setup,) = _setups(RewardConfig(), "")
+    (setup,) = function_setups(RewardConfig(), "")
     scorer = load_built_in(setup)
     for refused in (lambda: scorer.prepare("mine"), lambda: scorer({"data_source": "mine", **CALL})):
         with pytest.raises(ValueError, match="no built-in scorer for data_source 'mine'"):

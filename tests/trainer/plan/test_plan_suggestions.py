@@ -91,8 +91,8 @@ ON_EIGHT = ("resources.runtime=ray", "resources.ranks=8")
     [
         (ON_EIGHT, 2.565, 2, 8),
         (ON_EIGHT, 2.4, 4, 8),
-        (ON_EIGHT, 2.26, 8, 8),
-        ((), 1.9, 8, 16),
+        (ON_EIGHT, 2.06, 8, 8),
+        ((), 1.7, 8, 16),
     ],
 )
 def test_matrices_are_shared_where_no_rank_has_room_for_all_of_them(

@@ -73,6 +73,16 @@ def test_every_form_of_a_pass_is_carried_out(config: PreTrainedConfig, form: Pas
     assert vars(halves) == pytest.approx({name: value / 2 for name, value in vars(ratios).items()})
 
 
+@pytest.mark.parametrize("form", ["plain", "checkpointing"])
+def test_a_trial_has_the_heap_of_a_process_that_trains(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heaps: list[bool] = []
+    monkeypatch.setattr(
+        "strop.trainer.plan.trial.keep_heap", lambda *, is_recomputed: heaps.append(is_recomputed)
+    )
+    pass_ratios(shape_of(SMALL), FORMS[form], packed_shape([(16, (9, 11))]), flops, 1)
+    assert heaps == [form == "checkpointing"]
+
+
 class Made(TorchDispatchMode):
     """Numbers of the tensors that operators make."""
 
