@@ -130,7 +130,7 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
         _write(results, ["failed", f"{error}{limit}"])
         return
-    coroutines = setup["max_concurrent"] > 1 and any(function.is_coroutine for function in functions)
+    coroutines = any(function.is_coroutine for function in functions)
     wants_conversation = any(function.wants_conversation for function in functions)
     takes_groups = any(function.takes_groups for function in functions)
     tell = _teller(results)

@@ -142,6 +142,18 @@ def test_failures_and_time_limits_belong_to_their_own_samples(tmp_path: Path, gr
     assert asked == sorted(texts), "nothing is asked again because something else failed"
 
 
+def test_one_at_a_time_a_call_that_waits_too_long_is_said_with_its_line(
+    tmp_path: Path, grader: Grader
+) -> None:
+    kwargs = {"port": grader.server_port}
+    config = config_of(tmp_path, GRADER, kwargs=kwargs, timeout_s=0.3, max_concurrent=1)
+    late, next_one = score_all(config, ["slow", "1"])
+    assert late.error == (
+        "compute_score in my_reward.py did not finish in 0.3 s (reward.timeout_s) at my_reward.py:9 in compute_score"
+    )
+    assert next_one.score == 1.0
+
+
 BAD = """
 import asyncio, ctypes, os, sys, time
 async def compute_score(solution_str):
