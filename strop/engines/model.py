@@ -311,8 +311,8 @@ def read_module(
     Raises:
         ValueError: the folder holds no such model, or not all of its weights, or some that are not finite.
     """
-    source, trust = config.path, runs_own_code(config)
-    fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
+    source = config.path
+    fetch_copy(Path(source), weights=True, code=runs_own_code(config), offline=config.local_files_only)
     shape = load_model_config(config)
     for name, value in options.items():
         setattr(shape, name, value)
@@ -323,23 +323,8 @@ def read_module(
     check_weights(source, types)
     if half is not None and floating_types(types) != {half}:
         half = None
-    dtype = weights_dtype(config)
     with reading(source, complaint), _layers_read_in(half, config):
-        if scheme is not None:
-            loaded: Any = load_dequantised(
-                source, scheme, auto_class, shape, dtype=dtype, numbers=half or dtype, trust=trust
-            )
-        else:
-            loaded = auto_class.from_pretrained(
-                source,
-                dtype=dtype,
-                trust_remote_code=trust,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                config=shape,
-            )
-    module, loading = loaded
+        module, loading = _loaded(config, scheme, auto_class, shape, half=half)
     new = [name for name in loading["missing_keys"] if may_miss is not None and name.startswith(may_miss)]
     with torch.no_grad():
         for name in new:
@@ -350,6 +335,35 @@ def read_module(
     if half is not None:
         widen_others(module, half)
     return module
+
+
+def _loaded(
+    config: ModelConfig, scheme: Scheme | None, auto_class: Any, shape: Any, *, half: torch.dtype | None
+) -> tuple[Any, dict[str, Any]]:
+    """The model of a folder as transformers gives it, with what it says of weights that are missing or do not fit.
+
+    Args:
+        config: says which folder.
+        scheme: form of its quantised weights; None: they are not quantised.
+        auto_class: of transformers, which makes the model.
+        shape: its configuration.
+        half: precision of linear layers; None: they are wide.
+    """
+    dtype, trust = weights_dtype(config), runs_own_code(config)
+    if scheme is not None:
+        return load_dequantised(
+            config.path, scheme, auto_class, shape, dtype=dtype, numbers=half or dtype, trust=trust
+        )
+    module, loading = auto_class.from_pretrained(
+        config.path,
+        dtype=dtype,
+        trust_remote_code=trust,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused by `_check_loaded`, by name
+        config=shape,
+    )
+    return module, loading
 
 
 def _check_loaded(
