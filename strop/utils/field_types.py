@@ -109,7 +109,9 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
 
 def _test_of_bounds(fits_type: Callable[[Any], bool], metadata: Iterable[Any]) -> Callable[[Any], bool]:
     least = max((bound.min_length for bound in metadata if isinstance(bound, MinLen)), default=0)
-    bounds = [(_HOLDS[type(bound)], _limit(bound)) for bound in metadata if type(bound) in _HOLDS]
+    bounds = [
+        (_HOLDS[type(bound)], _limit(bound)) for bound in metadata if not isinstance(bound, str | MinLen)
+    ]
     return lambda value: (
         fits_type(value)
         and (not least or len(value) >= least)

@@ -7,7 +7,7 @@ import math
 import shlex
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge, Gt
@@ -455,3 +455,8 @@ def test_what_is_advised_for_json_is_taken() -> None:
     advised = 'data.chat_template_kwargs={enable_thinking:false,a:["b",null]}'
     config = load_config(Config, overrides=[advised])
     assert config.data.chat_template_kwargs == {"enable_thinking": False, "a": ["b", None]}
+
+
+def test_a_bound_that_nothing_tests_is_an_error_and_not_passed_over() -> None:
+    with pytest.raises(KeyError):
+        fits(Annotated[int, object()], 1)
