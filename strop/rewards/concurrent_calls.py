@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 CallResult = Outcome | list[Outcome]
 """Of one answer, or of a group that failed as a whole; of each answer of a group."""
-_GRACE_S, _GRACE_OF_ONE_S = 2.0, 0.25
-"""Time that a process has to say that a call has reached its limit, in seconds: its loop beats more often. A single
-call is to blame in either case."""
+_GRACE_S = 0.5
+"""Time that a process has to say that a call has reached its limit, in seconds: its loop says more often that it
+turns."""
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -92,8 +92,7 @@ class ConcurrentCalls:
         if not self._calls:
             return None
         limit_s = self._config.timeout_s * max(other.call.num_answers for other in self._calls.values())
-        grace_s = _GRACE_S if len(self._calls) > 1 else _GRACE_OF_ONE_S
-        return max(0.0, max(self._heard, self._away_until) + limit_s + grace_s - time.monotonic())
+        return max(0.0, max(self._heard, self._away_until) + limit_s + _GRACE_S - time.monotonic())
 
     def hear(self, message: list[Any]) -> tuple[Call, CallResult | Expired] | None:
         """Note a message of the process; returns a call that has ended, with its result.
@@ -117,12 +116,18 @@ class ConcurrentCalls:
             case ["call", int(number), "start"] if number in self._calls:
                 self._calls[number].since = self._heard
                 return None
+            case ["call", int(number), "memory", *_] if self._is_shared(number):
+                return None  # the process ends now, and the call is scored again, alone
             case ["call", int(number), *result] if number in self._calls:
                 ended = _result_of(result)
                 self._has_expired = self._has_expired or isinstance(ended, Expired)
                 self._process.calls_done += 1
                 return self._calls.pop(number).call, ended
         raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
+
+    def _is_shared(self, number: int) -> bool:
+        """True where a call may have got what another filled or left behind."""
+        return number in self._calls and self._calls[number].is_shared
 
     def leave(self, calls: deque[Call]) -> list[Call]:
         """Calls to be scored by another process, after this one has ended. One that is to blame for that goes into
@@ -145,6 +150,8 @@ def _result_of(message: list[Any]) -> CallResult | Expired:
     match message:
         case ["timeout", str(location), float() | int() as seconds]:
             return Expired(location=location, seconds=seconds)
+        case ["memory", str(error), float() | int() as seconds]:
+            return Outcome(kind="error", error=error, seconds=seconds)
         case ["all", *_]:
             return outcomes_of(message)
     return outcome_of(message)

@@ -15,8 +15,8 @@ reward function made of it. A message is one line (strop.utils.json_lines). `cal
                        ["all", [[kind, score, parts, error], ...], s]  that of all answers to a prompt
 
 Where functions are coroutines, several calls are under way: they are numbered from 0 as they are sent, and the worker
-says ["call", number, "start"], ["call", number, "done" or "all", ...] as above, or ["call", number, "timeout",
-location, s]; and between these ["alive"], every second.
+says ["call", number, "start"], ["call", number, "done" or "all", ...] as above, ["call", number, "memory", error, s]
+where memory ran out, or ["call", number, "timeout", location, s]; and between these ["alive"], ten times a second.
 """
 
 from __future__ import annotations

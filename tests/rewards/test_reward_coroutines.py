@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import threading
 import time
@@ -292,19 +291,45 @@ def test_computing_of_others_is_not_counted(tmp_path: Path) -> None:
     assert [outcome.score for outcome in outcomes] == [float(number) for number in range(8)]
 
 
-def test_computing_in_threads_is_divided_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads compute for 8 of 10 s while four calls wait for them: 2 s of each are its own, and 2 s nobody's."""
-    now = {"monotonic": 100.0, "process_time": 50.0, "thread_time": 20.0}
-    for name in now:
-        monkeypatch.setattr(worker_coroutines.time, name, lambda name=name: now[name])
-    monkeypatch.setattr(worker_coroutines.budget, "Guard", lambda *_, **__: None)
-    setup = {"timeout_s": 5.0, "max_concurrent": 8, "memory_limit": ""}
-    serving = worker_coroutines.Serving(io.BytesIO(), lambda *_: None, [], setup)
-    serving._account_threads()
-    serving._calls = {worker_coroutines._Call(limit_s=5.0, is_alone=False) for _ in range(4)}
-    now |= {"monotonic": 110.0, "process_time": 59.0, "thread_time": 21.0}
-    serving._account_threads()
-    assert [call.clock.seconds() for call in serving._calls] == pytest.approx([4.0] * 4)
+def test_waiting_is_told_from_computing_on_the_loop_and_in_threads() -> None:
+    watch = worker_coroutines._Watch()
+    watch.select(0.2)
+    waiting_s, computing_s = watch.lap()
+    assert waiting_s > 0.15 > computing_s
+    time.sleep(0.2)  # blocks the loop
+    waiting_s, computing_s = watch.lap()
+    assert waiting_s < 0.01 < 0.2 <= computing_s
+    thread = threading.Thread(target=compute, args=(0.2,))
+    began = time.monotonic()
+    thread.start()
+    watch.select(1.0)
+    seconds = time.monotonic() - began
+    thread.join()
+    waiting_s, computing_s = watch.lap()
+    assert computing_s >= 0.2
+    assert waiting_s + computing_s >= seconds
+
+
+def compute(seconds: float) -> None:
+    while time.thread_time() < seconds:
+        pass
+
+
+def test_a_call_that_blocks_the_process_in_a_sandbox_takes_no_time_of_others(tmp_path: Path) -> None:
+    source = """
+        import asyncio, time
+        from strop.utils.deadline import away
+        async def compute_score(solution_str):
+            await asyncio.sleep(0.1)
+            if solution_str == "away":
+                with away(20.0):
+                    time.sleep(3.0)
+            else:
+                await asyncio.sleep(0.2)
+            return 1.0
+    """
+    outcomes = score_all(config_of(tmp_path, source, timeout_s=1.0), ["away", "wait"])
+    assert [outcome.kind for outcome in outcomes] == ["score", "score"]
 
 
 def test_threads_that_calls_leave_behind_take_no_place_of_others(tmp_path: Path) -> None:
@@ -342,6 +367,24 @@ def test_functions_without_async_are_called_where_no_loop_runs(tmp_path: Path) -
     )
     assert [outcome.score for outcome in outcomes] == [10.0 * number + 1.0 for number in range(30)]
     assert seconds < 2.0, "one after the other they take 3 s"
+
+
+def test_memory_that_a_function_without_async_has_filled_is_free_when_it_is_reported(tmp_path: Path) -> None:
+    source = """
+        async def judge(solution_str):
+            return 1.0
+        def rule(solution_str):
+            filling = []
+            while solution_str == "fill":
+                filling.append(bytes(len(filling) % 300 + 20))
+            return 1.0
+    """
+    path = write_reward(tmp_path, source)
+    functions = tuple(FunctionConfig(path=path, name=name) for name in ("rule", "judge"))
+    config = RewardConfig(functions=functions, num_workers=1, timeout_s=20.0, max_memory_gib=0.3)
+    full, other = score_all(config, ["fill", "1"])
+    assert "rule in my_reward.py ran out of memory: MemoryError" in full.error
+    assert other.score == 2.0
 
 
 def test_built_in_scorers_score_beside_coroutines(tmp_path: Path) -> None:
