@@ -25,7 +25,7 @@ kinds.py              The engine of a role, of one of two kinds (engine.kind)
 learning_rates.py     Learning rates that are too large for a trained model, and those that are usual
 memory.py             What an update needs of a device's memory, from a model's configuration alone
 micro_batch.py        Rows packed end to end, and the part of them that this rank computes
-model.py              Model folders
+model.py              Models of folders, checked and made ready for packed computation
 model_facts.py        What the configuration of a model says about it, beside what the model is
 model_folder.py       Checks of a model folder before a library reads it
 model_overrides.py    What a user changes about a model folder without writing into it
@@ -37,12 +37,15 @@ pipelined.py          Passes of micro-batches through the stages of a pipeline
 plain_gates.py        Feed-forward parts that are dense, with a gate
 precision.py          Precision of a model's weights, and of its products on a device
 prefix_tree.py        The tree of rows that begin alike
+pretrained_config.py  Configuration of a model folder, as transformers reads it
+pretrained_module.py  Model of a folder, as transformers makes it, with all of its weights
 products.py           Products of matrices among the functions of torch
 role_checkpoint.py    Checkpoint of a trained role, from which it continues on any number of ranks
 role_tensors.py       The tensors of a checkpoint of a trained role, and their names
 rotary_kernels.py     Rotary positions in one kernel
 segments.py           Runs of tokens in a packed row, and the runs that they continue
 token_budget.py       The bound on the tokens of a micro-batch, halved where memory runs out
+tokenizer.py          Tokenizer of a model folder
 tokens.py             One pass over packed rows
 training.py           Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer
                       step (TrainEngine)

@@ -180,7 +180,7 @@ def _attention(
     """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
     if strop_context is None:
         raise NoContext(
-            "this model runs on packed tokens: call it through strop.engines.model.CausalLM, which passes the "
+            "this model runs on packed tokens: call it through strop.engines.causal_lm.CausalLM, which passes the "
             "attention context; a plain forward call needs attn_implementation='sdpa'"
         )
     for name in _UNSUPPORTED:

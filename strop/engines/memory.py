@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import load_model_config, weights_of_folder
+from strop.engines.model import weights_of_folder
 from strop.engines.precision import compute_dtype
+from strop.engines.pretrained_config import load_model_config
 from strop.utils.device import device_name
 from strop.utils.machine_limits import device_bytes
 

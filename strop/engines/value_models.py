@@ -14,12 +14,14 @@ from transformers import AutoModelForSequenceClassification
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import device_of, load_model_config, prepare_model, read_module
+from strop.engines.model import device_of, prepare_model
 from strop.engines.model_folder import model_json
 from strop.engines.model_support import check_family
 from strop.engines.multimodal.families import takes_media
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.precision import half_to_read
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.pretrained_module import read_module
 
 
 def check_value_model(config: ModelConfig) -> None:

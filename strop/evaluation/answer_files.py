@@ -61,7 +61,7 @@ def with_top_log_probs(
         ValueError: the model has fewer tokens.
     """
     from strop.engines.config import EngineConfig
-    from strop.engines.model import load_tokenizer
+    from strop.engines.tokenizer import load_tokenizer
     from strop.evaluation.top_log_probs import TopLogProbs
 
     longest = max(len(record["prompt_ids"]) + len(record["response_ids"]) for record in records)

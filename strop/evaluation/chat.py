@@ -15,8 +15,9 @@ from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, require_chat_template
 from strop.data.prompts import encode_prompts
-from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_facts import max_positions
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config

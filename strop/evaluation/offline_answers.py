@@ -61,8 +61,9 @@ def offline_records(
     Raises:
         ValueError: a row has no answer, or one that is no sequence of the model's tokens.
     """
-    from strop.engines.model import load_model_config, load_tokenizer
     from strop.engines.model_facts import max_positions
+    from strop.engines.pretrained_config import load_model_config
+    from strop.engines.tokenizer import load_tokenizer
     from strop.rewards.rescoring import RESPONSES
     from strop.trainer.setup import stop_token_ids
 

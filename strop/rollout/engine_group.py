@@ -17,9 +17,10 @@ from strop.controller.worker import FollowerAddress
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.kinds import TrainableEngine
-from strop.engines.model import load_model, load_model_config
+from strop.engines.model import load_model
 from strop.engines.moe.layers import num_experts
 from strop.engines.multimodal.vl_model import Reader
+from strop.engines.pretrained_config import load_model_config
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine

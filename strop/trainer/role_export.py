@@ -26,13 +26,14 @@ from transformers import (
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.lora.adapters import has_adapter, merged_tensors, save_adapter
-from strop.engines.model import read_module, stored_scheme
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import PROBE_TOLERANCE
 from strop.engines.moe.layers import CHOICE_BIASES
 from strop.engines.multimodal.families import takes_media
 from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
+from strop.engines.pretrained_config import stored_scheme
+from strop.engines.pretrained_module import read_module
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.engines.transformers4 import save_tokenizer

@@ -14,10 +14,11 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint_reader import STATE_FILE, SavedTensors
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora, has_adapter
-from strop.engines.model import load_model, read_model_config
+from strop.engines.model import load_model
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import check_packed
 from strop.engines.multimodal.inputs import language_model_class
+from strop.engines.pretrained_config import read_model_config
 from strop.engines.role_checkpoint import CONFIG_FOLDER, load_weights
 from strop.engines.role_tensors import MODEL
 from strop.engines.value_models import load_value_model

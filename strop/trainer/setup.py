@@ -19,9 +19,10 @@ from strop.data.sampler import PromptSampler
 from strop.data.streaming import StreamedPrompts
 from strop.data.visit_ids import val_uid
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_facts import max_positions
 from strop.engines.model_folder import named_ends
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling

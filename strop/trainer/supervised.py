@@ -17,11 +17,12 @@ from strop.data.sft.config import SftConfig
 from strop.data.sft.dataset import SftDataset
 from strop.data.visit_ids import visit_uid
 from strop.engines.learning_rates import too_large, unfinished_warm_up
-from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_facts import max_positions
 from strop.engines.model_folder import named_ends
 from strop.engines.parallel.axes import check_axes
 from strop.engines.parallel.model_axes import check_model_axes
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns

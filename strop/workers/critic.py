@@ -14,8 +14,8 @@ from strop.algorithms.losses.value import VALUE_STATISTIC, explained_variance, v
 from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model_config
 from strop.engines.multimodal.families import takes_media
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.token_budget import within_memory
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import check_value_model, load_value_model

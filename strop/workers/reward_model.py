@@ -20,10 +20,11 @@ from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import frozen_engine
-from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.token_budget import within_memory
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.value_models import (
     architecture,
     check_value_model,

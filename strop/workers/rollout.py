@@ -26,8 +26,8 @@ from strop.controller import Dispatch, Worker, register
 from strop.engines.checksum.models import dtype_name
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import TrainableEngine
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.vl_model import Reader
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardPool

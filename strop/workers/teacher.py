@@ -9,14 +9,10 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.kinds import frozen_engine
-from strop.engines.model import (
-    check_language_model,
-    load_model,
-    load_model_config,
-    load_tokenizer,
-    unused_tokens,
-)
+from strop.engines.model import check_language_model, load_model
 from strop.engines.multimodal.families import media_token_ids, takes_media
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer, unused_tokens
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
 from strop.workers.config import TeacherConfig

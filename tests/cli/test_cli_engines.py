@@ -17,7 +17,8 @@ from gateway_cases import Open, gateway
 from judge_cases import Handler, completion, serve
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model
+from strop.engines.tokenizer import load_tokenizer
 from strop.rollout.native.engine import NativeEngine
 
 pytestmark = pytest.mark.timeout(120)

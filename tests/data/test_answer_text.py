@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data.sft.token_rows import check_text
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.utils.chat_template.answers import answer_text, keep_special_tokens, kept_special_tokens
 
 CONTROL = (

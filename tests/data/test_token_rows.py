@@ -17,7 +17,7 @@ from strop.data.sft.config import SftDataConfig
 from strop.data.sft.dataset import SftDataset
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ def test_few_calls_and_little_padding_for_realistic_lengths(name: str) -> None:
 def test_a_plain_forward_call_says_what_is_missing() -> None:
     function = attention.AttentionInterface()[ATTENTION_NAME]
     query = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="call it through strop.engines.model.CausalLM"):
+    with pytest.raises(ValueError, match="call it through strop.engines.causal_lm.CausalLM"):
         function(torch.nn.Linear(1, 1), query, query, query, None)
 
 

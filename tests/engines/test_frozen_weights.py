@@ -29,10 +29,11 @@ from strop.engines.gradients import full, local
 from strop.engines.half_weights import hold_half, linear_layers_in
 from strop.engines.kinds import ModelEngine, TrainableEngine, frozen_engine, train_engine
 from strop.engines.lora.adapters import ADAPTER, save_merged
-from strop.engines.model import load_model, read_module
+from strop.engines.model import load_model
 from strop.engines.moe.precision import use_compute_precision
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.pretrained_module import read_module
 from strop.engines.training import Engine, TrainEngine
 from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
@@ -102,7 +103,7 @@ def test_only_a_folder_that_is_read_in_half_needs_the_size_of_its_vocabulary(
 ) -> None:
     config = ModelConfig(path=str(bfloat16_folder("qwen3")))
     shape = SimpleNamespace(get_text_config=SimpleNamespace)  # of a model with code of its own
-    monkeypatch.setattr("strop.engines.model.load_model_config", lambda _: shape)
+    monkeypatch.setattr("strop.engines.pretrained_module.load_model_config", lambda _: shape)
     assert read_module(config, AutoModelForCausalLM).lm_head.weight.shape == (61, 32)
     with pytest.raises(
         ValueError, match="no loadable causal language model: its config.json gives vocab_size as"

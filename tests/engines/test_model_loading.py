@@ -18,10 +18,12 @@ from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import check_language_model, load_model, load_model_config, load_tokenizer
+from strop.engines.model import check_language_model, load_model
 from strop.engines.model_support import parity as probe
 from strop.engines.precision import describe_precision
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.segments import Segment
+from strop.engines.tokenizer import load_tokenizer
 
 Folder = Callable[[str], Path]
 

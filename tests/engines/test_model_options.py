@@ -13,7 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_model_config, load_tokenizer
+from strop.engines.model import load_model
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.value_models import load_value_model
 from strop.utils import trust
 

@@ -18,7 +18,8 @@ from references.language_models import load_plain, save_model
 from references.quantised_folders import numbers_of, to_fp8, write_fp8, write_integers, write_mxfp4
 from references.tiny_tiles import save_tiny_tiles
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_model_config
+from strop.engines.model import load_model
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.quantised.numbers import block_of_scales, mxfp4_numbers, scaled_numbers
 from strop.engines.value_models import load_value_model
 

@@ -13,8 +13,8 @@ from references.videos import UNEVEN, write_video
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import MediaTokens, Prompt
 from strop.rollout.types import Sampling
 

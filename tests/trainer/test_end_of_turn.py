@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
+from strop.engines.tokenizer import load_tokenizer
 from strop.evaluation.evaluate import evaluate
 from strop.trainer.setup import end_of_turn, load_training_data, stop_token_ids
 

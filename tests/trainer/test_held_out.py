@@ -18,7 +18,7 @@ from strop.data.preference_config import PreferDataConfig
 from strop.data.preference_rows import PreferenceDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.evaluation.evaluate import evaluate
 from strop.trainer.config import Config
 from strop.trainer.preference.trainer import train_on_preferences

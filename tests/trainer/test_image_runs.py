@@ -20,8 +20,8 @@ from tiny_runs import Done, check_records, resume_in, train_in
 from references.tiny_tiles import ONE_AXIS
 from references.videos import EVEN, UNEVEN, write_video
 from strop.data.prompts import PromptDataset
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol import DataProto
 from strop.run import RunFolder
 from strop.trainer.checks.models import check_models

@@ -19,7 +19,7 @@ from strop.controller.ray.errors import Failure, RankFailed
 from strop.data.readers import read_rows
 from strop.data.sft.dataset import SftDataset
 from strop.engines.kinds import TrainableEngine
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.tokens import Tokens
 from strop.protocol import columns
 from strop.run import RunFolder

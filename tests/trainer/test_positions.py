@@ -11,9 +11,10 @@ import torch
 from tiny_runs import Project, train_in
 
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import load_model, load_model_config
+from strop.engines.model import load_model
 from strop.engines.model_facts import max_positions
 from strop.engines.packing import make_rows
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.training import Engine
 from strop.evaluation.evaluate import evaluate
 from strop.trainer.sft.trainer import fine_tune

@@ -11,7 +11,7 @@ from tiny_runs import Project
 
 from strop.config import read_settings
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.trainer.start import start_run
 from strop.utils.chat_template import apply_template
 

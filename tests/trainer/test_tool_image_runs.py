@@ -16,7 +16,7 @@ from tiny_runs import Done, check_records, resume_in, train_in
 
 from strop.cli.main import main
 from strop.data.prompts import PromptDataset
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.evaluation.evaluate import evaluate
 from strop.protocol import DataProto, columns
 from strop.run import RunFolder

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 
 
 def make_expert_model(folder: Path, like: Path, *, head_dim: int = 8) -> Path:

@@ -21,7 +21,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Media, Prompt, Trajectory
 from strop.rollout.client import RolloutTimeout
 from strop.rollout.types import OnToken, Sampling, TokenOutput
@@ -339,7 +339,7 @@ import asyncio, os, signal
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.workers.agent_pool.pool import AgentWorkers
 
 async def run():

@@ -20,7 +20,7 @@ from strop.agents.tools.agent import tool_agent
 from strop.agents.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import RewardConfig

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from strop.agents.setup import AgentSetup
     from strop.data.file_check import examine, overlap
     from strop.data.loading import load_rows
-    from strop.engines.model import load_tokenizer
+    from strop.engines.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))
     data = dataclasses.replace(config.data, train_files=tuple(train), val_files=tuple(val))

@@ -121,7 +121,7 @@ def any_session(config: Config, engines: Generation) -> AnySession:
     from strop.agents.tools.formats import formats
     from strop.agents.tools.templates import ChatTemplate
     from strop.data.chat import require_chat_template
-    from strop.engines.model import load_tokenizer
+    from strop.engines.tokenizer import load_tokenizer
     from strop.rollout.types import Sampling
     from strop.trainer.setup import stop_token_ids
     from strop.utils.user_files import load_user_file

@@ -23,7 +23,7 @@ def decoder(path: Path) -> Callable[[Sequence[int]], str]:
     """Tokens as text, with the tokenizer of the run's model."""
     checkpoint, _ = saved_checkpoint(path)  # before what takes seconds to import
     from strop.engines.config import ModelConfig
-    from strop.engines.model import load_tokenizer
+    from strop.engines.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(ModelConfig(path=str(model_folder(checkpoint.path))))
 

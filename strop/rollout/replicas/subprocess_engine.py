@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import module_of_folder, stored_scheme
+from strop.engines.model import module_of_folder
+from strop.engines.pretrained_config import stored_scheme
 from strop.engines.quantised.scheme import without_entries
 from strop.engines.untrusted_model import WEIGHTS
 from strop.engines.weights import WeightsMetadata, matrix_names, weights_metadata

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from strop.engines.model import load_model_config, unused_tokens
 from strop.engines.multimodal.inputs import media_reader
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import unused_tokens
 from strop.rollout.engine_group import EngineContext, Generation
 from strop.rollout.replicas.subprocess_engine import subprocess_settings
 from strop.rollout.vllm.engine import start_vllm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model_config
 from strop.engines.multimodal.inputs import media_reader
+from strop.engines.pretrained_config import load_model_config
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.trainer.checks.parallel import check_shares_no_images

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from strop.engines.model import check_language_model, load_model_config
+from strop.engines.model import check_language_model
 from strop.engines.parallel.model_axes import check_model_axes, divides_model
+from strop.engines.pretrained_config import load_model_config
 from strop.rollout.engine_group import check_engine
 from strop.trainer.checks.devices import check_devices
 from strop.trainer.config import Config

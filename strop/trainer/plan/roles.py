@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig
 
 from strop.engines.causal_lm import HALF
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model_config
 from strop.engines.model_support.unsupported import check_family
 from strop.engines.multimodal.inputs import language_model_class
 from strop.engines.precision import compute_dtype
+from strop.engines.pretrained_config import load_model_config
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.plan.batches import (
     Group,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from strop.data.chat import Chat, render
-from strop.engines.model import load_model_config
+from strop.engines.pretrained_config import load_model_config
 from strop.engines.unused_tokens import unused_token_ids
 from strop.protocol.trajectory import Prompt, continues, with_answer
 from strop.trainer.config import Config

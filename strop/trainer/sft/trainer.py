@@ -16,8 +16,9 @@ from strop.data.sft.dataset import SftDataset
 from strop.data.sft.rows import read_sft_rows
 from strop.data.sft.stored_conversation import SftExample
 from strop.engines.config import ModelConfig
-from strop.engines.model import check_language_model, load_model_config
+from strop.engines.model import check_language_model
 from strop.engines.multimodal.families import media_token_ids, takes_media
+from strop.engines.pretrained_config import load_model_config
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.callbacks import Reporter, StopRequest

@@ -24,7 +24,7 @@ from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span
 from strop.config.load import config_of
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import media_of
 from strop.rewards import RewardConfig
 from strop.rollout.client import NoEngine, RolloutTimeout

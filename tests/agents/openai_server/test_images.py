@@ -25,10 +25,11 @@ from strop.agents.tools.templates import ChatTemplate
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.placeholders import ToolImages
 from strop.engines.packing import make_rows
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import MediaTokens, media_of
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine

@@ -30,10 +30,11 @@ from strop.data.prompts import PromptDataset
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.micro_batch import pack
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.placeholders import ToolImages
 from strop.engines.packing import make_rows
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Prompt, Trajectory, media_of
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling

@@ -31,9 +31,9 @@ from strop.data.prepare import prepare_rows, write_rows
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.patch_grids import fitted_size
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Prompt
 
 WIDE = picture(24, 17, RED, BLUE)  # 16 x 24 pixels when resized: 2 x 3 tokens

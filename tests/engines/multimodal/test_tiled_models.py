@@ -36,13 +36,14 @@ from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model
 from strop.engines.multimodal import families
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.llama4_canvas import CanvasProcessor
 from strop.engines.multimodal.placeholders import ToolImages
 from strop.engines.packing import make_rows, token_rows
 from strop.engines.segments import Segment
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Media, MediaTokens, Prompt

@@ -24,11 +24,11 @@ from strop.data.config import DataConfig
 from strop.data.file_check import examine
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.multimodal.video_reader import read_film, read_frames
 from strop.engines.multimodal.video_settings import Sampling
+from strop.engines.tokenizer import load_tokenizer
 from strop.protocol.trajectory import Prompt
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

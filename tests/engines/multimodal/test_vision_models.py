@@ -21,11 +21,12 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, Optimize
 from strop.engines.half_weights import hold_half
 from strop.engines.lora.adapters import save_merged
 from strop.engines.micro_batch import pack
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_model
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.packing import make_rows, token_rows
 from strop.engines.parallel.ranks import Parallel
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Media

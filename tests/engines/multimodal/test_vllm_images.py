@@ -17,9 +17,10 @@ from references.token_passes import log_probs_of
 from references.vision_prompts import WIDE, asked, generated_by_transformers, prompts_from, prompts_of
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import load_model, load_tokenizer, weights_of_folder
+from strop.engines.model import load_model, weights_of_folder
 from strop.engines.multimodal.inputs import media_reader
 from strop.engines.packing import make_rows
+from strop.engines.tokenizer import load_tokenizer
 from strop.engines.training import Engine
 from strop.protocol.trajectory import MediaTokens, Prompt, Trajectory, media_of
 from strop.rollout.types import Sampling, TokenOutput

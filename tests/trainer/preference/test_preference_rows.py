@@ -11,7 +11,7 @@ from strop.data.preference_config import PreferDataConfig
 from strop.data.preference_rows import PreferenceDataset
 from strop.data.sft.stored_conversation import SftExample
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 
 PAIR = {"prompt": "hi", "chosen": "Yes", "rejected": "no"}
 

@@ -23,7 +23,7 @@ from strop.data.preference_config import PreferConfig
 from strop.data.preference_rows import PreferenceDataset
 from strop.data.tiny_model import END_OF_TURN, PAD
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.tokenizer import load_tokenizer
 from strop.observability.trackers.setup import read_metrics
 from strop.protocol import DataProto
 from strop.trainer.config import Config

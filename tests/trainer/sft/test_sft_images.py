@@ -21,8 +21,8 @@ from strop.data.sft.config import SftDataConfig
 from strop.data.sft.dataset import SftDataset
 from strop.data.sft.stored_conversation import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
+from strop.engines.tokenizer import load_tokenizer
 from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SftTrainer, make_sft_batch, sft_totals
 from strop.trainer.timing import Stages

@@ -17,7 +17,9 @@ import pytest
 from hub_cases import StandIn, hub
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_model_config, load_tokenizer
+from strop.engines.model import load_model
+from strop.engines.pretrained_config import load_model_config
+from strop.engines.tokenizer import load_tokenizer
 from strop.utils import trust
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
