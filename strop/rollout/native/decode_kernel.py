@@ -72,8 +72,7 @@ def attend(
     _attend[(b, kv_heads, splits)](
         query, key, value, keys, values, table, lengths, parts, sums, form.scaling, form.window or 0,
         *keys.stride()[:3], table.stride(0),
-        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], SPLITS=splits,
-        IS_WIDE=keys.dtype == torch.float32, num_warps=4,
+        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], SPLITS=splits, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _join[(b, heads)](parts, sums, out, DIM=dim, SPLITS=splits, num_warps=1)
@@ -93,7 +92,7 @@ def _attend(
     query, key, value, keys, values, table, lengths, parts, sums, scaling, window,
     by_page, by_head, by_token, by_slot,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, IS_WIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     b, h, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     batch, kv_heads = tl.num_programs(0), tl.num_programs(1)
@@ -129,19 +128,13 @@ def _attend(
         at_key = (pages * by_page + h * by_head + at % PAGE * by_token)[:, None] + dims[None, :]
         k = tl.load(keys + at_key, mask=inside[:, None], other=0.0)
         v = tl.load(values + at_key, mask=inside[:, None], other=0.0)
-        if IS_WIDE:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        else:
-            scores = tl.dot(q, tl.trans(k)) * scaling
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling  # of float32: no tf32
         scores = tl.where(inside[None, :], scores, -1e38)
         new = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp(largest - new)
         weights = tl.where(inside[None, :], tl.exp(scores - new[:, None]), 0.0)
         total = total * shrink + tl.sum(weights, 1)
-        if IS_WIDE:
-            mixed = mixed * shrink[:, None] + tl.dot(weights, v, input_precision="ieee")
-        else:
-            mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new
     at_part = (s * batch + b) * heads + h * GROUP + rows
     if SPLITS == 1:
