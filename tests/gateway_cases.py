@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import openai
 
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.server import Gateway
-from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.token_source import EngineSampler
 from strop.agents.tools.templates import ChatTemplate
 from strop.data.tiny_model import make_tiny_tokenizer

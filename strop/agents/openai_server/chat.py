@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.completion import Choice, CompletionResult
 from strop.agents.openai_server.request import CallRequest
-from strop.agents.openai_server.session import ChatModel
 from strop.agents.openai_server.token_bytes import text_offsets, token_bytes
 
 

@@ -8,9 +8,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.messages import Call, Message
 from strop.agents.openai_server.request import CallRequest
-from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.streaming import StreamedText
 from strop.agents.openai_server.token_source import Sampler
 from strop.agents.tools.parsed_output import CLOSE, OPEN, FunctionCall, ParsedTurn, split_thinking

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.errors import ApiError
 from strop.agents.openai_server.server import Gateway
-from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.settings import OPENAI_AGENT, OpenAIAgentConfig
 from strop.agents.openai_server.token_source import Sampler
 from strop.agents.plugins import AgentPlugin, EpisodeResources

@@ -77,7 +77,7 @@ def _add_call(messages: list[Message], item: Mapping[str, Any], param: str, sess
         number -= 1
     last = messages[number] if number >= 0 and messages[number].role == "assistant" else None
     is_next = number == len(messages) - 1
-    if last is not None and (is_next or session.has_answer_of([*last.calls, call])):
+    if last is not None and (is_next or session.answers.has_answer_of([*last.calls, call])):
         messages[number] = dataclasses.replace(last, calls=(*last.calls, call))
     else:
         messages.append(Message("assistant", "", (call,)))

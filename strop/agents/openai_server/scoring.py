@@ -19,7 +19,7 @@ from strop.agents.openai_server.request import read_prompts
 from strop.agents.openai_server.token_bytes import text_offsets, token_bytes
 
 if TYPE_CHECKING:
-    from strop.agents.openai_server.session import ChatModel
+    from strop.agents.openai_server.chat_model import ChatModel
 
 _KNOWN = frozenset(
     {

@@ -10,34 +10,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.errors import ApiError, invalid
 from strop.agents.openai_server.messages import (
-    Call,
-    ConversationKey,
     Message,
     as_template,
     conversation_key,
     forms_of,
 )
-from strop.agents.openai_server.token_bytes import opening_ids
+from strop.agents.openai_server.sampled_answers import SampledAnswer, SampledAnswers
 from strop.agents.tools.conversation import CONTINUED
-from strop.agents.tools.formats import ToolParser, parser_for_template
-from strop.agents.tools.images import ImageEncoder
-from strop.agents.tools.parsed_output import AnswerParser
-from strop.agents.tools.templates import ChatTemplate, Reply
+from strop.agents.tools.templates import Reply
 from strop.protocol.trajectory import Media, MediaTokens, Trajectory, media_of
 from strop.rollout.types import TokenOutput
 from strop.utils.chat_template import TemplateRefused
-from strop.utils.chat_template.answers import answer_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -47,75 +40,17 @@ MAX_IMAGES = 256
 """Read images that a session remembers beside those of the call."""
 
 
-class ChatModel:
-    """A model of the gateway: name, tokenizer, chat template, tool calls."""
+@dataclass(kw_only=True)
+class _Sequence:
+    """One training sequence."""
 
-    def __init__(
-        self,
-        name: str,
-        tokenizer: PreTrainedTokenizerBase,
-        template: ChatTemplate,
-        stop_token_ids: Sequence[int],
-        images: ImageEncoder | None = None,
-        tool_format: str = "auto",
-    ) -> None:
-        """Args:
-        name: that clients see.
-        tokenizer, template, stop_token_ids: of the model.
-        images: puts images into token ids; None where the model takes text alone.
-        tool_format: format of tool calls, agent.tool_format; auto: as the chat template writes them.
-
-        Raises:
-            ValueError: there is no such format.
-        """
-        self.name, self.tokenizer, self.template = name, tokenizer, template
-        self.stop_token_ids = tuple(stop_token_ids)
-        self.images = images
-        self._parser: AnswerParser | None = None
-        self._shows_tools: bool | None = None
-        if tool_format != "auto":
-            self._parser = ToolParser.get_tool_parser(tool_format, tokenizer)
-
-    def parser(self) -> AnswerParser:
-        """Reads tool calls, in the format of the settings or as the chat template writes them.
-
-        Raises:
-            ApiError: the settings name no format, and the template writes no calls, or in a form that is not known.
-        """
-        if self._parser is None:
-            try:
-                self._parser = parser_for_template(self.template.profile.call_example, self.tokenizer)
-            except ValueError as error:
-                raise ApiError(400, f"tools: {error}", param="tools", code="unsupported_parameter") from error
-        if self._shows_tools is None:
-            self._shows_tools = self.template.profile.shows_tools
-            if not self._shows_tools:
-                logger.warning(
-                    "the chat template does not show tool schemas to the model; describe the tools in the system "
-                    "message"
-                )
-        return self._parser
-
-    @cached_property
-    def opening_ids(self) -> tuple[int, ...]:
-        """Tokens that the tokenizer writes before a text."""
-        return opening_ids(self.tokenizer)
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """The tokens as the text of an answer."""
-        return answer_text(self.tokenizer, token_ids)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledAnswer:
-    """One choice of one call."""
-
-    context_key: ConversationKey
-    """The conversation before it."""
-    message: Message
-    """As sent to the client."""
-    token_ids: tuple[int, ...]
-    has_thinking: bool
+    trajectory: Trajectory
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """Messages with roles and spans of response tokens, for people."""
+    context: Sequence[Message] = ()
+    """Messages of the last request."""
+    text: str = ""
+    """Of a completion: prompt and answer."""
 
 
 class Session:
@@ -135,18 +70,12 @@ class Session:
         self.reward_parts: dict[str, Any] = {}
         self.responses: dict[str, tuple[Message, ...]] = {}
         """Of /v1/responses: the conversation up to each of the last MAX_RESPONSES responses, by its id."""
+        self.answers = SampledAnswers()
         self.num_calls = self.num_forgotten = 0
         self._uid, self._sample_index, self._max_tokens = uid, sample_index, max_tokens
-        self._sequences: list[Trajectory] = []
-        self._logs: list[list[dict[str, Any]]] = []
-        self._texts: list[str] = []
-        self._answers: dict[tuple[Any, ...], list[SampledAnswer]] = {}
-        self._recent: deque[SampledAnswer] = deque()
-        self._by_call: dict[str, SampledAnswer] = {}
-        self._written_ids: dict[str, str] = {}
+        self._sequences: list[_Sequence] = []
         self._replies: dict[tuple[Any, ...], Reply] = {}
         self._stop_reason = "stop"
-        self._contexts: list[Sequence[Message]] = []
         self._media: dict[bytes, Media] = {}
 
     # ------------------------------------------------------------------ prompts
@@ -162,7 +91,8 @@ class Session:
         answers = [
             (number, answer)
             for number, message in enumerate(messages)
-            if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
+            if message.role == "assistant"
+            and (answer := self.answers.find(message, messages[:number])) is not None
         ]
         completed = list(messages)  # clients seldom send back what the model thought
         for number, answer in answers:
@@ -213,37 +143,12 @@ class Session:
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt that is text; a recorded beginning keeps its tokens."""
-        sequence_index = max(
-            (
-                number
-                for number, text_before in enumerate(self._texts)
-                if text_before and text.startswith(text_before)
-            ),
-            key=lambda number: len(self._texts[number]),
-            default=None,
-        )
-        encode = self.model.template.encode
-        if sequence_index is None:
+        begun = [sequence for sequence in self._sequences if sequence.text and text.startswith(sequence.text)]
+        if not begun:
             return self.new_text_ids(text)
-        return (*self._sequences[sequence_index].token_ids, *encode(text[len(self._texts[sequence_index]) :]))
-
-    def has_answer_of(self, calls: Sequence[Call]) -> bool:
-        """True if the model wrote these calls in one answer."""
-        answers = [self._by_call.get(call.id) for call in calls]
-        return answers[0] is not None and all(answer is answers[0] for answer in answers)
-
-    def _find(self, message: Message, messages_before: Sequence[Message]) -> SampledAnswer | None:
-        """The answer that a message of the assistant repeats."""
-        for call in message.calls:
-            answer = self._by_call.get(call.id)
-            if answer is not None and answer.message.key == message.key:
-                return answer
-        candidates = self._answers.get(message.key, [])
-        context_key = conversation_key(messages_before) if len(candidates) > 1 else ()
-        return next(
-            (candidate for candidate in reversed(candidates) if candidate.context_key == context_key),
-            candidates[-1] if candidates else None,
-        )
+        longest = max(begun, key=lambda sequence: len(sequence.text))
+        rest = self.model.template.encode(text[len(longest.text) :])
+        return (*longest.trajectory.token_ids, *rest)
 
     def _render(
         self, messages: Sequence[Message], answers: Sequence[tuple[int, SampledAnswer]], tools: Tools
@@ -262,7 +167,7 @@ class Session:
             pieces.append(piece)
             if not piece:
                 pieces, start, has_thinking = [], end, False
-        head = as_template(messages[:start], template, self._written_ids)
+        head = as_template(messages[:start], template, self.answers.written_ids)
         return template.prompt_ids(head, tools) + tuple(token for piece in pieces for token in piece)
 
     def _render_turn(
@@ -275,7 +180,7 @@ class Session:
     ) -> tuple[int, ...]:
         """An answer and the replies to it; empty where the template rewrites earlier messages by then."""
         template = self.model.template
-        replies = as_template(messages, template, self._written_ids)[1:]
+        replies = as_template(messages, template, self.answers.written_ids)[1:]
         if not replies or replies[0]["role"] == "assistant":
             return ()
         if any(
@@ -336,68 +241,58 @@ class Session:
             self._stop_reason = "max_tokens" if output.is_own_limit else "length"
         if not output.token_ids:
             return
+        sequence = self._sequence_of(prompt_ids, context)
+        start = len(sequence.trajectory.response_ids)
+        sequence.trajectory = sequence.trajectory.with_sampled(
+            output.token_ids, output.log_probs, output.versions
+        )
+        sequence.text = text
+        self._log_messages(sequence, message, context, start=start)
+        if not text:
+            answer = SampledAnswer(
+                context_key=conversation_key(context),
+                message=message,
+                token_ids=output.token_ids,
+                has_thinking=has_thinking,
+            )
+            self.answers.add(answer, written_ids)
+        self._forget()
+
+    def _sequence_of(self, prompt_ids: Sequence[int], context: Sequence[Message]) -> _Sequence:
+        """The longest sequence that the prompt extends, with what it adds; else a new one."""
         prompt, media = tuple(prompt_ids), media_of(prompt_ids)
-        index, length = None, 0
-        for number, sequence in enumerate(self._sequences):
-            ids = sequence.token_ids
+        longest, length = None, 0
+        for sequence in self._sequences:
+            ids, pictures = sequence.trajectory.token_ids, sequence.trajectory.media
             is_begun = len(ids) > length and prompt[: len(ids)] == ids
-            if is_begun and sequence.media == media[: len(sequence.media)]:
-                index, length = number, len(ids)
-        if index is None:
-            index = len(self._sequences)
-            empty = Trajectory(
+            if is_begun and pictures == media[: len(pictures)]:
+                longest, length = sequence, len(ids)
+        if longest is None:
+            trajectory = Trajectory(
                 uid=self._uid,
                 sample_index=self._sample_index,
                 prompt_ids=prompt,
                 media=media,
                 prompt_messages=tuple({"role": item.role, "content": item.content} for item in context),
             )
-            self._sequences.append(empty)
-            self._logs.append([])
-            self._contexts.append(())
-            self._texts.append("")
-            length = len(prompt)
+            longest, length = _Sequence(trajectory=trajectory), len(prompt)
+            self._sequences.append(longest)
         added = [
             dataclasses.replace(item, start=item.start - length) for item in media if item.start >= length
         ]
-        grown = self._sequences[index].with_given(MediaTokens(prompt[length:], added))
-        start = len(grown.response_ids)
-        self._sequences[index] = grown.with_sampled(output.token_ids, output.log_probs, output.versions)
-        self._texts[index] = text
-        self._log_messages(index, message, context, start=start)
-        if not text:
-            self._remember(message, context, output, written_ids, has_thinking)
-        self._forget()
+        longest.trajectory = longest.trajectory.with_given(MediaTokens(prompt[length:], added))
+        return longest
 
-    def _remember(
-        self,
-        message: Message,
-        context: Sequence[Message],
-        output: TokenOutput,
-        written_ids: Sequence[str | None],
-        has_thinking: bool,
+    def _log_messages(
+        self, sequence: _Sequence, message: Message, context: Sequence[Message], *, start: int
     ) -> None:
-        answer = SampledAnswer(
-            context_key=conversation_key(context),
-            message=message,
-            token_ids=output.token_ids,
-            has_thinking=has_thinking,
-        )
-        self._answers.setdefault(message.key, []).append(answer)
-        self._recent.append(answer)
-        for call, written_id in zip(message.calls, written_ids, strict=True):
-            self._by_call[call.id] = answer
-            if written_id:
-                self._written_ids[call.id] = written_id
-
-    def _log_messages(self, index: int, message: Message, context: Sequence[Message], *, start: int) -> None:
         """Log messages with roles and spans of response tokens, for people."""
-        log, response = self._logs[index], self._sequences[index].response_ids
+        log, response = sequence.log, sequence.trajectory.response_ids
         reply_start = log[-1]["tokens"][1] if log else 0
-        is_prompt_of_row = index == 0 and not log  # which samples have beside their messages
+        is_prompt_of_row = not log and sequence is self._sequences[0]  # samples have it beside their messages
         # Another choice of the same request, whose messages stand in the log of the first one.
-        is_other_choice = any(context is logged for logged in self._contexts)
-        self._contexts[index] = context
+        is_other_choice = any(context is other.context for other in self._sequences)
+        sequence.context = context
         replies = () if is_prompt_of_row or is_other_choice else context[_last_answer(context) + 1 :]
         for reply in replies:
             log.append({"role": reply.role, "content": reply.content, "tokens": [reply_start, start]})
@@ -412,17 +307,14 @@ class Session:
         """Make room where there is a limit: for sequences, and for answers that may come back."""
         if self._max_tokens is None:
             return
-        while len(self._sequences) > 1 and _size(self._sequences) > self._max_tokens:
-            for column in (self._sequences, self._logs, self._contexts, self._texts):
-                column.pop(0)
+        while len(self._sequences) > 1 and self._num_tokens() > self._max_tokens:
+            self._sequences.pop(0)
             self.num_forgotten += 1
-        while len(self._recent) > 1 and _size(self._recent) > self._max_tokens:
-            oldest = self._recent.popleft()
-            self._answers[oldest.message.key].remove(oldest)
-            for call in oldest.message.calls:
-                self._by_call.pop(call.id, None)
-                self._written_ids.pop(call.id, None)
+        if self.answers.forget_beyond(self._max_tokens):
             self._replies.clear()
+
+    def _num_tokens(self) -> int:
+        return sum(len(sequence.trajectory.token_ids) for sequence in self._sequences)
 
     @property
     def num_sequences(self) -> int:
@@ -434,9 +326,11 @@ class Session:
         if not self._sequences:
             return ()
         log = [
-            {**entry, "sequence": number} for number, entries in enumerate(self._logs) for entry in entries
+            {**entry, "sequence": number}
+            for number, sequence in enumerate(self._sequences)
+            for entry in sequence.log
         ]
-        *earlier, last = self._sequences
+        *earlier, last = (sequence.trajectory for sequence in self._sequences)
         last = dataclasses.replace(
             last,
             messages=tuple(log),
@@ -445,14 +339,9 @@ class Session:
             extra={"reward_parts": self.reward_parts} if self.reward_parts else {},
             numbers={"model_calls": float(self.num_calls)},
         )
-        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(self._stop_reason))
+        return (*(trajectory.finish(CONTINUED) for trajectory in earlier), last.finish(self._stop_reason))
 
 
 def _last_answer(messages: Sequence[Message]) -> int:
     """Index of the last message of the assistant; -1 for none."""
     return max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
-
-
-def _size(items: Iterable[Trajectory | SampledAnswer]) -> int:
-    """Tokens in all of them."""
-    return sum(len(item.token_ids) for item in items)

@@ -17,7 +17,8 @@ from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 if TYPE_CHECKING:
-    from strop.agents.openai_server.session import ChatModel, Session
+    from strop.agents.openai_server.chat_model import ChatModel
+    from strop.agents.openai_server.session import Session
     from strop.agents.openai_server.token_source import Sampler
     from strop.rollout.engine_group import Generation
     from strop.trainer.config import Config
@@ -115,8 +116,8 @@ def any_session(config: Config, engines: Generation) -> AnySession:
     Raises:
         ValueError: the model has no chat template, or there is no such tool format.
     """
+    from strop.agents.openai_server.chat_model import ChatModel
     from strop.agents.openai_server.prompt_scorer import PromptScorer
-    from strop.agents.openai_server.session import ChatModel
     from strop.agents.openai_server.token_source import EngineSampler
     from strop.agents.tools.formats import formats
     from strop.agents.tools.templates import ChatTemplate

@@ -12,8 +12,9 @@ from gateway_cases import Open, ScriptedEngine, served
 from template_family import FAMILIES, family_tokenizer
 
 from strop.agents.openai_server import session as session_module
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.messages import Message
-from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.session import Session
 from strop.agents.tools.templates import ChatTemplate
 from strop.utils.chat_template import apply_template
 

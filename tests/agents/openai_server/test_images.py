@@ -16,9 +16,10 @@ from PIL import Image
 from references.tiny_vision import BLUE, GREEN, RED, picture, png, save_tiny_vision
 from references.token_passes import log_probs_of
 from strop.agents.config import AgentConfig
+from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.errors import ApiError
 from strop.agents.openai_server.messages import Message, read_messages
-from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.settings import OpenAIAgentConfig
 from strop.agents.setup import AgentSetup
 from strop.agents.tools.templates import ChatTemplate
