@@ -6,6 +6,7 @@ concurrent_calls.py  Calls that one worker process has under way at the same tim
 config.py            Reward settings
 function_loading.py  Loads reward functions in the worker process
 functions.py         RewardFunction
+group_scoring.py     Answers to a prompt, scored in one call
 listed_functions.py  Reward functions over lists of answers
 managers.py          Public import path of `RewardManagerBase` and `register` for reward files
 outages.py           Exceptions that say that something scoring needs is not there

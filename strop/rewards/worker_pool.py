@@ -32,6 +32,7 @@ from typing import Any
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.concurrent_calls import Call, CallResult, ConcurrentCalls, Expired
 from strop.rewards.config import RewardConfig
+from strop.rewards.group_scoring import score_answers
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.stdout_capture import OutputLog
 from strop.rewards.wire import call_of, refusal
@@ -133,44 +134,12 @@ class Workers:
         return outcome
 
     async def score_group(self, prompt: Prompt, answers: Sequence[tuple[Trajectory, str]]) -> list[Outcome]:
-        """Score all answers to a prompt; functions that take lists get them at once.
-
-        Where that fails as a whole, the answers that it fails for are left out, and the others scored together.
-        """
+        """Score all answers to a prompt; functions that take lists get them at once (group_scoring.py)."""
         calls = [self._call_of(prompt, trajectory, text) for trajectory, text in answers]
         outcomes = {index: call for index, call in enumerate(calls) if isinstance(call, Outcome)}
         sent = {index: call for index, call in enumerate(calls) if not isinstance(call, Outcome)}
-        result = await self._score_together(sent)
-        if isinstance(result, Outcome) and len(sent) > 1:
-            left_out, result = await self._without_bad(sent, result)
-            outcomes |= left_out
-            sent = {index: call for index, call in sent.items() if index not in left_out}
-        for number, index in enumerate(sent):
-            outcomes[index] = result if isinstance(result, Outcome) else result[number]
+        outcomes |= await score_answers(sent, self._submit_group)
         return [outcomes[index] for index in range(len(calls))]
-
-    async def _without_bad(
-        self, sent: Mapping[int, Mapping[str, Any]], failed: Outcome
-    ) -> tuple[dict[int, Outcome], CallResult]:
-        """The answers that a call of all fails for, each with its outcome, and the result for the others.
-
-        Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call
-        is made without one after the other of these. What no such try can tell apart failed as a whole.
-        """
-
-        def but(*indices: int) -> dict[int, Mapping[str, Any]]:
-            return {index: call for index, call in sent.items() if index not in indices}
-
-        alone = await asyncio.gather(*(self._score_together({index: call}) for index, call in sent.items()))
-        bad = {
-            index: outcome for index, outcome in zip(sent, alone, strict=True) if isinstance(outcome, Outcome)
-        }
-        if len(bad) != 1 and len(sent) > 2 and failed.kind != "timeout":
-            for index in bad or sent:
-                result = await self._score_together(but(index))
-                if not isinstance(result, Outcome):
-                    return {index: failed}, result
-        return (bad, await self._score_together(but(*bad))) if 0 < len(bad) < len(sent) else ({}, failed)
 
     def _call_of(self, prompt: Prompt, trajectory: Trajectory, text: str) -> dict[str, Any] | Outcome:
         """The call to send for an answer; an error outcome where it cannot be encoded."""
@@ -181,9 +150,8 @@ class Workers:
             return Outcome(kind="error", error=refusal(call, prompt.row, error), remedy="")
         return call
 
-    async def _score_together(self, sent: Mapping[int, Mapping[str, Any]]) -> CallResult:
-        """The outcomes of these answers, scored together."""
-        return await self._submit(list(sent.values()), num_answers=len(sent)) if sent else []
+    async def _submit_group(self, calls: Sequence[Mapping[str, Any]]) -> CallResult:
+        return await self._submit([*calls], num_answers=len(calls))
 
     async def _submit(
         self, call: Mapping[str, Any] | list[Mapping[str, Any]], *, num_answers: int
