@@ -18,6 +18,7 @@ from strop.engines.gate_kernels import use_gate_kernel
 from strop.engines.half_weights import WideProducts, round_weights, weights_of_products
 from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
+from strop.engines.lora.peft_settings import check_targets
 from strop.engines.model_folder import runs_own_code
 from strop.engines.moe.layers import hold_choice_biases
 from strop.engines.moe.precision import use_compute_precision
@@ -74,7 +75,7 @@ def check_language_model(config: ModelConfig) -> Any:
     auto_class = language_model_class(shape)
     model_support.check_family(shape, auto_class, config.path)
     if config.lora.enabled:
-        adapters.check_targets(_without_weights(config, shape), config.lora)
+        check_targets(_without_weights(config, shape), config.lora)
     return auto_class
 
 

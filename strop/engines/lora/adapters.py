@@ -26,19 +26,17 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.finite_weights import check_finite
 from strop.engines.gradients import full, local
+from strop.engines.lora.peft_settings import CONFIG_FILE, import_peft, new_settings, settings_of_folder
 from strop.engines.lora.products import add_in_place
 from strop.engines.parallel.fsdp import reshard
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.weights import named_weights, weights_metadata
 from strop.utils.atomic_io import share_as_usual
-from strop.utils.hub.models import fetch_copy
 from strop.utils.rng import random_key
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""
-_ALL = ("all-linear",)
 _SAVED_PREFIX = "base_model.model."
-_CONFIG_FILE = "adapter_config.json"
 _WEIGHTS_FILE = "adapter_model.safetensors"
 
 
@@ -70,11 +68,11 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
 
     Source: Hu et al. 2021, arXiv:2106.09685; the initial A as in PEFT.
     """
-    peft = _peft()
+    peft = import_peft()
     if model.is_sharded or has_adapter(model):
         state = "is sharded" if model.is_sharded else "has an adapter"
         raise ValueError(f"the model {state} already; add the adapter to a model that was just loaded")
-    settings = _settings_of_folder(peft, config, model) if config.path else _settings(peft, config, model)
+    settings = settings_of_folder(peft, config, model) if config.path else new_settings(peft, config, model)
     settings.inference_mode = False
     settings.lora_dropout = 0.0  # a sampled log-prob must be the trained one
     settings.fan_in_fan_out = any(isinstance(part, Conv1D) for part in model.module.modules())
@@ -183,7 +181,7 @@ def save_adapter(model: CausalLM, folder: Path, *, write: bool = True, base: str
             settings["base_model_name_or_path"] = base
         # Sets (target_modules) in an order of their own, so that equal adapters are equal files.
         text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
-        (folder / _CONFIG_FILE).write_text(text + "\n")
+        (folder / CONFIG_FILE).write_text(text + "\n")
 
 
 def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
@@ -208,117 +206,15 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
         model.finish_saved(folder)
 
 
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ValueError(
-            "model.lora needs the package peft; install it with: pip install 'strop[lora]'"
-        ) from error
-    return peft
-
-
 def _settings_of(model: CausalLM) -> Any:
     """PEFT's configuration of the model's adapter."""
     module: Any = model.module
     return module.peft_config[ADAPTER]
 
 
-def check_targets(module: nn.Module, config: LoraConfig) -> None:
-    """Refuse names of layers that take no adapter; the weights are not looked at (they may be on the meta device).
-
-    Raises:
-        ValueError: the sentence names one, and says what it is.
-    """
-    if config.path or config.target_modules == _ALL:
-        return
-    layers = [name for name, _ in module.named_modules()]
-    for target in config.target_modules:
-        end = f".{target}"
-        if any(f".{name}".endswith(end) for name in layers):
-            continue
-        stacked = _stacked(module)
-        if any(f".{name}".endswith(end) for name in stacked):
-            continue
-        linear = sorted({name.rpartition(".")[2] for name in _linear(module)})
-        experts = sorted({".".join(name.split(".")[-2:]) for name in stacked})
-        raise ValueError(
-            f"model.lora.target_modules has {target!r}, which is the name of no layer of this model; its linear layers "
-            f"are {', '.join(linear)}{', its stacked experts ' + ', '.join(experts) if experts else ''}"
-        )
-
-
-def _linear(module: Any) -> list[str]:
-    """Names of the linear layers, the head left out, and routers that are linear layers and give more (Llama 4)."""
-    head = module.get_output_embeddings() or getattr(module, "score", None)
-    plain = (nn.Linear.forward, Conv1D.forward)
-    return [
-        name
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Linear | Conv1D) and type(part).forward in plain and part is not head
-    ]
-
-
-def _stacked(module: nn.Module) -> list[str]:
-    """Names of the parameters that hold one matrix for each expert."""
-    return [name for name, weight in module.named_parameters() if weight.dim() == 3 and "expert" in name]
-
-
-def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
-    """PEFT's configuration of a new adapter."""
-    check_targets(model.module, config)
-    ends = tuple(f".{target}" for target in config.target_modules)
-    experts = [name for name in _stacked(model.module) if f".{name}".endswith(ends)]
-    layers = [f".{name}" for name, _ in model.module.named_modules()]
-    targets: str | list[str] = [
-        target for target in config.target_modules if any(name.endswith(f".{target}") for name in layers)
-    ]
-    if config.target_modules == _ALL:
-        # PEFT counts stacked experts in for some models.
-        targets = _linear(model.module) if _stacked(model.module) else "all-linear"
-    return peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=targets,
-        target_parameters=experts or None,
-        task_type="SEQ_CLS" if model.is_value_model else "CAUSAL_LM",
-        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
-    )
-
-
-def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
-    """PEFT's configuration of an adapter folder."""
-    folder = Path(config.path)
-    fetch_copy(folder, weights=True)
-    if not (folder / _CONFIG_FILE).is_file():
-        raise ValueError(f"model.lora.path {config.path!r} has no {_CONFIG_FILE}; give a PEFT adapter folder")
-    try:
-        settings = peft.PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"model.lora.path {config.path!r} has no usable {_CONFIG_FILE}: {str(error).strip().splitlines()[0]}"
-        ) from error
-    full_modules = set(getattr(settings, "modules_to_save", None) or ())
-    if model.is_value_model:
-        full_modules -= {"classifier", "score"}  # the value head, which is trained whole here too
-    if not isinstance(settings, peft.LoraConfig) or settings.bias != "none" or full_modules:
-        raise ValueError(
-            f"model.lora.path {config.path!r} is an adapter of type {getattr(settings.peft_type, 'value', '?')} with "
-            f"bias {getattr(settings, 'bias', 'none')!r} and whole modules {sorted(full_modules)}; only plain LoRA can "
-            f"be continued"
-        )
-    settings.modules_to_save = None
-    if config.rank != settings.r:
-        raise ValueError(
-            f"model.lora.rank is {config.rank}, but the adapter in {config.path!r} has rank {settings.r}; set "
-            f"model.lora.rank={settings.r}"
-        )
-    return settings
-
-
 def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
     """Layers with an adapter, under the base model's names."""
-    layer_class = _peft().tuners.lora.LoraLayer
+    layer_class = import_peft().tuners.lora.LoraLayer
     for name, part in model.module.named_modules():
         if isinstance(part, layer_class):
             yield name, part
@@ -338,7 +234,7 @@ def _weight_name(name: str, layer: Any) -> str:
 
 def _check_layers(model: CausalLM) -> None:
     """Every adapter is the plain product that `_delta` merges, and none is on a head that is used as a matrix."""
-    plain = _peft().tuners.lora.Linear
+    plain = import_peft().tuners.lora.Linear
     for name, layer in _layers(model):
         if _is_stack(layer):
             continue
