@@ -8,7 +8,7 @@ import pytest
 from strop.controller.ray import RayResourcePool
 from strop.controller.ray.cluster import Node
 from strop.controller.ray.errors import NotEnoughDevices
-from strop.controller.ray.pool import choose_nodes, nodes_of_pools, nodes_per_rank
+from strop.controller.ray.node_choice import choose_nodes, nodes_of_pools, nodes_per_rank
 
 
 def test_ranks_count_through_one_node_after_the_other() -> None:

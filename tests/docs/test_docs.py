@@ -45,7 +45,8 @@ from strop.config.sources import preset_names
 from strop.controller import auth_listener
 from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.errors import Failure, NotEnoughDevices, RankFailed
-from strop.controller.ray.pool import RayResourcePool, choose_nodes
+from strop.controller.ray.node_choice import choose_nodes
+from strop.controller.ray.pool import RayResourcePool
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.observability.health import HealthMonitor
 from strop.observability.reward_curve import _CURVES

@@ -18,14 +18,9 @@ from strop.controller.ray.elastic import ElasticGroup, check_replaceable
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
+from strop.controller.ray.node_choice import choose_nodes, has_free_nodes, nodes_of_pools, nodes_per_rank
 from strop.controller.ray.pending import Traffic
-from strop.controller.ray.pool import (
-    RayResourcePool,
-    choose_nodes,
-    has_free_nodes,
-    nodes_of_pools,
-    nodes_per_rank,
-)
+from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RankDevices, RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
