@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,9 @@ WORTH_TAKING = 1.04
 FEW_ROWS = 4
 """For fewer rows MKL and oneDNN add up in another order (seen on Zen 4): a token's numbers would depend on how many are
 beside it."""
+HALF_NUMBERS = 1 << 20
+"""Of rounded rows, inputs or outputs, that are multiplied in float32 at a time. Fewer leave less of the heap free, and
+take up to a sixth longer (benchmarks/RESULTS.md)."""
 _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 """Of the products that are timed, and how many of each: about 50 ms."""
 
@@ -270,7 +273,7 @@ class HalfProducts(TorchFunctionMode):
         """
         super().__init__()
         self._kinds = (Tensor, nn.Parameter, *kinds)
-        self._last: tuple[Tensor, int, _Rounded] | None = None
+        self._last: tuple[Tensor, int, Tensor] | None = None
         """Inputs, their version, and the same rounded."""
 
     def __torch_function__(
@@ -284,35 +287,17 @@ class HalfProducts(TorchFunctionMode):
         is_plain = inputs.dtype in (torch.float32, torch.bfloat16) and torch.is_autocast_enabled("cpu")
         if not is_plain or type(weight) not in self._kinds or weight.dim() != 2 or inputs.dim() < 2:
             return F.linear(inputs, weight, bias)
-        rounded = self._rounded(inputs)
-        product: Tensor = _HalfLinear.apply(inputs, *rounded, weight, bias)  # type: ignore[no-untyped-call]
+        half = self._rounded(inputs)
+        product: Tensor = _HalfLinear.apply(inputs, half, weight, bias)  # type: ignore[no-untyped-call]
         return product
 
-    def _rounded(self, inputs: Tensor) -> _Rounded:
+    def _rounded(self, inputs: Tensor) -> Tensor:
         """These inputs rounded; those of the layer before are not rounded again, unless they were written to."""
         if inputs.is_inference():  # has no version
-            return _rounded(inputs)
+            return inputs.to(torch.bfloat16)
         if self._last is None or self._last[0] is not inputs or self._last[1] != inputs._version:
-            self._last = inputs, inputs._version, _rounded(inputs.detach())
+            self._last = inputs, inputs._version, inputs.detach().to(torch.bfloat16)
         return self._last[2]
-
-
-class _Rounded(NamedTuple):
-    """Numbers rounded to bfloat16."""
-
-    half: Tensor
-    """To keep."""
-    factor: Tensor
-    """The same in the precision in which they are multiplied."""
-
-
-def _rounded(tensor: Tensor) -> _Rounded:
-    half = tensor.to(torch.bfloat16)
-    return _Rounded(half, _factor(half))
-
-
-def _factor(half: Tensor) -> Tensor:
-    return half if is_half_faster() else half.float()
 
 
 class _HalfLinear(torch.autograd.Function):
@@ -320,30 +305,48 @@ class _HalfLinear(torch.autograd.Function):
     the gradient of the weight alone."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, half: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        half_weight, weight_factor = _rounded(weight)
-        ctx.save_for_backward(half if ctx.needs_input_grad[3] else None, half_weight)
+    def forward(ctx: Any, inputs: Tensor, half: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half_weight = weight.to(torch.bfloat16)
+        ctx.save_for_backward(half if ctx.needs_input_grad[2] else None, half_weight)
         ctx.shape = inputs.shape
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (inputs, weight, bias)]
+        half_bias = None if bias is None else bias.to(torch.bfloat16)
         with torch.autocast("cpu", enabled=False):
-            product = linear(factor, weight_factor, None if bias is None else _rounded(bias).factor)
-        return product.to(torch.bfloat16)
+            return _half_product(half, half_weight, half_bias, dtype=torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         half, weight = ctx.saved_tensors
-        rows = _rounded(grads[0]).factor.flatten(0, -2)
+        rows = grads[0].flatten(0, -2).to(torch.bfloat16)
         needs, dtypes = ctx.needs_input_grad, ctx.dtypes
         return (
-            linear(rows, _factor(weight).T).view(ctx.shape).to(dtypes[0]) if needs[0] else None,
+            _half_product(rows, weight.T, dtype=dtypes[0]).view(ctx.shape) if needs[0] else None,
             None,
-            None,
-            _weight_gradient(rows, _factor(half).flatten(0, -2)).to(dtypes[1]) if needs[3] else None,
-            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[4] else None,
+            _weight_gradient(_factor(rows), _factor(half).flatten(0, -2)).to(dtypes[1]) if needs[2] else None,
+            rows.sum(0, dtype=torch.float32).to(dtypes[2]) if needs[3] else None,
         )
+
+
+def _factor(half: Tensor) -> Tensor:
+    """Numbers of bfloat16 in the precision in which they are multiplied."""
+    return half if is_half_faster() else half.float()
+
+
+def _half_product(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype
+) -> Tensor:
+    """Inputs [..., K] times a weight [N, K] transposed, plus bias [N], of bfloat16: [..., N] of this precision."""
+    if is_half_faster():
+        return linear(inputs, weight, bias).to(dtype)
+    wide_weight, wide_bias = weight.float(), None if bias is None else bias.float()
+    product = inputs.new_empty(*inputs.shape[:-1], len(weight), dtype=dtype)
+    # Wide numbers of all rows would lie in the heap between what is kept.
+    count = max(FEW_ROWS, HALF_NUMBERS // max(weight.shape))
+    parts = (torch.split(tensor.flatten(0, -2), count) for tensor in (inputs, product))
+    for part, result in zip(*parts, strict=True):
+        result.copy_(linear(part.float(), wide_weight, wide_bias))
+    return product
 
 
 def layer_products(parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[object]:

@@ -64,12 +64,36 @@ def test_nothing_of_the_size_of_the_output_is_made_beside_it() -> None:
     assert recorder.peak - weights == 64 * (10 + 2) * 8  # and what the first matrix of rank 2 gives
 
 
-def test_a_layer_in_autocast_computes_as_peft_does() -> None:
-    layer, hidden = adapted(dtype=torch.float32), torch.randn(5, 6)
+@pytest.mark.parametrize(
+    "is_compiling", [False, True]
+)  # where torch adds the product with B itself, as on a GPU
+def test_in_autocast_output_and_gradients_are_those_of_peft(
+    is_compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, hidden = adapted(dtype=torch.float32), torch.randn(64, 6)
+    expected = gradients(layer, hidden)
+    add_in_place(layer)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = layer(hidden)
-        add_in_place(layer)
-        assert torch.equal(layer(hidden), expected)
+        found = gradients(layer, hidden)
+    assert [part.dtype for part in found] == [torch.bfloat16] + [torch.float32] * 3
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.float(), wanted, rtol=0.03, atol=0.03 * float(wanted.abs().max()))
+
+
+def test_in_autocast_rounded_states_are_not_kept_again() -> None:
+    """PEFT widens them, and autocast rounds them for each adapter."""
+    hidden = torch.randn(64, 6, dtype=torch.bfloat16)
+
+    def kept(layer: Any) -> int:
+        with Recorder() as recorder, torch.autocast("cpu", dtype=torch.bfloat16):
+            output = layer(hidden)
+        assert output.requires_grad
+        return recorder.live
+
+    theirs, ours = adapted(dtype=torch.float32), adapted(dtype=torch.float32)
+    add_in_place(ours)
+    assert kept(theirs) - kept(ours) >= hidden.numel() * 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.cpu import library
 from strop.engines.cpu.library import product_library
 from strop.engines.cpu_products import (
+    HALF_NUMBERS,
     HalfProducts,
     LayerProducts,
     has_large,
@@ -31,6 +32,7 @@ from strop.engines.cpu_products import (
 )
 from strop.engines.model import load_model
 from strop.engines.segments import Segment
+from strop.trainer.plan.tracing import Recorder
 from strop.utils.machine_choice import CPU_INFO
 
 
@@ -409,7 +411,7 @@ def test_products_in_half_precision_are_those_of_autocast_and_round_once(
         assert (one - other).norm() < 2**-8 * other.norm()
     mode, taken = HalfProducts(), []
     rounded = mode._rounded
-    monkeypatch.setattr(mode, "_rounded", lambda given: taken.append(rounded(given).half) or rounded(given))
+    monkeypatch.setattr(mode, "_rounded", lambda given: taken.append(rounded(given)) or rounded(given))
     with torch.autocast("cpu", dtype=torch.bfloat16), mode:
         for layer in layers:
             layer(inputs)
@@ -417,6 +419,21 @@ def test_products_in_half_precision_are_those_of_autocast_and_round_once(
         layers[0](inputs)
     assert taken[0] is taken[1]
     assert torch.equal(taken[2], inputs.bfloat16())
+
+
+@pytest.mark.parametrize("count", [0, 1, 4097])
+def test_wide_numbers_of_many_rows_are_never_there_together(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where products are made in float32: 2,048 rows at a time here, and the last one by itself."""
+    monkeypatch.setattr(cpu_products, "is_half_faster", lambda: False)
+    layer, inputs = nn.Linear(512, 256, bias=False), torch.randn(1, count, 512).bfloat16()
+    with torch.no_grad(), Recorder() as recorder, torch.autocast("cpu", dtype=torch.bfloat16), HalfProducts():
+        output = layer(inputs)
+    weights = layer.weight.numel() * (2 + 4)
+    assert recorder.peak - recorder.live <= weights + 4 * HALF_NUMBERS * (1 + 256 / 512)
+    expected = inputs.float() @ layer.weight.bfloat16().float().T
+    torch.testing.assert_close(output, expected.bfloat16(), rtol=2**-7, atol=2**-7)
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
