@@ -60,7 +60,7 @@ KERNELS = {
     norm_kernels: ("_norm", "_norm_back"),
     gate_kernels: ("_gate", "_gate_back"),
     decode_kernel: ("_attend", "_join"),
-    sample_kernel: ("_block_masses",),
+    sample_kernel: ("_block_sums", "_draw"),
 }
 """Kernels of Triton by module."""
 ALLOCATIONS = {

@@ -58,6 +58,7 @@ class _Shape:
         self._ids, self._lengths, self._positions = (
             torch.zeros(num_slots, dtype=torch.int64, device=model.device) for _ in range(3)
         )
+        self._num_filled = 0
         self._replay: Callable[[], None] | None = None
         self._logits: Tensor
         self.num_uses = 0
@@ -65,10 +66,11 @@ class _Shape:
 
     def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
         """Take the running sequences [b]; the rest of the B have no tokens."""
-        pairs = ((self._ids, ids), (self._lengths, lengths), (self._positions, positions))
-        for buffer, values in pairs:
-            buffer[: len(values)].copy_(values)
-            buffer[len(values) :].zero_()
+        count, buffers = len(ids), (self._ids, self._lengths, self._positions)
+        torch._foreach_copy_([buffer[:count] for buffer in buffers], [ids, lengths, positions])
+        if count < self._num_filled:
+            torch._foreach_zero_([buffer[count : self._num_filled] for buffer in buffers])
+        self._num_filled = count
 
     def run(self) -> Tensor:
         """Logits [B, V]. Run again with the same tokens it writes the same keys and values."""
