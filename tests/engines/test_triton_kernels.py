@@ -205,16 +205,18 @@ def test_the_ends_of_the_cumulative_distribution_are_tokens_with_a_probability()
 def test_rounding_of_a_blocks_sum_finds_no_token_without_a_probability() -> None:
     """Sums of blocks and of the numbers in one are rounded in other ways, so a block may end before the number that was
     looked for, or begin behind it."""
-    size = sample_kernel.BLOCK
-    logits = torch.randn(8, 3 * size, device=DEVICE)
-    logits[:, size : size + 12] = logits[:, 2 * size :] = BANNED_LOGIT
-    exps = logits.double().exp()
-    end = exps[:, :size].sum(-1) / exps.sum(-1)
-    for shift in np.linspace(-1e-7, 1e-7, 5):
-        tokens, log_probs, _ = sample_kernel.draw(
-            logits, torch.stack([end + shift, torch.ones_like(end)], dim=1)
+    size, count = sample_kernel.BLOCK, 100
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(3 * size, generator=generator).to(DEVICE)
+        logits[size : size + 12] = logits[2 * size :] = BANNED_LOGIT
+        exps = logits.double().exp()
+        end = exps[:size].sum() / exps.sum() + torch.linspace(
+            -1e-7, 1e-7, count, dtype=torch.float64, device=DEVICE
         )
-        assert bool((logits.gather(1, tokens[:, None]) > BANNED_LOGIT).all())
+        draws = torch.stack([end, torch.ones_like(end)], dim=1)
+        tokens, log_probs, _ = sample_kernel.draw(logits.expand(count, -1), draws)
+        assert {size - 1, size + 12} == set(tokens.tolist())
         assert bool((log_probs > -30).all())
 
 

@@ -69,11 +69,11 @@ def _draw(
     normalizer = top + tl.log(tl.sum(masses, 0))
     ends = tl.cumsum(masses.to(tl.float64), 0)
     threshold = number * tl.max(ends, 0)
-    # Never a block or a token without a probability, however the sums were rounded.
-    last = tl.max(tl.where(masses > 0, at, 0), 0)
-    drawn = tl.minimum(tl.min(tl.where((ends > threshold) & (masses > 0), at, BLOCKS), 0), last)
+    # Only what has a probability, however the sums were rounded, which are scans in parallel; where rounding leaves
+    # none, the most likely one.
+    drawn = tl.min(tl.where((ends > threshold) & (masses > 0), at, BLOCKS), 0)
     likeliest = tl.min(tl.where(block_tops == top, at, BLOCKS - 1), 0)
-    block = tl.where(number < 0, likeliest, drawn)
+    block = tl.where((number < 0) | (drawn == BLOCKS), likeliest, drawn)
     end = tl.sum(tl.where(at == block, ends, 0.0), 0)
 
     offsets = tl.arange(0, BLOCK)
@@ -82,8 +82,7 @@ def _draw(
     z = tl.div_rn(tl.load(logits + row * stride + columns, mask=inside, other=-1e38), temperature)
     probs = tl.where(inside, tl.exp(z - top), 0.0)
     within = tl.cumsum(probs.to(tl.float64), 0)
-    whole = tl.max(within, 0)
-    rest = tl.maximum(tl.minimum(threshold - (end - whole), whole * (1 - 1e-12)), 0.0)
+    rest = threshold - (end - tl.max(within, 0))
     passed = tl.min(tl.where((within > rest) & (probs > 0), offsets, BLOCK), 0)
     best = tl.min(tl.where(z == tl.max(z, 0), offsets, BLOCK - 1), 0)
     offset = tl.where((number < 0) | (passed == BLOCK), best, passed)
