@@ -561,7 +561,7 @@ def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
         (launches_of_a_decode_step, 17, 18),
         (launches_beside_a_captured_step, 0, 7),
         (launches_of_a_prefill, 17, 34),
-        (launches_of_an_update, 94, 267),
+        (launches_of_an_update, 94, 266),
     ],
     ids=["decode step", "captured step", "prefill", "update"],
 )
