@@ -60,7 +60,7 @@ KERNELS = {
     norm_kernels: ("_norm", "_norm_back"),
     gate_kernels: ("_gate", "_gate_back"),
     decode_kernel: ("_attend", "_join"),
-    sample_kernel: ("_block_masses",),
+    sample_kernel: ("_block_sums", "_draw"),
 }
 """Kernels of Triton by module."""
 ALLOCATIONS = {
@@ -155,7 +155,9 @@ class Card(TorchDispatchMode):
                 self.note()
         elif self._reads(name, args, kwargs):
             self.note()
-        if name in PRODUCTS and len({leaf.dtype for leaf in given if leaf.is_floating_point()}) > 1:
+        # The sum and what is added to it may have the wider precision of the result.
+        factors = args[1:3] if func is aten.addmm.dtype_out else given
+        if name in PRODUCTS and len({leaf.dtype for leaf in factors if leaf.is_floating_point()}) > 1:
             raise RuntimeError(f"{name} of {', '.join(str(leaf.dtype) for leaf in given)}")
         if name is aten._grouped_mm and given[0].dtype != torch.bfloat16:
             self.note()  # one product after the other, whose sizes are read

@@ -189,6 +189,14 @@ def half_product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
+def _add_half_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add such a product to a total [N, M] in float32, on an accelerator without a tensor of its own for it."""
+    if left.device.type == "cuda":
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(left.float() @ right.float())
+
+
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
     """logsumexp_v z_v [N] and sum_v p_v z_v [N] of logits z [N, V]."""
     if has_kernels(logits.device) and logits.dtype == torch.float32:
@@ -304,7 +312,7 @@ class _TokenLogProbs(torch.autograd.Function):
             else:
                 grad_hidden[rows] = linear(grad, weight.to(hidden.dtype).T)
             if grad_weight is not None and head.product_dtype is not None:
-                grad_weight.add_(half_product(grad.T, hidden[rows].to(grad.dtype)))
+                _add_half_product(grad_weight, grad.T, hidden[rows].to(grad.dtype))
             elif grad_weight is not None and weight.dtype == wide:
                 add_weight_gradient(grad_weight, grad.to(wide), hidden[rows].to(wide))
             elif grad_weight is not None:

@@ -8,6 +8,7 @@ are in strop.rollout.registry. engine_setup.py chooses between them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,8 @@ class EngineGroup:
 
     client: GenerateClient
     """Asks the engines."""
+    _most_held: float = math.inf
+    """Bytes that updates leave beside them."""
 
     def __init__(self, generation: Generation, *, timeout_s: float) -> None:
         """Args:
@@ -174,8 +177,12 @@ class EngineGroup:
     async def sleep(self) -> None:
         """Every engine gives its memory back; one that holds little of an accelerator keeps it, and with it the steps
         that were captured over it, which take seconds to capture again."""
-        if not (isinstance(self._engine, NativeEngine) and self._engine.leaves_room):
+        if not (isinstance(self._engine, NativeEngine) and self._engine.leaves_room(self._most_held)):
             await self._engine.sleep()
+
+    def leave_for_updates(self, num_bytes: int) -> None:
+        """From now on an engine that keeps its memory keeps no more than this."""
+        self._most_held = num_bytes
 
     async def pause(self) -> None:
         """Every engine holds its requests where they are."""

@@ -20,6 +20,8 @@ from strop.workers.models import TrainedWorker
 from strop.workers.rehearsal import Group, Rehearsal
 
 GIB = 1 << 30
+SPARE_SHARE = 0.05
+"""Of an accelerator's memory: what lies between tensors, and what libraries take."""
 
 
 def is_rehearsed(trainer: TrainerConfig, device: str) -> bool:
@@ -42,9 +44,24 @@ def rehearse_roles(config: Config, roles: WorkerGroups, run: RunFolder, step: in
     for name, group in trained.items():
         with roles.on_device(name):
             group.call.make_optimizer_state()
+    found = []
     for name, group in reversed(trained.items()):
         with roles.on_device(name):
-            rehearse(name, group, longest_batch(config, name), run, step, say)
+            found.append(rehearse(name, group, longest_batch(config, name), run, step, say))
+    left = bytes_left(found)
+    if "rollout" not in config.resources.apart and left is not None:
+        roles.rollout.call.leave_for_updates(left)
+
+
+def bytes_left(found: Sequence[Rehearsal]) -> int | None:
+    """Bytes of the accelerator that updates leave to generation, which held nothing while they were rehearsed; None of
+    a CPU."""
+    left = [
+        int((1 - SPARE_SHARE) * one.total_bytes) - one.peak_bytes
+        for one in found
+        if one.total_bytes is not None and one.peak_bytes is not None
+    ]
+    return max(0, min(left)) if left else None
 
 
 def rehearse(
@@ -54,8 +71,8 @@ def rehearse(
     run: RunFolder,
     step: int,
     say: Reporter,
-) -> None:
-    """Rehearse one role on rows of these lengths, and report it."""
+) -> Rehearsal:
+    """Rehearse one role on rows of these lengths, and report it; the most that a rank has needed."""
     ranks: list[Rehearsal] = as_list(group.call.rehearse(batch))
     found = replace(
         max(ranks, key=lambda rank: rank.peak_bytes or 0),
@@ -74,6 +91,7 @@ def rehearse(
         peak_bytes=found.peak_bytes,
         total_bytes=found.total_bytes,
     )
+    return found
 
 
 def _described(found: Rehearsal) -> str:

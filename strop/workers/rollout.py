@@ -409,6 +409,11 @@ class RolloutWorker(Worker):
         self._event_loop.run(self._engines.sleep())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def leave_for_updates(self, num_bytes: int) -> None:
+        """As `EngineGroup`: memory that the updates on this device leave beside them, as their rehearsal has it."""
+        self._engines.leave_for_updates(num_bytes)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
         """The role is idle: the shared model, and what generation holds beside it, leaves the device until it is
         called again; an own one stays."""

@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 """Shared memory that a program may have, by compute capability: more of it is an error when a kernel is launched."""
 HALF = torch.bfloat16
 WIDE = torch.float32
@@ -80,7 +80,7 @@ def assert_machine_code(kernels: list[Any]) -> None:
 def test_the_head(compiled: list[Any], vocab: int) -> None:
     logits = torch.zeros(3, vocab)
     normalizers, means = head_kernels.statistics(logits)
-    sample_kernel.block_masses(logits, normalizers, 1024)
+    sample_kernel.draw(logits, torch.zeros(3, 2, dtype=torch.float64))
     for dtype in (HALF, WIDE):
         for num_targets in (1, 2, 5):
             for entropies in (None, torch.zeros(3)):
@@ -130,10 +130,18 @@ def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 256), (16, 8, 128), (32, 2, 64), (6, 1, 16)])
 @pytest.mark.parametrize("dtype", [HALF, torch.float16, WIDE])
-@pytest.mark.parametrize("compiled", [80, 86, 90], ids=["A100", "A10", "H100"], indirect=True)
+@pytest.mark.parametrize("compiled", [75, 80, 86, 90], ids=["T4", "A100", "A10", "H100"], indirect=True)
 def test_attention_of_a_decode_step(
-    compiled: list[Any], heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    compiled: list[Any],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
 ) -> None:
+    if "T4" in request.node.name:
+        monkeypatch.setattr(decode_kernel, "_key_bytes", lambda device: decode_kernel.TURING_KEY_BYTES)
     keys, values = torch.zeros(2, 9, kv_heads, 32, dim, dtype=dtype)
     for b, window in ((1, None), (64, None), (7, 1), (7, 70)):  # divided among programs, and not
         query, key, value = (torch.zeros(b, n, dim, dtype=dtype) for n in (heads, kv_heads, kv_heads))
@@ -147,7 +155,7 @@ def test_kernels_are_few_whatever_the_numbers_of_rows(compiled: list[Any]) -> No
     """Sequences end one after another, and each kernel of a number of them takes a second or two."""
     table = torch.zeros(32, 5, dtype=torch.int32)
     keys, values = torch.zeros(2, 9, 64, 32, 64, dtype=HALF)
-    for count in (16, 21, 32):
+    for count in (16, 21, 32):  # their keys are not divided among programs
         hidden, weight = torch.zeros(count, 64), torch.zeros(64)
         norm_kernels.normed(hidden, weight, 1e-6, HALF)
         gate_kernels.product_of(hidden, hidden)  # of any number of rows, a multiple of 16 numbers
@@ -157,3 +165,16 @@ def test_kernels_are_few_whatever_the_numbers_of_rows(compiled: list[Any]) -> No
             decode_kernel.attend(query, key, value, keys, values, pages, lengths, AttentionForm(scaling=0.3))
     assert len(compiled) == 12
     assert len({kernel.hash for kernel in compiled}) == 3
+
+
+def test_kernels_of_divided_keys_are_two_however_many_parts_there_are(compiled: list[Any]) -> None:
+    keys, values = torch.zeros(2, 9, 8, 32, 64, dtype=HALF)
+    table = torch.zeros(32, 5, dtype=torch.int32)
+    counts = (1, 3, 5, 9, 17, 33)
+    assert [decode_kernel.num_splits(8 * count) for count in counts] == [16, 16, 8, 4, 2, 2]
+    for count in counts:
+        query, key, value = (torch.zeros(count, heads, 64, dtype=HALF) for heads in (16, 8, 8))
+        lengths = torch.zeros(count, dtype=torch.int64)
+        decode_kernel.attend(query, key, value, keys, values, table, lengths, AttentionForm(scaling=0.3))
+    assert len(compiled) == 2 * len(counts)
+    assert len({kernel.hash for kernel in compiled}) == 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from strop.engines import gate_kernels, head_kernels
-from strop.engines.head import _gradient, _statistics
+from strop.engines.head import BANNED_LOGIT, _gradient, _statistics
 from strop.engines.norm_kernels import norm
 from strop.engines.rotary_kernels import triton_turned
-from strop.rollout.native import sampling
+from strop.rollout.native import sample_kernel, sampling
 from strop.utils.triton import has_kernels, triton
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -148,30 +149,78 @@ def test_the_weight_of_a_frozen_norm_has_no_gradient() -> None:
     assert hidden.grad is not None
 
 
+WAYS = ((1.0, 1.0, 0), (0.0, 1.0, 0), (0.7, 1.0, 0), (2.0, 1.0, 0), (1.0, 0.8, 0), (0.7, 1.0, 3))
+"""Temperature, top-p and top-k."""
+
+
+def rows_of(count: int) -> sampling.Rows:
+    """Rows that sample in one way each, with keys of their own."""
+    rows = np.zeros(count, dtype=sampling.SEQUENCE)
+    for row in range(count):
+        rows[["temperature", "top_p", "top_k"]][row] = WAYS[row % len(WAYS)]
+    rows["key"] = np.arange(count)
+    return rows
+
+
+def logits_of(count: int, vocab: int) -> torch.Tensor:
+    """Rows apart in memory, with tokens that are banned, the first one too."""
+    logits = 3 * torch.randn(count, 2 * vocab, device=DEVICE)[:, :vocab]
+    logits[:, ::3] = BANNED_LOGIT
+    return logits
+
+
 @pytest.mark.parametrize("vocab", [5, 1024, 3000])
-def test_tokens_by_sums_of_blocks_are_those_by_torchs_operations(
+def test_tokens_by_the_kernels_are_those_by_torchs_operations(
     monkeypatch: pytest.MonkeyPatch, vocab: int
 ) -> None:
-    count = 64
-    logits = 3 * torch.randn(count, 2 * vocab, device=DEVICE)[:, :vocab]
-    logits[:, ::3] = -1e9  # banned, the first one too
-    drawn = []
+    logits, drawn = logits_of(36, vocab), []
     for has_kernel in (True, False):
         monkeypatch.setattr(sampling, "has_kernels", lambda device, has_kernel=has_kernel: has_kernel)
-        rows = np.zeros(count, dtype=sampling.SEQUENCE)
-        rows["temperature"], rows["top_p"], rows["key"] = np.arange(count) % 2, 1.0, np.arange(count)
-        drawn.append(sampling.next_tokens(logits, rows))
+        drawn.append(sampling.next_tokens(logits, rows_of(36)))
     (tokens, log_probs), (wanted, wanted_log_probs) = drawn
     assert torch.equal(tokens, wanted)
     assert bool((tokens % 3 != 0).all())
     torch.testing.assert_close(log_probs, wanted_log_probs)
 
 
-def test_a_number_before_the_first_probability_of_a_block_finds_that_one() -> None:
-    masses = torch.tensor([[0.5, 0.5]])  # a little less than what is in the first block
-    probs = torch.zeros(1, sampling.BLOCK)
-    probs[0, 7] = 0.5 + 1e-6
-    token = sampling._inverse(
-        masses, lambda block: probs, torch.zeros(1, dtype=torch.float64), 2 * sampling.BLOCK
-    )
-    assert token.tolist() == [7]
+def test_a_row_by_the_kernels_is_to_the_bit_what_it_is_alone() -> None:
+    logits = logits_of(12, 3000)
+    tokens, log_probs = sampling.next_tokens(logits, rows_of(12))
+    for row in range(12):
+        alone = sampling.next_tokens(logits[row : row + 1], rows_of(12)[row : row + 1])
+        assert (alone[0].item(), alone[1].item()) == (tokens[row].item(), log_probs[row].item())
+
+
+def test_the_ends_of_the_cumulative_distribution_are_tokens_with_a_probability() -> None:
+    vocab, size = 3 * sample_kernel.BLOCK, sample_kernel.BLOCK
+    logits = torch.full((4, vocab), BANNED_LOGIT, device=DEVICE)
+    logits[:, size + 200 : size + 400] = 0.0  # blocks before and behind have none
+    numbers = torch.tensor([0.0, 2.0**-53, 1 - 2.0**-53, 0.5], dtype=torch.float64)
+    draws = torch.stack([numbers, torch.ones(4)], dim=1).to(DEVICE)
+    tokens, log_probs, _ = sample_kernel.draw(logits, draws)
+    assert (tokens - size).tolist() == [200, 200, 399, 300]
+    torch.testing.assert_close(log_probs, torch.full((4,), -math.log(200), device=DEVICE))
+
+
+def test_rounding_of_a_blocks_sum_finds_no_token_without_a_probability() -> None:
+    """Sums of blocks and of the numbers in one are rounded in other ways, so a block may end before the number that was
+    looked for, or begin behind it."""
+    size, count = sample_kernel.BLOCK, 100
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(3 * size, generator=generator).to(DEVICE)
+        logits[size : size + 12] = logits[2 * size :] = BANNED_LOGIT
+        exps = logits.double().exp()
+        end = exps[:size].sum() / exps.sum() + torch.linspace(
+            -1e-7, 1e-7, count, dtype=torch.float64, device=DEVICE
+        )
+        draws = torch.stack([end, torch.ones_like(end)], dim=1)
+        tokens, log_probs, _ = sample_kernel.draw(logits.expand(count, -1), draws)
+        assert {size - 1, size + 12} == set(tokens.tolist())
+        assert bool((log_probs > -30).all())
+
+
+def test_numbers_that_are_none_give_a_token_and_a_log_prob_that_is_none() -> None:
+    tokens, log_probs = sampling.next_tokens(torch.full((6, 3000), math.nan, device=DEVICE), rows_of(6))
+    assert all(0 <= token < 3000 for token in tokens.tolist())
+    assert log_probs.isnan().all()

@@ -102,6 +102,7 @@ def test_an_engine_stays_awake_where_it_is_small_and_memory_is_plenty(
     monkeypatch.setattr(DecodeBatch, "device", property(lambda self: torch.device("cuda")))
     monkeypatch.setattr("strop.rollout.native.engine.device_bytes", lambda device: 100)
     monkeypatch.setattr("strop.rollout.native.engine.free_bytes", lambda device: free)
-    assert engine.leaves_room == stays
+    assert engine.leaves_room() == stays
+    assert not engine.leaves_room(held - 1), "updates need more"
     monkeypatch.setattr(DecodeBatch, "device", property(lambda self: torch.device("cpu")))
-    assert not engine.leaves_room
+    assert not engine.leaves_room()

@@ -43,7 +43,7 @@ def plain(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("window", [None, 5, 70])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 1, 32), (2, 2, 64), (2, 1, 256)])
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [1, 4, 16])
 def test_the_kernel_reads_and_writes_the_pages_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,

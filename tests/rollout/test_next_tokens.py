@@ -14,7 +14,8 @@ from torch import Tensor
 from strop.engines.head import BANNED_LOGIT
 from strop.rollout.native import sampling
 from strop.rollout.native.cpu import kernel
-from strop.rollout.native.sampling import BLOCK, SEQUENCE, Rows, invert_in_blocks, next_tokens
+from strop.rollout.native.sample_kernel import BLOCK, GREEDY
+from strop.rollout.native.sampling import SEQUENCE, Rows, invert_in_blocks, next_tokens
 from strop.utils.rng import random_key, uniforms
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
@@ -221,25 +222,24 @@ def test_numbers_that_are_none_give_a_token_all_the_same() -> None:
 
 
 def test_a_row_gets_the_same_token_beside_one_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if the kernel's sums of blocks were rounded so that another block is found.
+    # As if the kernel's sums were rounded so that another token is found.
     monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
     monkeypatch.setattr(sampling.kernel, "sample", lambda *given: None)
-    monkeypatch.setattr(
-        sampling.head_kernels, "statistics", lambda logits: (torch.logsumexp(logits, -1), logits.mean(-1))
-    )
 
-    def block_masses(logits: Tensor, normalizers: Tensor, block: int) -> Tensor:
-        return torch.tensor([1.0, 1e-30, 1e-30]).expand(len(logits), -1)
+    def draw(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = torch.where(draws[:, 0] == GREEDY, logits.argmax(-1), 7)
+        return tokens, torch.zeros(len(logits)), torch.logsumexp(logits / draws[:, 1:].float(), -1)
 
-    monkeypatch.setattr(sampling.sample_kernel, "block_masses", block_masses)
+    monkeypatch.setattr(sampling.sample_kernel, "draw", draw)
     logits = torch.randn(3, 3 * BLOCK, generator=torch.Generator().manual_seed(0))
     rows = rows_of(3)
     (alone,) = next_tokens(logits[1:2], rows[1:2].copy())[0].tolist()
-    assert alone < BLOCK, "by the kernel"
+    assert alone == 7, "by the kernel"
     rows["top_k"][0], rows["temperature"][2], rows["top_p"][2] = 3, 0.0, 0.5
-    tokens, _ = next_tokens(logits, rows.copy())
+    tokens, log_probs = next_tokens(logits, rows.copy())
     assert tokens[1] == alone
     assert tokens[0] in logits[0].topk(3)[1]
+    assert log_probs[0] == torch.log_softmax(logits[0], -1)[tokens[0]]
     assert tokens[2] == logits[2].argmax()
     assert next_tokens(logits[1:], rows[1:].copy())[0].tolist() == tokens[1:].tolist(), "beside a greedy one"
 

@@ -502,7 +502,7 @@ def test_beginnings_that_are_copied_together_are_bounded(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, most: int, together: int
 ) -> None:
     """Turns of four conversations, each behind 20 tokens or so, which come at one time."""
-    monkeypatch.setattr("strop.rollout.native.prefill.DEVICE_PREFILL_TOKENS", most)
+    monkeypatch.setattr("strop.rollout.native.prefill.DEVICE_PREFIX_TOKENS", most)
     compute, sizes = Prefill._compute, []
 
     def noted(prefill: Prefill, pieces: Sequence[Any]) -> None:

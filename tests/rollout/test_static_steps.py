@@ -10,7 +10,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -229,7 +229,11 @@ def test_captures_for_which_memory_stays_short_become_rare(
 class RefusedGraph:
     """A graph of torch whose capture CUDA refuses to end."""
 
+    made: ClassVar[list[weakref.ref[RefusedGraph]]] = []
     capture_begin = pool = staticmethod(lambda **options: None)
+
+    def __init__(self) -> None:
+        self.made[:] = [weakref.ref(self)]
 
     def capture_end(self) -> None:
         raise RuntimeError("operation failed due to a previous error during capture")
@@ -270,13 +274,16 @@ def test_a_capture_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch,
             raise RuntimeError("operation not permitted when stream is capturing")
         return torch.zeros(1)
 
+    capture = cuda_graphs()
     with pytest.raises(RuntimeError, match="not permitted"):
-        cuda_graphs()(looks_at_its_tokens)
+        capture(looks_at_its_tokens)
+    gc.collect()
+    assert [graph() is not None for graph in RefusedGraph.made] == [not has_left], "torch goes on asking it"
     assert [*collects, gc.isenabled()] == [True, True, False, True], (
         "garbage may be a graph, whose end is no step"
     )
     pool = [] if has_left else [("end", 3, (0, 7)), ("release", 3, (0, 7))]
-    assert left == [*pool, ("fresh", 3, None)]
+    assert left == [("fresh", 3, None), *pool]
 
 
 def test_what_a_capture_without_memory_held_is_gone_before_the_step_is_made_otherwise(

@@ -22,8 +22,9 @@ from strop.engines.kinds import TrainableEngine
 from strop.engines.tokenizer import load_tokenizer
 from strop.engines.tokens import Tokens
 from strop.protocol import columns
+from strop.rollout.engine_group import EngineGroup
 from strop.run import RunFolder
-from strop.trainer.rehearsal import longest_batch
+from strop.trainer.rehearsal import bytes_left, longest_batch
 from strop.trainer.sft.trainer import fine_tune, make_sft_batch
 from strop.trainer.start import start_run
 from strop.trainer.train import train
@@ -80,7 +81,23 @@ def test_a_rehearsed_run_is_the_run_without(project: Project, on_policy: Done, t
     assert not events(on_policy.folder, "rehearsal"), "on a CPU it is not asked for"
 
 
-def test_every_role_that_learns_is_rehearsed(project: Project, tmp_path: Path) -> None:
+def test_updates_leave_to_generation_what_the_hungriest_of_them_leaves() -> None:
+    def found(peak: int | None, total: int | None) -> Rehearsal:
+        return Rehearsal(num_micro_batches=1, tokens=1, seconds=1.0, peak_bytes=peak, total_bytes=total)
+
+    assert bytes_left([found(40, 100), found(70, 100)]) == 25, "a twentieth is spare"
+    assert bytes_left([found(99, 100)]) == 0
+    assert bytes_left([found(40, None)]) is None, "of a CPU"
+
+
+def test_every_role_that_learns_is_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, project: Project, tmp_path: Path
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(EngineGroup, "leave_for_updates", lambda self, num_bytes: left.append(num_bytes))
+    monkeypatch.setattr(
+        "strop.trainer.rehearsal.bytes_left", lambda found: len(found)
+    )  # as on an accelerator
     roles = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "actor.samples_per_update=9"]
     settings = [*roles, *TWO_STEPS, *budget(40), *budget(80, "critic")]
     plain = train_in(tmp_path / "plain", project.config(*settings))
@@ -88,6 +105,7 @@ def test_every_role_that_learns_is_rehearsed(project: Project, tmp_path: Path) -
     assert links(done.folder) == links(plain.folder)
     found = [(e["role"], e["micro_batches"], e["tokens"]) for e in events(done.folder, "rehearsal")]
     assert found == [("critic", 2, 80), ("actor", 2, 40)]
+    assert left == [2], "generation hears of both"
 
 
 def test_the_longest_batch_is_no_larger_than_an_update_or_two_micro_batches(project: Project) -> None:

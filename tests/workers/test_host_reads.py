@@ -516,6 +516,21 @@ def launches_of_a_decode_step(card: Card, folder: str) -> Counter[str]:
     return card.launches
 
 
+def launches_beside_a_captured_step(card: Card, folder: str) -> Counter[str]:
+    """Of three sequences, in a step of four."""
+    batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
+    batch.waiting.extend(Request(f"r{n}", (10, 11, 12), Sampling(key=n, max_tokens=9)) for n in range(3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "CAPTURE_AFTER", 1)
+        for _ in range(4):
+            batch.step(0)
+        assert isinstance(batch._steps, StaticStep)
+        assert batch._steps.num_captured == 1
+        card.launches.clear()
+        batch.step(0)
+    return card.launches
+
+
 def launches_of_a_prefill(card: Card, folder: str) -> Counter[str]:
     """A step in which a prompt enters, beside those of a step without it."""
     batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
@@ -542,8 +557,13 @@ def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("function", "of_a_layer", "beside"),
-    [(launches_of_a_decode_step, 17, 47), (launches_of_a_prefill, 17, 63), (launches_of_an_update, 94, 267)],
-    ids=["decode step", "prefill", "update"],
+    [
+        (launches_of_a_decode_step, 17, 18),
+        (launches_beside_a_captured_step, 0, 7),
+        (launches_of_a_prefill, 17, 34),
+        (launches_of_an_update, 94, 266),
+    ],
+    ids=["decode step", "captured step", "prefill", "update"],
 )
 def test_kernels_stay_as_few_as_they_are(
     on_card: OnCard,
@@ -553,7 +573,8 @@ def test_kernels_stay_as_few_as_they_are(
     beside: int,
 ) -> None:
     """Of a decode step: norms of stream, queries and keys, seven products, two rotations, attention, the gate and two
-    sums."""
+    sums. Beside a captured one: what it takes (two), how rows are drawn, two kernels that draw, and two copies to the
+    host."""
     one, two = (on_card(function, layered[num_layers]) for num_layers in (1, 2))
     assert two.total() - one.total() <= of_a_layer, two - one
     assert 2 * one.total() - two.total() <= beside, one

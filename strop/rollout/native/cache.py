@@ -113,6 +113,11 @@ class SlotCache:
             return ComputedTensor(key_values.clone())
         return ComputedTensor(torch.cat([before.read(), key_values], dim=3))
 
+    def reading(self, computed: Sequence[Computed]) -> Callable[[int], Tensor]:
+        """As strop.rollout.native.key_values.KeyValueCache has it."""
+        tensors = [one.read() for one in computed]
+        return lambda layer: torch.cat([tensor[:, layer] for tensor in tensors], dim=2).transpose(1, 2)
+
     def enter(self, slots: range, computed: Computed, *, longest: int) -> int:
         """As strop.rollout.native.key_values.KeyValueCache has it."""
         length = computed.num_tokens

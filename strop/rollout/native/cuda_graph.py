@@ -58,6 +58,7 @@ class _Shape:
         self._ids, self._lengths, self._positions = (
             torch.zeros(num_slots, dtype=torch.int64, device=model.device) for _ in range(3)
         )
+        self._num_filled = 0
         self._replay: Callable[[], None] | None = None
         self._logits: Tensor
         self.num_uses = 0
@@ -65,10 +66,11 @@ class _Shape:
 
     def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
         """Take the running sequences [b]; the rest of the B have no tokens."""
-        pairs = ((self._ids, ids), (self._lengths, lengths), (self._positions, positions))
-        for buffer, values in pairs:
-            buffer[: len(values)].copy_(values)
-            buffer[len(values) :].zero_()
+        count, buffers = len(ids), (self._ids, self._lengths, self._positions)
+        torch._foreach_copy_([buffer[:count] for buffer in buffers], [ids, lengths, positions])
+        if count < self._num_filled:
+            torch._foreach_zero_([buffer[count : self._num_filled] for buffer in buffers])
+        self._num_filled = count
 
     def run(self) -> Tensor:
         """Logits [B, V]. Run again with the same tokens it writes the same keys and values."""
@@ -227,6 +229,7 @@ def cuda_graphs() -> Capture:
     device: Any = torch.cuda  # whose functions have no types
     stream = device.Stream()
     last: weakref.ref[Any] | None = None
+    left: list[Any] = []  # the allocator of pinned memory goes on asking these whether they capture
 
     def capture(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         nonlocal last
@@ -249,7 +252,8 @@ def cuda_graphs() -> Capture:
                     try:
                         graph.capture_end()
                     except RuntimeError:  # the capture is invalid already
-                        _leave_capture(pool)
+                        if _leave_capture(pool):
+                            left.append(graph)
                     raise
                 graph.capture_end()
         current.wait_stream(stream)
@@ -272,17 +276,22 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _leave_capture(pool: Any) -> None:
-    """Have torch leave a capture on the current device that CUDA refused to end, of this pool of memory.
+def _leave_capture(pool: Any) -> bool:
+    """Have torch leave a capture on the current device that CUDA refused to end, of this pool of memory; False where it
+    has left it by itself.
 
     Its `capture_end` raises before it does so (ATen/cuda/CUDAGraph.cpp): the allocator would go on as if a capture were
     under way, which frees no memory that another stream has used and gives none back when memory runs out, and the
-    generator of random numbers would refuse to draw.
+    generator of random numbers would refuse to draw (torch 2.11; from 2.13 on it has a state for each capture). The
+    allocator of pinned memory cannot be told; it asks the graph whenever memory is pinned, which must stay alive.
     """
     device: Any = torch.cuda  # whose functions have no types
     index = device.current_device()
-    with contextlib.suppress(RuntimeError):  # it has left it
-        torch._C._cuda_endAllocateToPool(index, pool)
-        torch._C._cuda_releasePool(index, pool)
     generator = device.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except RuntimeError:
+        return False
+    torch._C._cuda_releasePool(index, pool)
+    return True

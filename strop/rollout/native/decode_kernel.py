@@ -11,16 +11,20 @@ Source: Dao et al. 2023, Flash-Decoding: keys are divided among programs, whose 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from strop.engines.attention_form import AttentionForm
-from strop.utils.triton import has_kernels, jit, jit_of_any, tl
+from strop.utils.triton import has_kernels, jit_of_any, tl
 
 KEYS = 64
 """Keys that a program reads at one time ..."""
-KEY_BYTES = 512
-"""... or half of them where one has more bytes: it holds them in shared memory, of which smaller cards have 99 KiB."""
+KEY_BYTES = 32 << 10
+"""... or fewer where they have more bytes: it holds them in shared memory, of which smaller cards have 99 KiB ..."""
+TURING_KEY_BYTES = 16 << 10
+"""... and those of compute capability 7.5 have 64 KiB."""
 PROGRAMS = 528
 """Programs that keep a device busy: four for each multiprocessor of an H100."""
 MAX_SPLITS = 16
@@ -68,15 +72,21 @@ def attend(
         sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
     group = heads // kv_heads
     rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
-    at_once = KEYS if dim * keys.element_size() <= KEY_BYTES else KEYS // 2
+    at_once = min(KEYS, _key_bytes(keys.device) // (dim * keys.element_size()))
     _attend[(b, kv_heads, splits)](
         query, key, value, keys, values, table, lengths, parts, sums, form.scaling, form.window or 0,
-        *keys.stride()[:3], table.stride(0),
-        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], SPLITS=splits, num_warps=4,
+        *keys.stride()[:3], table.stride(0), splits,
+        GROUP=group, ROWS=rows, DIM=dim, KEYS=at_once, PAGE=keys.shape[2], IS_WHOLE=splits == 1, num_warps=4,
     )  # fmt: skip
     if splits > 1:
-        _join[(b, heads)](parts, sums, out, DIM=dim, SPLITS=splits, num_warps=1)
+        _join[(b, heads)](parts, sums, out, splits, DIM=dim, MAX_SPLITS=MAX_SPLITS, num_warps=1)
     return out
+
+
+@functools.cache
+def _key_bytes(device: torch.device) -> int:
+    is_turing = device.type == "cuda" and torch.cuda.get_device_capability(device) == (7, 5)
+    return TURING_KEY_BYTES if is_turing else KEY_BYTES
 
 
 def num_splits(count: int) -> int:
@@ -87,19 +97,19 @@ def num_splits(count: int) -> int:
     return splits
 
 
-@jit_of_any("by_slot")
+@jit_of_any("by_slot", "splits")
 def _attend(
     query, key, value, keys, values, table, lengths, parts, sums, scaling, window,
-    by_page, by_head, by_token, by_slot,
+    by_page, by_head, by_token, by_slot, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     b, h, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     batch, kv_heads = tl.num_programs(0), tl.num_programs(1)
     length = tl.load(lengths + b).to(tl.int32)
     # The new token is one of the window's.
     first = tl.where(window > 0, tl.maximum(length + 1 - window, 0), 0)
-    share = tl.cdiv(tl.cdiv(length - first, SPLITS), KEYS) * KEYS
+    share = tl.cdiv(tl.cdiv(length - first, splits), KEYS) * KEYS
     begin = first + s * share
     end = tl.minimum(length, begin + share)
     rows, dims, places = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, KEYS)
@@ -137,7 +147,7 @@ def _attend(
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new
     at_part = (s * batch + b) * heads + h * GROUP + rows
-    if SPLITS == 1:
+    if IS_WHOLE:
         mixed = mixed / total[:, None]
     else:
         tl.store(sums + at_part * 2, largest, mask=is_row)
@@ -146,14 +156,18 @@ def _attend(
     tl.store(at_mixed, mixed.to(parts.dtype.element_ty), mask=is_row[:, None])
 
 
-@jit
-def _join(parts, sums, out, DIM: tl.constexpr, SPLITS: tl.constexpr):
+@jit_of_any("splits")
+def _join(parts, sums, out, splits, DIM: tl.constexpr, MAX_SPLITS: tl.constexpr):
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, heads = tl.num_programs(0), tl.num_programs(1)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    at = (splits.to(tl.int64) * batch + b) * heads + h
-    largest, total = tl.load(sums + at * 2), tl.load(sums + at * 2 + 1)
+    parts_of_one, dims = tl.arange(0, MAX_SPLITS), tl.arange(0, DIM)
+    inside = parts_of_one < splits
+    at = (parts_of_one.to(tl.int64) * batch + b) * heads + h
+    largest = tl.load(sums + at * 2, mask=inside, other=-1e38)
+    total = tl.load(sums + at * 2 + 1, mask=inside, other=0.0)
     weight = tl.exp(largest - tl.max(largest, 0))
-    mixed = tl.load(parts + at[:, None] * DIM + dims[None, :])  # [SPLITS, DIM]
+    mixed = tl.load(
+        parts + at[:, None] * DIM + dims[None, :], mask=inside[:, None], other=0.0
+    )  # [MAX_SPLITS, DIM]
     result = tl.sum(mixed * weight[:, None], 0) / tl.sum(total * weight, 0)
     tl.store(out + (b * heads + h) * DIM + dims, result.to(out.dtype.element_ty))

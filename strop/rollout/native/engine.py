@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -250,14 +251,17 @@ class NativeEngine:
             self._batch.put_back()
         self._batch.free()
 
-    @property
-    def leaves_room(self) -> bool:
-        """On an accelerator: it holds a small share of the memory, and most of that is free."""
+    def leaves_room(self, most_held: float = math.inf) -> bool:
+        """On an accelerator: it holds a small share of the memory, and most of that is free.
+
+        Args:
+            most_held: bytes that the updates leave beside them, where that is known.
+        """
         device = self._batch.device
         if device.type == "cpu":
             return False
-        total = device_bytes(device)
-        return self._batch.held_bytes <= SMALL_SHARE * total and free_bytes(device) >= ROOMY_SHARE * total
+        total, held = device_bytes(device), self._batch.held_bytes
+        return held <= min(SMALL_SHARE * total, most_held) and free_bytes(device) >= ROOMY_SHARE * total
 
     async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
         """Take part in the requests of the ranks that generate together, until `leave`: this one may have none of its

@@ -77,6 +77,9 @@ class KeyValueCache(Protocol):
         """Take keys and values [2, L, Hkv, N, D] of tokens behind `before`: all of them together, or None where there
         is no room."""
 
+    def reading(self, computed: Sequence[Computed]) -> Callable[[int], Tensor]:
+        """Function that gives keys and values [2, P, Hkv, D] of a layer, those of each of these behind the others'."""
+
     def enter(self, slots: range, computed: Computed, *, longest: int) -> int:
         """Begin sequences with the same tokens in these slots, the next ones; the number for which there was room.
 

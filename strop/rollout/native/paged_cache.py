@@ -198,6 +198,19 @@ class PagedCache:
         self.pool[:, :, page, :, offset] = key_values.permute(3, 0, 1, 2, 4)
         return ComputedPages(self, self._pages, [*pages, *new], stop)
 
+    def reading(self, computed: Sequence[Computed]) -> Callable[[int], Tensor]:
+        """As strop.rollout.native.key_values.KeyValueCache has it: a copy of one layer at a time."""
+        pages, offsets = [], []
+        for one in computed:
+            assert isinstance(one, ComputedPages), "what is computed lies in pages"
+            at = np.arange(one.num_tokens)
+            pages.append(np.array(one.pages)[at // PAGE_TOKENS])
+            offsets.append(at % PAGE_TOKENS)
+        page, offset = sent(
+            torch.from_numpy(np.stack([np.concatenate(pages), np.concatenate(offsets)])), self._device
+        )
+        return lambda layer: self.pool[:, layer][:, page, :, offset].transpose(0, 1)
+
     def enter(self, slots: range, computed: Computed, *, longest: int) -> int:
         """As strop.rollout.native.key_values.KeyValueCache has it."""
         assert isinstance(computed, ComputedPages), "it was put here"

@@ -28,20 +28,21 @@ from strop.utils.device import sent
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
 DEVICE_PREFILL_TOKENS = 16384
-"""The same on an accelerator, which fewer leave idle; and most tokens that they continue, where those are copied out of
-pages, unless one request has more."""
+"""The same on an accelerator, which fewer leave idle."""
+DEVICE_PREFIX_TOKENS = 8 * DEVICE_PREFILL_TOKENS
+"""Most tokens that they continue, where those are copied out of pages, unless one request has more: one layer at a
+time, which is half a gigabyte of Qwen3-0.6B in bfloat16."""
 
 
 class PrefillAttention:
     """Packed attention to the tokens of a piece and of the prefixes that they continue; keeps keys and values."""
 
-    def __init__(self, attention: PackedAttention, prefixes: Sequence[Tensor]) -> None:
+    def __init__(self, attention: PackedAttention, prefixes: Callable[[int], Tensor] | None = None) -> None:
         """Args:
         attention: of the row.
-        prefixes: [2, L, Hkv, P, D]; they lie in the attention's row one after another, behind the tokens.
+        prefixes: gives [2, P, Hkv, D] of a layer; they lie in the attention's row behind the tokens.
         """
-        self._attention = attention
-        self._prefixes = torch.cat(list(prefixes), dim=3).transpose(2, 3) if prefixes else None
+        self._attention, self._prefixes = attention, prefixes
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -52,8 +53,9 @@ class PrefillAttention:
         self.values.append(value)
         if self._prefixes is not None:
             heads, dim, value_dim = *key.shape[1:], value.shape[2]
-            key = torch.cat([key, self._prefixes[0, layer, :, :heads, :dim].to(key.dtype)])
-            value = torch.cat([value, self._prefixes[1, layer, :, :heads, :value_dim].to(value.dtype)])
+            keys, values = self._prefixes(layer)
+            key = torch.cat([key, keys[:, :heads, :dim].to(key.dtype)])
+            value = torch.cat([value, values[:, :heads, :value_dim].to(value.dtype)])
         return self._attention.attend(layer, query, key, value, form)
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
@@ -215,7 +217,7 @@ class Prefill:
                 prefix = self._kept.find(request)
             start = 0 if prefix is None else prefix.num_tokens
             copied += start if self._cache.holds_computed else 0
-            if pieces and copied > DEVICE_PREFILL_TOKENS:
+            if pieces and copied > DEVICE_PREFIX_TOKENS:
                 break
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
@@ -252,7 +254,7 @@ class Prefill:
     def _own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """As the argument `own` of FusedPrefill.prefill."""
         packed = PackedAttention([Segment(start=0, length=len(ids))], device=ids.device)
-        attention = PrefillAttention(packed, [])
+        attention = PrefillAttention(packed)
         hidden = self._model.hidden(ids[None], torch.arange(len(ids), device=ids.device)[None], attention)
         return self._model.head.logits(hidden[-1:])[0], attention.key_values(self._model.compute_dtype)
 
@@ -291,9 +293,10 @@ class Prefill:
                 else Segment(start=first, length=size, blocks=self._blocks(piece))
             )
             first, behind = first + size, behind + piece.start
+        prefixes = [piece.prefix for piece in pieces if piece.prefix is not None]
         attention = PrefillAttention(
             PackedAttention(segments, device=model.device),
-            [piece.prefix.read() for piece in pieces if piece.prefix is not None],
+            self._cache.reading(prefixes) if prefixes else None,
         )
         with_states = model.recurrence and model.recurrence.prefilling(
             attention, segments, [piece.states for piece in pieces]

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.engines import head_kernels
 from strop.engines.parallel.vocabulary import VocabularyShard
 from strop.rollout.native import sample_kernel
 from strop.rollout.native.cpu import kernel
+from strop.rollout.native.sample_kernel import BLOCK
 from strop.utils.device import sent
 from strop.utils.rng import uniforms
 from strop.utils.triton import has_kernels
@@ -38,9 +38,6 @@ SEQUENCE = np.dtype(
     ]
 )
 """Record of a running sequence in host memory: how it samples, and where it is."""
-
-BLOCK = 1024
-"""Probabilities that are added up apart on an accelerator."""
 
 
 def next_tokens(
@@ -65,9 +62,9 @@ def next_tokens(
         tokens, log_probs = _in_torch(logits, rows)
     else:
         tokens, log_probs = sampled
-        is_whole = (rows["temperature"] == 0) | (rows["top_k"] == 0) & (rows["top_p"] >= 1.0)
-        if not np.all(is_whole):  # a row's numbers do not depend on what others ask for
-            tokens[~is_whole], log_probs[~is_whole] = _in_torch(logits[~is_whole], rows[~is_whole])
+        is_cut = _is_cut(rows)
+        if np.any(is_cut):  # a row's numbers do not depend on what others ask for
+            tokens[is_cut], log_probs[is_cut] = _in_torch(logits[is_cut], rows[is_cut])
     rows["position"] += 1
     return tokens, log_probs
 
@@ -90,8 +87,7 @@ Pick = Callable[[Tensor, Tensor, Rows], Tensor]
 def _picked(logits: Tensor, normalizer: Tensor, rows: Rows, picks: Sequence[Pick]) -> Tensor:
     """Tokens [B], by one function for greedy rows, one for those whose distribution top-k or top-p cuts, and one for
     whole distributions: sums of each are rounded in another way, and a row's token depends on no other row."""
-    is_greedy = rows["temperature"] == 0
-    is_cut = ~is_greedy & ((rows["top_k"] > 0) | (rows["top_p"] < 1.0))
+    is_greedy, is_cut = _is_greedy(rows), _is_cut(rows)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     for chosen, pick in zip((is_greedy, is_cut, ~is_greedy & ~is_cut), picks, strict=True):
         if chosen.all():
@@ -129,20 +125,52 @@ def _drawn(logits: Tensor, normalizer: Tensor, rows: Rows, vocabulary: Vocabular
 
 def _scaled(logits: Tensor, rows: Rows) -> Tensor:
     """Logits divided by each row's temperature; by 1 where it is greedy."""
-    temperature = rows["temperature"]
-    if np.all(temperature == 1.0):
+    divisors = _divisors(rows)
+    if np.all(divisors == 1.0):
         return logits
-    divisor = sent(torch.from_numpy(np.where(temperature == 0, 1.0, temperature)), logits.device)
-    return logits / divisor.to(logits.dtype)[:, None]
+    return logits / sent(torch.from_numpy(divisors), logits.device).to(logits.dtype)[:, None]
+
+
+def _divisors(rows: Rows) -> NDArray[np.float64]:
+    return np.where(rows["temperature"] == 0, 1.0, rows["temperature"])
+
+
+def _is_greedy(rows: Rows) -> NDArray[np.bool_]:
+    is_greedy: NDArray[np.bool_] = rows["temperature"] == 0
+    return is_greedy
+
+
+def _is_cut(rows: Rows) -> NDArray[np.bool_]:
+    """Top-k or top-p cuts the row's distribution."""
+    is_cut: NDArray[np.bool_] = ~_is_greedy(rows) & ((rows["top_k"] > 0) | (rows["top_p"] < 1.0))
+    return is_cut
 
 
 def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    if has_kernels(logits.device) and logits.dtype == torch.float32 and logits.stride(1) == 1:
+        return _by_kernel(logits, rows)
     logits = _scaled(logits, rows)
-    has_kernel = has_kernels(logits.device) and logits.dtype == torch.float32 and logits.stride(1) == 1
-    normalizer = head_kernels.statistics(logits)[0] if has_kernel else torch.logsumexp(logits, dim=-1)
-    tokens = _picked(logits, normalizer, rows, (_most, _draw_of_cut, _draw if has_kernel else _draw_of_whole))
-    log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
+    normalizer = torch.logsumexp(logits, dim=-1)
+    tokens = _picked(logits, normalizer, rows, (_most, _draw_of_cut, _draw_of_whole))
+    return tokens, _log_probs(logits, normalizer, tokens)
+
+
+def _by_kernel(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """By a kernel of Triton, but for rows whose distribution top-k or top-p cuts: their tokens by torch."""
+    is_greedy, is_cut = _is_greedy(rows), _is_cut(rows)
+    numbers = np.where(is_greedy | is_cut, sample_kernel.GREEDY, uniforms(rows["key"], rows["position"]))
+    draws = torch.from_numpy(np.stack([numbers, _divisors(rows)], axis=1))
+    tokens, log_probs, normalizer = sample_kernel.draw(logits, sent(draws, logits.device))
+    if is_cut.any():
+        at = sent(torch.from_numpy(np.flatnonzero(is_cut)), logits.device)
+        cut, of_rows = _scaled(logits[at], rows[is_cut]), normalizer[at]
+        drawn = _draw_of_cut(cut, of_rows, rows[is_cut])
+        tokens[at], log_probs[at] = drawn, _log_probs(cut, of_rows, drawn)
     return tokens, log_probs
+
+
+def _log_probs(logits: Tensor, normalizer: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(-1, tokens[:, None])[:, 0] - normalizer
 
 
 def _most(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
@@ -155,20 +183,6 @@ def _draw_of_cut(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
 
 def _draw_of_whole(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
     return _invert(torch.exp(logits - normalizer[:, None]), rows)
-
-
-def _draw(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
-    """Tokens [B] of whole distributions on an accelerator, of which no [B, V] is made."""
-    vocab, places = logits.shape[1], torch.arange(BLOCK, device=logits.device)
-
-    def probs_of(block: Tensor) -> Tensor:
-        at = block * BLOCK + places
-        chosen = logits.gather(1, at.clamp(max=vocab - 1))
-        return torch.where(at < vocab, torch.exp(chosen - normalizer[:, None]), 0.0)
-
-    u = sent(torch.from_numpy(uniforms(rows["key"], rows["position"])), logits.device)
-    masses = sample_kernel.block_masses(logits, normalizer, BLOCK)
-    return _inverse(masses, probs_of, u, vocab)
 
 
 def _invert(probs: Tensor, rows: Rows) -> Tensor:
@@ -191,19 +205,10 @@ def invert_in_blocks(probs: Tensor, u: Tensor) -> Tensor:
     num_blocks = -(-vocab // BLOCK)
     padded = F.pad(probs, (0, num_blocks * BLOCK - vocab))
     blocks = padded.view(len(probs), num_blocks, BLOCK)
-
-    def probs_of(block: Tensor) -> Tensor:
-        return blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0]
-
-    return _inverse(blocks.sum(-1, dtype=torch.float64), probs_of, u, vocab)
-
-
-def _inverse(masses: Tensor, probs_of: Callable[[Tensor], Tensor], u: Tensor, vocab: int) -> Tensor:
-    """The same, from sums of blocks [B, blocks] and a function of one block [B, 1] of each row: its [B, BLOCK]."""
-    ends = masses.cumsum(-1, dtype=torch.float64)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     threshold = (u * ends[:, -1])[:, None]
-    block = torch.searchsorted(ends, threshold, right=True).clamp_(max=masses.shape[1] - 1)  # [B, 1]
-    inside = probs_of(block).cumsum(-1, dtype=torch.float64)
+    block = torch.searchsorted(ends, threshold, right=True).clamp_(max=num_blocks - 1)  # [B, 1]
+    inside = blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
     rest = threshold - (ends.gather(1, block) - inside[:, -1:])
     # Never behind the last token that has a probability, nor before the first one, however the sums were rounded.
     rest = torch.minimum(rest, inside[:, -1:] * (1 - 1e-12)).clamp_(min=0)

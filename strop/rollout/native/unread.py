@@ -17,8 +17,6 @@ from strop.rollout.native.request import Request
 from strop.utils.device import sent
 from strop.utils.host_copy import HostCopy
 
-_PAIRS = "tokens and log-probs"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
@@ -40,15 +38,13 @@ class Unread:
         cls, requests: Sequence[Request], tokens: Tensor, log_probs: Tensor, *, first: int, version: int
     ) -> Unread:
         """Begin to copy tokens [n] and log-probs [n]."""
-        pairs = torch.stack([tokens.double(), log_probs.double()])  # ids are exact in float64
         places = range(len(requests))
-        copy = HostCopy({_PAIRS: pairs})
+        copy = HostCopy({"tokens": tokens, "log_probs": log_probs})
         return cls(requests=requests, first=first, version=version, tokens=tokens, copy=copy, places=places)
 
     def read(self) -> tuple[list[int], list[float]]:
         """Tokens and log-probs, when they are there."""
-        pairs = self.copy.wait()[_PAIRS]
-        tokens, log_probs = pairs[0].long().tolist(), pairs[1].tolist()
+        tokens, log_probs = (values.tolist() for values in self.copy.wait().values())
         return [tokens[place] for place in self.places], [log_probs[place] for place in self.places]
 
     def of_running(self, running: Sequence[Request]) -> Unread | None:

@@ -195,9 +195,6 @@ class DeviceHead(torch.autograd.Function):
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32) if trains else None
         logits = _chunk_of_logits(hidden, weight)
         grad = torch.empty_like(logits, dtype=half.dtype)
-        if grad_weight is not None:
-            product = torch.empty_like(grad_weight)
-            del product
         del logits, grad, half
         ctx.recorder.work += ctx.product * (3.0 if trains else 2.0)  # logits again, and a gradient or two
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None

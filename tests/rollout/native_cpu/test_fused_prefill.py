@@ -43,9 +43,7 @@ def prompts() -> list[list[int]]:
 def own(model: CausalLM, ids: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
     """Logits [V] behind the tokens, and their keys and values, by the model's own forward pass."""
     ids = torch.as_tensor(ids)
-    attention = PrefillAttention(
-        PackedAttention([Segment(start=0, length=len(ids))], device=model.device), []
-    )
+    attention = PrefillAttention(PackedAttention([Segment(start=0, length=len(ids))], device=model.device))
     hidden = model.hidden(ids[None], torch.arange(len(ids))[None], attention)
     return model.head.logits(hidden[-1:])[0], attention.key_values(model.compute_dtype)
 
