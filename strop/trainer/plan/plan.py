@@ -197,7 +197,7 @@ def _assumptions(
     not_counted = (
         "not counted: time of rewards, tools and validation, images, and memory of the controller's rows"
     )
-    lines = [of_lengths, device.stated, not_counted]
+    lines = [*_unsaid(roles), of_lengths, device.stated, not_counted]
     if process is not None and not process.is_measured:
         lines.append(
             f"a process without a model could not be measured here ({process.reason}): "
@@ -236,3 +236,17 @@ def _assumptions(
     if any(engine.compile for engine in config.used_engines.values()):
         lines.append("compiled layers (compile of an engine) are not counted: they keep less and are faster")
     return lines
+
+
+def _unsaid(roles: Sequence[RolePlan]) -> list[str]:
+    """Sizes that a config.json does not say, of each model that differs."""
+    names: dict[str, list[str]] = {}
+    for role in roles:
+        if role.shape.unsaid:
+            sizes = ", ".join(f"{name} ({value})" for name, value in role.shape.unsaid.items())
+            kind = role.shape.config.get_text_config().model_type
+            line = (
+                f"config.json does not say {sizes}: the values are those that transformers takes for {kind}"
+            )
+            names.setdefault(line, []).append(role.name)
+    return [f"{', '.join(of_roles)}: {line}" for line, of_roles in names.items()]
