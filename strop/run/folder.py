@@ -65,6 +65,8 @@ _WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoint
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE, PROFILE}  # fmt: skip
 ROLES_STARTED = "roles_started"
 """Kind of the event that all roles have loaded their models, of each start."""
+PROFILED = "profiled"
+"""Kind of the event that the profile of a step is written."""
 REHEARSAL = "rehearsal"
 """Kind of the event of the longest batch of a role, before the first step."""
 OUT_OF_MEMORY = "out_of_memory"

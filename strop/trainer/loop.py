@@ -88,7 +88,7 @@ class Trainer:
         self._force = force
         self._stop = stop or SignalRequest()
         self._callbacks = callbacks or Callbacks()
-        self._profiler = StepProfiler(config.trainer, run.path, say=say)
+        self._profiler = StepProfiler(config.trainer, run, say=say)
         self._stop.start(config.run)
         self.is_started = False
         """All roles are there."""

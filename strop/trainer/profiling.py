@@ -10,11 +10,11 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from strop.controller import WorkerGroup, WorkerLost
 from strop.controller.call import Pending, WorkerCall
+from strop.run.folder import PROFILED, RunFolder
 from strop.run.profile.parts import Clock, clock_of, join_parts, missing_parts, step_folder, write_part
 from strop.trainer.callbacks import Reporter
 from strop.trainer.sections import TrainerConfig
@@ -31,10 +31,10 @@ Groups = Sequence[WorkerGroup[Any]]
 class StepProfiler:
     """Profiler of the steps that trainer.profile_steps names."""
 
-    def __init__(self, settings: TrainerConfig, run: Path, *, say: Reporter) -> None:
+    def __init__(self, settings: TrainerConfig, run: RunFolder, *, say: Reporter) -> None:
         """Args:
         settings: its profile_steps and profile_memory.
-        run: folder of the run.
+        run: its folder.
         say: prints where the files are.
         """
         self._steps, self._memory = frozenset(settings.profile_steps), settings.profile_memory
@@ -53,7 +53,7 @@ class StepProfiler:
         if step not in self._steps:
             yield
             return
-        folder = step_folder(self._run, step).absolute()
+        folder = step_folder(self._run.path, step).absolute()
         if folder.exists():  # of a start that was taken back
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -66,6 +66,7 @@ class StepProfiler:
         except BaseException:
             process_profiler.drop()
             raise
+        end = time.perf_counter()
         spans = timeline.stop()
         (whole,) = [span for span in spans if span.category == "step"]
         _ask_all(groups, "stop_profile", folder)
@@ -76,6 +77,7 @@ class StepProfiler:
                 f"of their own machine, or are lost. Put the run folder where all machines see it"
             )
         join_parts(folder, step=step, start_s=whole.start_s, end_s=whole.end_s, clocks=clocks)
+        self._run.events.append(PROFILED, step, seconds=time.perf_counter() - end)
         self._say(f"step {step}: profile in {folder}")
 
 

@@ -217,7 +217,7 @@ class SupervisedTrainer(ABC, Generic[S, D, W]):
             self._run.events.append(ROLES_STARTED, self._start_step)
             self._fit_memory()
             self._begin()
-            profiler = StepProfiler(self._config.trainer, self._run.path, say=self._say)
+            profiler = StepProfiler(self._config.trainer, self._run, say=self._say)
             profiler.note_last(self._num_steps)
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():

@@ -408,6 +408,39 @@ def test_a_model_with_stacked_experts_gets_adapters_in_its_linear_layers_and_rol
     torch.testing.assert_close(log_probs(again), log_probs(model))
 
 
+# Beside stacked experts they have linear layers named gate_proj, up_proj and down_proj: shared experts, and the first
+# layer, which has no experts.
+@pytest.mark.filterwarnings("error::RuntimeWarning:peft")
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3_experts"])
+def test_layers_without_experts_and_shared_experts_are_adapted_and_the_experts_are_not(
+    tiny_folder: Folders, tmp_path: Path, kind: str
+) -> None:
+    plain = load_plain(tiny_folder(kind), dtype=torch.float32)
+    linear = {name for name, part in plain.named_modules() if isinstance(part, torch.nn.Linear)}
+    assert {"model.layers.0.mlp.up_proj", "model.layers.1.mlp.shared_experts.down_proj"} < linear
+    model = load(tiny_folder(kind), LoraConfig(rank=3, alpha=6.0), dtype="float32")
+    assert {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad} == linear - {
+        "lm_head"
+    }
+    train(model)
+    save_merged(model, tmp_path)
+    merged = load_plain(tmp_path, dtype=torch.float32)
+    wanted = torch.cat([plain_log_probs(merged, PROMPT, r, temperature=0.7)[0] for r in RESPONSES])
+    torch.testing.assert_close(log_probs(model), wanted, atol=2e-5, rtol=2e-5)
+    save_adapter(model, tmp_path / "adapter")
+    again = load(tiny_folder(kind), LoraConfig(rank=3, path=str(tmp_path / "adapter")), dtype="float32")
+    torch.testing.assert_close(log_probs(again), log_probs(model))
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3_experts"])
+def test_one_of_these_layers_may_be_named_alone(tiny_folder: Folders, kind: str) -> None:
+    model = load(tiny_folder(kind), LoraConfig(rank=3, target_modules=("gate_proj",)))
+    assert {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad} == {
+        "model.layers.0.mlp.gate_proj",
+        "model.layers.1.mlp.shared_experts.gate_proj",
+    }
+
+
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_experts_that_are_named_are_adapted_merged_saved_and_sampled_with(
     tiny_folder: Folders, tmp_path: Path, kind: str

@@ -159,7 +159,9 @@ def test_the_command_accounts_for_all_of_the_time(profiled: Done, capsys: pytest
     lines = (profiled.folder / "events.jsonl").read_text().splitlines()
     first, last = json.loads(lines[0])["time"], json.loads(lines[-1])["time"]
     assert profile["seconds"] == pytest.approx(last - first, abs=0.01)
-    assert {"start", "gen", "update_actor", "first_validation"} <= {p["name"] for p in profile["phases"]}
+    assert {"start", "gen", "update_actor", "first_validation", "profile"} <= {
+        p["name"] for p in profile["phases"]
+    }
     assert [step["step"] for step in profile["profiled"]] == [2]
     assert main(["profile", str(profiled.folder)]) == 0
     out = capsys.readouterr().out
@@ -214,9 +216,10 @@ class Unprofiled(Worker):
         raise RuntimeError("profiled already")
 
 
-def test_profilers_that_cannot_be_started_end(tmp_path: Path) -> None:
+def test_profilers_that_cannot_be_started_end(project: Project, tmp_path: Path) -> None:
     groups = list(InlineRuntime().groups({"actor": role(Unprofiled)}).values())
-    profiler = StepProfiler(TrainerConfig(profile_steps=(1,)), tmp_path, say=print)
+    with start_run(tmp_path / "run", project.config(), command=["strop", "train"]).run as run:
+        profiler = StepProfiler(TrainerConfig(profile_steps=(1,)), run, say=print)
     with pytest.raises(RuntimeError, match="profiled already"), profiler.step(1, groups):
         pytest.fail("the step is not begun")
     assert not timeline.is_recorded()

@@ -11,6 +11,7 @@ ranks.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,7 +77,8 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
     settings.inference_mode = False
     settings.lora_dropout = 0.0  # a sampled log-prob must be the trained one
     settings.fan_in_fan_out = any(isinstance(part, Conv1D) for part in model.module.modules())
-    with torch.random.fork_rng(devices=[]):  # PEFT draws from the global generator
+    # PEFT draws from the global generator
+    with torch.random.fork_rng(devices=[]), _names_of_this_model():
         try:
             peft.inject_adapter_in_model(settings, model.module, adapter_name=ADAPTER)
         except ValueError as error:
@@ -204,6 +206,23 @@ def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
         module.save_pretrained(folder, state_dict=state)
         model.save_media_settings(folder)
         model.finish_saved(folder)
+
+
+@contextlib.contextmanager
+def _names_of_this_model() -> Iterator[None]:
+    """Inside, PEFT takes the names of layers as they are.
+
+    It reads `gate_proj`, `up_proj` and `down_proj` of a model with stacked experts as the names of transformers 4 for
+    the matrices of each expert. But layers without experts and shared experts have linear layers of these names: they
+    got no adapter, and the experts got one that nobody had named. Remove this when PEFT tells the two apart.
+    """
+    conversion: Any = importlib.import_module("peft.utils.transformers_weight_conversion")
+    convert = conversion.convert_peft_config_for_transformers
+    conversion.convert_peft_config_for_transformers = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        conversion.convert_peft_config_for_transformers = convert
 
 
 def _settings_of(model: CausalLM) -> Any:

@@ -2,7 +2,7 @@
 
 A run is one stretch of time, or several where it was continued, each from its start to its last event. The phases of
 its steps are those of the event `step`; what lies between is the start of the roles, the preflight, validations,
-checkpoints and, for the rest, `other`. The phases of a run add up to its time.
+checkpoints, the writing of profiles and, for the rest, `other`. The phases of a run add up to its time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 from strop.observability.viewer.records import RunRecords
-from strop.run.folder import ROLES_STARTED
+from strop.run.folder import PROFILED, ROLES_STARTED
 from strop.utils.sanitize import finite
 
-START, PREFLIGHT, FIRST_VALIDATION, TESTING, CHECKPOINT, OTHER = (
-    "start", "preflight", "first_validation", "testing", "save_checkpoint", "other",
+START, PREFLIGHT, FIRST_VALIDATION, TESTING, CHECKPOINT, PROFILE, OTHER = (
+    "start", "preflight", "first_validation", "testing", "save_checkpoint", "profile", "other",
 )  # fmt: skip
 _BEGINS = ("created", "resumed")
 """Kinds of the events that begin a stretch."""
@@ -63,6 +63,8 @@ def phases_of(records: RunRecords) -> Phases:
             is_after_step = before["kind"] == "step" and before["step"] == event["step"]
             if event["kind"] == "validation" and is_after_step:  # of fine-tuning; elsewhere it is a phase
                 seconds[TESTING] += max(0.0, _time(event) - _time(before))
+            if event["kind"] == PROFILED:
+                seconds[PROFILE] += max(0.0, _number(event.get("seconds")))
             if event["kind"] == "step":
                 steps[event["step"]] = _number(event.get("seconds"))
                 for phase, value in _numbers(event.get("phases")).items():

@@ -29,4 +29,5 @@ step_time.py          Seconds of the stages of a step
 tracing.py            Trace of a pass without numbers
 transfer_memory.py    Memory of a rank while weights move
 trial.py              Passes and decode steps of a model's first layers, done for real on this processor
+unsaid_sizes.py       Sizes that a config.json does not say
 """

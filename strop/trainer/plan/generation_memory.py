@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,16 +13,20 @@ from strop.engines.causal_lm import use_packed_attention
 from strop.engines.segments import Segment
 from strop.rollout.native.cache import GROW_TOKENS
 from strop.rollout.native.cpu.steps import fused_step
-from strop.rollout.native.paged_cache import PAGE_TOKENS, num_pages
+from strop.rollout.native.paged_cache import PAGE_TOKENS, POOL_SHARE, num_pages
 from strop.rollout.native.prefill import DEVICE_PREFILL_TOKENS, PREFILL_TOKENS
 from strop.trainer.config import Config
 from strop.trainer.plan.heap_gaps import gathered_gaps
 from strop.trainer.plan.meta_model import PassForm, causal_lm, truncated_module
+from strop.trainer.plan.parameters import Axes
 from strop.trainer.plan.passes import PackedShape
 from strop.trainer.plan.roles import RolePlan, Shape
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
 from strop.trainer.plan.state_memory import PhaseMemory, host_parts, state_parts, weight_bytes
 from strop.trainer.plan.transfer_memory import bucket_parts
+
+KEYS = "keys and values"
+"""Name of the part of a phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,17 @@ class CacheForm:
     tokens: int
     """Of all of them."""
     token_bytes: float
+    least: int
+    """Tokens of the longest one alone."""
 
     @property
     def num_bytes(self) -> float:
         """Of the table, or of the pool of pages."""
         return self.tokens * self.token_bytes
+
+    def pool_bytes(self, free: float) -> float:
+        """Of a pool of pages beside which so much is free with it: sequences that find no page wait."""
+        return min(self.num_bytes, max(self.least * self.token_bytes, POOL_SHARE * free))
 
 
 def cache_form(
@@ -61,13 +71,18 @@ def cache_form(
     slots = min(most, sequences)
     prompt, longest = actor.lengths.prompt, actor.lengths.prompt + actor.lengths.max_response
     if is_cpu:
-        tokens = slots * -(-longest // GROW_TOKENS) * GROW_TOKENS
+        least = -(-longest // GROW_TOKENS) * GROW_TOKENS
+        tokens = slots * least
     else:
         own = num_pages(longest) - prompt // PAGE_TOKENS
-        tokens = (1 + prompts * num_pages(prompt) + slots * own) * PAGE_TOKENS
+        least, tokens = (
+            (1 + count * num_pages(prompt) + running * own) * PAGE_TOKENS
+            for count, running in ((1, 1), (prompts, slots))
+        )
     return CacheForm(
         slots=slots,
         tokens=tokens,
+        least=least,
         token_bytes=token_bytes(actor, tensor=tensor, pipeline=pipeline),
     )
 
@@ -93,6 +108,39 @@ def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float
     sizes = actor.sizes
     heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
     return 2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize
+
+
+def accelerator_cache(config: Config, actor: RolePlan) -> CacheForm:
+    """Keys and values of a rank of an accelerator that generates, beside the roles or apart."""
+    if "rollout" in config.resources.apart:
+        return cache_form(config, actor.alone(), config.resources.apart["rollout"], is_cpu=False)
+    axes = actor.axes
+    return cache_form(config, actor, axes.world, is_cpu=False, tensor=axes.tensor, pipeline=axes.pipeline)
+
+
+def held_keys(phases: Sequence[PhaseMemory]) -> float:
+    """Bytes of keys and values of the phase that generates; 0 where an engine has its share of the device."""
+    return next((phase.device[KEYS] for phase in phases if KEYS in phase.device), 0.0)
+
+
+def running_at_once(config: Config, actor: RolePlan, phases: Sequence[PhaseMemory]) -> int:
+    """Sequences that an engine of an accelerator runs at a time, of those that it may: as many, half done, as its pool
+    has tokens for. A group shares its prompt.
+
+    Args:
+        config, actor: of the run.
+        phases: of a rank that generates, or of all its phases.
+    """
+    most, own = config.rollout.max_running, config.rollout.own_processes
+    held = held_keys(phases)
+    if not held:
+        return most
+    axes = Axes() if "rollout" in config.resources.apart else actor.axes
+    tensor = axes.tensor if own is None else own.num_devices
+    pool = held / token_bytes(actor, tensor=tensor, pipeline=axes.pipeline)
+    lengths = actor.lengths
+    each = lengths.prompt / config.rollout.samples_per_prompt + lengths.mean_response / 2
+    return max(1, min(most, int(axes.experts * pool / each)))
 
 
 def rollout_phase(
@@ -142,7 +190,11 @@ def _before_prefill(
         return PhaseMemory(phase="rollout", device=device)
     axes = actor.axes
     cache = cache_form(config, actor, axes.world, is_cpu=is_cpu, tensor=axes.tensor, pipeline=axes.pipeline)
-    parts = {**state, **others, "keys and values": cache.num_bytes, **_generation_copies(actor, is_cpu)}
+    copies = _generation_copies(actor, is_cpu)
+    held = cache.num_bytes
+    if device_bytes is not None:
+        held = cache.pool_bytes(device_bytes - sum({**state, **others, **copies}.values()))
+    parts = {**state, **others, KEYS: held, **copies}
     return PhaseMemory(phase="rollout", device=parts, host=host_parts(actor, 0, is_cpu, gradients=False))
 
 
@@ -225,18 +277,21 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
         room = own.memory_share * device_bytes
         longest = actor.lengths.prompt + actor.lengths.max_response
         least = longest * token_bytes(actor, tensor=own.num_devices)
-        parts = {"weights": weights, "keys and values": max(least, room - weights)}
+        parts = {"weights": weights, KEYS: max(least, room - weights)}
         if weights + least > room:
             parts[f"left free by {config.rollout.engine}"] = device_bytes - room
         return PhaseMemory(phase="rollout (apart)", device=parts)
     alone = actor.alone()
     cache = cache_form(config, alone, ranks, is_cpu=is_cpu)
     buckets, on_host = bucket_parts(config, actor, is_cpu)
+    beside = {**buckets, **_generation_copies(alone, is_cpu)}
+    weights, held = weight_bytes(alone, alone.share(0)), cache.num_bytes
+    if device_bytes is not None:
+        held = cache.pool_bytes(device_bytes - weights - sum(beside.values()))
     parts = {
-        "weights": weight_bytes(alone, alone.share(0)),
-        "keys and values": cache.num_bytes,
+        "weights": weights,
+        KEYS: held,
         "prefill and logits": _prefill_bytes(config, alone, cache, engines=ranks, tensor=1, is_cpu=is_cpu),
-        **buckets,
-        **_generation_copies(alone, is_cpu),
+        **beside,
     }
     return PhaseMemory(phase="rollout (apart)", device=parts, host=on_host)

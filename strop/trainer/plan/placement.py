@@ -109,5 +109,5 @@ def placed_run(
         config=placed,
         devices=candidate.devices,
         peak_bytes=peak,
-        time=step_time(placed, planned, device),
+        time=step_time(placed, planned, device, phases),
     )

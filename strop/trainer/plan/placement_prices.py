@@ -10,11 +10,12 @@ from strop.trainer.config import Config
 from strop.trainer.plan.candidates import Candidate, axis_values, values_of
 from strop.trainer.plan.changes import with_values
 from strop.trainer.plan.devices import Device
-from strop.trainer.plan.generation_memory import apart_phase
+from strop.trainer.plan.generation_memory import apart_phase, running_at_once
 from strop.trainer.plan.generation_time import GenerationTime, engines_of, generation_time
 from strop.trainer.plan.memory import least_bytes, training_phases
 from strop.trainer.plan.roles import RolePlan
-from strop.trainer.plan.step_time import TrainingTime, joined, training_time
+from strop.trainer.plan.state_memory import PhaseMemory
+from strop.trainer.plan.step_time import TrainingTime, joined, training_time, with_running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class _Trained:
 
     roles: Sequence[RolePlan]
     time: TrainingTime
+    phases: Sequence[PhaseMemory]
 
 
 class Prices:
@@ -33,7 +35,7 @@ class Prices:
         self._config, self._roles, self._device, self._available = config, roles, device, available
         self._configs: dict[Hashable, Config | None] = {}
         self._trained: dict[Hashable, _Trained | None] = {}
-        self._fits_apart: dict[Hashable, bool] = {}
+        self._phases_apart: dict[Hashable, PhaseMemory] = {}
         self._generated: dict[Hashable, GenerationTime] = {}
 
     def step_seconds(self, candidate: Candidate) -> float | None:
@@ -42,9 +44,12 @@ class Prices:
         if config is None or (trained := self._of_training(candidate, config)) is None:
             return None
         actor = trained.roles[0]
-        if not self._has_room_apart(candidate, config, actor):
-            return None
-        generation = self._generation(candidate, config, actor)
+        phases = trained.phases
+        if candidate.apart:
+            phases = [self._apart(candidate, config, actor)]
+            if phases[0].device_bytes > self._available:
+                return None
+        generation = self._generation(candidate, config, actor, phases)
         return joined(config, actor, self._device, generation, trained.time).step
 
     def _of_generation(self, candidate: Candidate) -> Config | None:
@@ -83,19 +88,20 @@ class Prices:
             return None
         if max(phase.device_bytes for phase in phases) > available:
             return None
-        return _Trained(roles=roles, time=training_time(config, roles, self._device))
+        time = training_time(config, roles, self._device)
+        return _Trained(roles=roles, time=time, phases=phases)
 
-    def _has_room_apart(self, candidate: Candidate, config: Config, actor: RolePlan) -> bool:
-        if not candidate.apart:
-            return True
+    def _apart(self, candidate: Candidate, config: Config, actor: RolePlan) -> PhaseMemory:
         key = candidate.apart, candidate.engine_ranks, actor.form
-        if key not in self._fits_apart:
-            phase = apart_phase(config, actor, self._available)
-            self._fits_apart[key] = phase.device_bytes <= self._available
-        return self._fits_apart[key]
+        if key not in self._phases_apart:
+            self._phases_apart[key] = apart_phase(config, actor, self._available)
+        return self._phases_apart[key]
 
-    def _generation(self, candidate: Candidate, config: Config, actor: RolePlan) -> GenerationTime:
-        key = candidate.apart, candidate.engine_ranks, engines_of(config, actor), actor.form
+    def _generation(
+        self, candidate: Candidate, config: Config, actor: RolePlan, phases: Sequence[PhaseMemory]
+    ) -> GenerationTime:
+        running = running_at_once(config, actor, phases)
+        key = candidate.apart, candidate.engine_ranks, engines_of(config, actor), actor.form, running
         if key not in self._generated:
-            self._generated[key] = generation_time(config, actor, self._device)
+            self._generated[key] = generation_time(with_running(config, running), actor, self._device)
         return self._generated[key]

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.config.sections import where_on
+from strop.rollout.native.paged_cache import POOL_SHARE
 from strop.trainer.config import Config
 from strop.trainer.plan.baseline import Baseline, baseline_of
 from strop.trainer.plan.batches import Lengths
 from strop.trainer.plan.devices import Device, device_named, this_cpu
-from strop.trainer.plan.generation_memory import knows_no_validation
+from strop.trainer.plan.generation_memory import (
+    accelerator_cache,
+    held_keys,
+    knows_no_validation,
+    running_at_once,
+)
 from strop.trainer.plan.memory import phases_of
 from strop.trainer.plan.pass_time import has_trial
 from strop.trainer.plan.roles import RolePlan, planned_roles
@@ -111,7 +117,7 @@ def make_plan(
     phases = phases_of(config, roles, device_bytes=memory if is_accelerator else None)
     process = None if is_accelerator else baseline_of(config)
     baseline = 0 if process is None else process.num_bytes
-    time = step_time(config, roles, planned_on)
+    time = step_time(config, roles, planned_on, phases)
     share = memory if is_accelerator else memory / processes_of_node(config)
     peak = max(phase.device_bytes for phase in phases) + baseline
     change = None
@@ -128,7 +134,7 @@ def make_plan(
         time=time,
         change=change,
         num_devices=all_devices(config),
-        assumptions=_assumptions(config, lengths, planned_on, roles, process),
+        assumptions=_assumptions(config, lengths, planned_on, roles, process, phases),
         roles=roles,
     )
 
@@ -187,7 +193,12 @@ def _device(config: Config, name: str, actor: RolePlan) -> Device:
 
 
 def _assumptions(
-    config: Config, lengths: Lengths, device: Device, roles: Sequence[RolePlan], process: Baseline | None
+    config: Config,
+    lengths: Lengths,
+    device: Device,
+    roles: Sequence[RolePlan],
+    process: Baseline | None,
+    phases: Sequence[PhaseMemory],
 ) -> list[str]:
     """Assumptions under the numbers."""
     of_lengths = (
@@ -197,7 +208,9 @@ def _assumptions(
     not_counted = (
         "not counted: time of rewards, tools and validation, images, and memory of the controller's rows"
     )
-    lines = [of_lengths, device.stated, not_counted]
+    lines = [*_unsaid(roles), of_lengths, device.stated, not_counted]
+    if not device.is_cpu and (line := _small_pool(config, roles[0], phases)):
+        lines.append(line)
     if process is not None and not process.is_measured:
         lines.append(
             f"a process without a model could not be measured here ({process.reason}): "
@@ -236,3 +249,32 @@ def _assumptions(
     if any(engine.compile for engine in config.used_engines.values()):
         lines.append("compiled layers (compile of an engine) are not counted: they keep less and are faster")
     return lines
+
+
+def _small_pool(config: Config, actor: RolePlan, phases: Sequence[PhaseMemory]) -> str:
+    """Sentence about keys and values that have no room together; empty where they have."""
+    if config.rollout.own_processes is not None:
+        return ""
+    held, cache = held_keys(phases), accelerator_cache(config, actor)
+    if held >= cache.num_bytes:
+        return ""
+    return (
+        f"keys and values of answers that all reach the limit need {cache.num_bytes / 2**30:.2f} GiB and get "
+        f"{held / 2**30:.2f}, {POOL_SHARE:.0%} of what is free: an engine has room for about "
+        f"{running_at_once(config, actor, phases)} sequences of mean length at a time, and {cache.slots} to run; those "
+        f"without room wait, and what they had begun is computed again"
+    )
+
+
+def _unsaid(roles: Sequence[RolePlan]) -> list[str]:
+    """Sizes that a config.json does not say, of each model that differs."""
+    names: dict[str, list[str]] = {}
+    for role in roles:
+        if role.shape.unsaid:
+            sizes = ", ".join(f"{name} ({value})" for name, value in role.shape.unsaid.items())
+            kind = role.shape.config.get_text_config().model_type
+            line = (
+                f"config.json does not say {sizes}: the values are those that transformers takes for {kind}"
+            )
+            names.setdefault(line, []).append(role.name)
+    return [f"{', '.join(of_roles)}: {line}" for line, of_roles in names.items()]

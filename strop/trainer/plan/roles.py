@@ -28,6 +28,7 @@ from strop.trainer.plan.batches import (
 from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.parameters import Axes, ModelSizes, Share, model_sizes, share_of
 from strop.trainer.plan.passes import PackedShape, Passes, trace_forward_bytes, trace_passes
+from strop.trainer.plan.unsaid_sizes import unsaid_sizes
 
 LEARNERS = ("actor", "critic", "prm")
 ALGORITHM = ("actor", "critic")
@@ -55,6 +56,8 @@ class Shape:
 
     text: str
     config: PreTrainedConfig = field(compare=False)
+    unsaid: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Sizes that it does not say, with the values that were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +371,7 @@ def _shape(model: ModelConfig, *, has_value_head: bool) -> Shape:
         )
     if not has_value_head:
         check_family(config, language_model_class(config), model.path)
-    return Shape(config.to_json_string(), config)
+    return Shape(config.to_json_string(), config, unsaid_sizes(model, config))
 
 
 def _form(

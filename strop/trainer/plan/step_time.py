@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from strop.algorithms.specs import policy_loss_declaration
 from strop.trainer.config import Config
+from strop.trainer.plan.changes import with_values
 from strop.trainer.plan.devices import Device
+from strop.trainer.plan.generation_memory import running_at_once
 from strop.trainer.plan.generation_time import GenerationTime, apart_devices, devices_of, generation_time
 from strop.trainer.plan.pass_time import pass_seconds
 from strop.trainer.plan.roles import RolePlan
+from strop.trainer.plan.state_memory import PhaseMemory
 from strop.trainer.role_columns import columns_before_updates
 
 
@@ -33,20 +36,31 @@ class TrainingTime:
     """Of these, waiting for other ranks."""
 
 
-def step_time(config: Config, roles: Sequence[RolePlan], device: Device) -> StepTime:
+def step_time(
+    config: Config, roles: Sequence[RolePlan], device: Device, phases: Sequence[PhaseMemory]
+) -> StepTime:
     """Seconds of a step.
 
     Args:
         config: of the run.
         roles: with a model, the policy first.
         device: of every rank.
+        phases: memory of a rank.
     """
-    generation = generation_time(config, roles[0], device)
+    running = config.rollout.max_running if device.is_cpu else running_at_once(config, roles[0], phases)
+    generation = generation_time(with_running(config, running), roles[0], device)
     return joined(config, roles[0], device, generation, training_time(config, roles, device))
 
 
+def with_running(config: Config, running: int) -> Config:
+    """The run with so many sequences at a time."""
+    if running == config.rollout.max_running:
+        return config
+    return with_values(config, {"rollout.max_running": running})
+
+
 def training_time(config: Config, roles: Sequence[RolePlan], device: Device) -> TrainingTime:
-    """Of a step; arguments as of `step_time`."""
+    """Of a step; the first arguments of `step_time`."""
     stages = dict[str, float]()
     made = columns_before_updates(config, config.samples_per_step)
     passes_before = _passes_before_gradients(config)

@@ -70,14 +70,16 @@ SETTINGS = {
 
 
 def test_phases_add_up_to_the_time_of_the_run(tmp_path: Path) -> None:
-    phases = phases_of(made_run(tmp_path / "run", TWO_STEPS, SETTINGS))
+    events = [*TWO_STEPS[:-1], ("profiled", 2, 37.5, {"seconds": 1.5}), TWO_STEPS[-1]]
+    phases = phases_of(made_run(tmp_path / "run", events, SETTINGS))
     assert phases.seconds == {
         "gen": 12.0,
         "start": 6.0,  # 5 to the roles, 1 from the validation to the first step
         "update_actor": 6.0,
         "preflight": 4.0,
         "first_validation": 3.0,
-        "other": 5.0,
+        "other": 3.5,
+        "profile": 1.5,
         "save_checkpoint": 1.0,
         "testing": 1.0,
     }

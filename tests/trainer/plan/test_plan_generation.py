@@ -11,8 +11,9 @@ import torch
 from plan_configs import config_of
 
 from strop.rollout.native.cpu.kernel import sample_kernel
+from strop.trainer.plan.changes import with_values
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_memory import has_fused_steps
+from strop.trainer.plan.generation_memory import KEYS, has_fused_steps, held_keys, running_at_once
 from strop.trainer.plan.generation_time import (
     SAMPLE_S,
     decode_ratios,
@@ -25,6 +26,7 @@ from strop.trainer.plan.meta_model import PassForm
 from strop.trainer.plan.plan import lengths_of, make_plan
 from strop.trainer.plan.roles import planned_roles
 from strop.trainer.plan.sampling_cost import sampling_cost, sampling_of
+from strop.trainer.plan.step_time import step_time
 from strop.trainer.plan.trial import NUM_DECODED, DecodeTimes, PassTimes
 
 MODULE = "strop.trainer.plan.generation_time"
@@ -239,3 +241,37 @@ def test_ranks_that_only_generate_decode_the_whole_model_without_its_adapter(
         actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=False)[0]
         generation_seconds(config, actor, cpu, engines=1, ranks=1, samples=16)
     assert [(form.is_sharded, form.lora.enabled) for form in forms] == [(True, True), (False, False)]
+
+
+@pytest.mark.parametrize("apart", [(), ("resources.runtime=ray", "resources.apart={rollout: 1}")])
+def test_sequences_without_room_wait(tmp_path: Path, apart: tuple[str, ...]) -> None:
+    # Of 4 layers, 8 heads, and keys and values of 16 numbers in bfloat16, a token has 2,048 bytes.
+    token, token_limit = 2 * 4 * 8 * 16 * 2, "data.max_response_tokens=4000"
+    limits = (token_limit, "actor.engine.max_tokens_per_device=8192", "rollout.samples_per_prompt=8")
+    config = config_of(tmp_path, *limits, *apart)
+    roomy, small = (make_plan(config, device="h100", memory_gib=gib, advises=False) for gib in (79, 0.2))
+    needed, held = (held_keys(plan.phases) for plan in (roomy, small))
+    # 16 prompts of 64 tokens in pages of 32, an unused page, and 128 answers to them.
+    assert needed == token * 32 * (1 + 16 * 2 + 128 * 125)
+    (phase,) = (phase for phase in small.phases if KEYS in phase.device)
+    prefill = phase.device["prefill and logits"]
+    assert held == pytest.approx(0.8 * (small.memory_bytes - phase.device_bytes + held + prefill))
+    assert held < needed
+    assert small.fits
+    # A sequence is half done, and has its part of a prompt.
+    running = int(held / token / (64 / 8 + 2000 / 2))
+    assert running < 128
+    assert running_at_once(config, small.roles[0], small.phases) == running
+    bounded = with_values(config, {"rollout.max_running": running})
+    assert small.time == step_time(bounded, small.roles, small.device, roomy.phases)
+    assert small.step_seconds > roomy.step_seconds
+    (line,) = set(small.assumptions) - set(roomy.assumptions)
+    assert f"need {needed / 2**30:.2f} GiB and get {held / 2**30:.2f}, 80% of what is free" in line
+    assert f"about {running} sequences" in line
+
+
+def test_a_sequence_that_has_no_room_alone_does_not_fit(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "data.max_response_tokens=4000", "actor.engine.max_tokens_per_device=8192")
+    plan = make_plan(config, device="h100", memory_gib=0.01, advises=False)
+    assert held_keys(plan.phases) == 2 * 4 * 8 * 16 * 2 * 32 * (1 + 2 + 125)
+    assert not plan.fits
