@@ -120,10 +120,17 @@ RETURNED = {
     "list of tensors": "import torch\nmade = lambda x: [torch.tensor(one) for one in x]",
     "list of one-element tensors": "import torch\nmade = lambda x: [torch.tensor([one]) for one in x]",
 }
+SLOW = ("tensor", "list of one-element tensors")
+"""Each imports torch in a process of its own, as two others do."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [*((kind, "longest") for kind in RETURNED), ("tensor", "longest_of_batch")]
+    ("kind", "name"),
+    [
+        *((kind, "longest") for kind in RETURNED if kind not in SLOW),
+        ("tensor", "longest_of_batch"),
+        *(pytest.param(kind, "longest", marks=pytest.mark.slow) for kind in SLOW),
+    ],
 )
 def test_lists_may_be_arrays_and_tensors(tmp_path: Path, kind: str, name: str) -> None:
     source = f"{LONGEST}\n{RETURNED[kind]}\ndef numbers(found): return [one['score'] if isinstance(one, dict) else one "

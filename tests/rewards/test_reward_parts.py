@@ -222,9 +222,9 @@ def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(
     [
         (429, "infrastructure"),
         (503, "infrastructure"),
-        (529, "infrastructure"),
+        pytest.param(529, "infrastructure", marks=pytest.mark.slow),
         (400, "error"),
-        (401, "error"),
+        pytest.param(401, "error", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_that_is_asked_too_much_says_nothing_about_the_answer(
