@@ -56,8 +56,8 @@ from strop.utils.host_copy import HostCopy
 from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
 
-MANY, FEW = 20, 1000
-"""Tokens of a micro-batch: for several of them, and for one."""
+MANY, FEW = 22, 1000
+"""Tokens of a micro-batch: for two of them, and for one."""
 Waits = Counter[str]
 """Waits by line of strop."""
 
