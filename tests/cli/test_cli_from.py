@@ -74,7 +74,9 @@ def test_it_is_the_run_that_the_other_ones_model_would_make(
         assert (event["from_step"], event["taken"]) == (2, ["the weights"])
 
 
-@pytest.mark.parametrize(("word", "step"), [("@1", 1), ("", 2), ("@best", 2)])
+@pytest.mark.parametrize(
+    ("word", "step"), [("@1", 1), pytest.param("", 2, marks=pytest.mark.slow), ("@best", 2)]
+)
 def test_a_checkpoint_is_chosen(word: str, step: int, trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = cli("train", "--from", f"{trained}{word}", "--out", run, "trainer.max_steps=1")

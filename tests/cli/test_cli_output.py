@@ -10,6 +10,7 @@ import math
 import unicodedata
 
 import pytest
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +26,9 @@ def test_control_characters_become_escapes() -> None:
     assert plain("naïve 猫 👩\u200d🔬 √2") == "naïve 猫 👩\u200d🔬 √2"
 
 
+@pytest.mark.draws
 @given(st.text())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50, by_default=20), deadline=None)
 def test_nothing_that_a_terminal_acts_on_is_left(text: str) -> None:
     shown = plain(text, is_one_line=True)
     assert not any(unicodedata.category(char) in ("Cc", "Cs") for char in shown)

@@ -61,6 +61,7 @@ def test_a_plan_as_text_names_the_phase_with_most(config: Path) -> None:
     assert "actor: update:" in result.out
 
 
+@pytest.mark.slow
 def test_a_suggested_placement_is_a_run_that_costs_the_same(config: Path) -> None:
     record = cli("plan", "--config", str(config), "--device", "h100", "--devices", "4", "--json").record
     fastest = record["placements"]["fastest"]

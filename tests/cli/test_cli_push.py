@@ -144,7 +144,7 @@ def test_the_card_of_a_fine_tuning_names_its_own_settings(tuned: Path, tmp_path:
     assert "policy loss" not in text
 
 
-@pytest.mark.parametrize("base", ["tiny/base", ""])
+@pytest.mark.parametrize("base", ["tiny/base", pytest.param("", marks=pytest.mark.slow)])
 def test_an_adapter_names_the_model_under_it_as_others_find_it(
     project: Project, hub: StandIn, tmp_path: Path, base: str
 ) -> None:
@@ -167,7 +167,7 @@ def test_an_adapter_names_the_model_under_it_as_others_find_it(
     assert named == (base or str(project.model))
 
 
-@pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]])
+@pytest.mark.parametrize("lora", [pytest.param([], marks=pytest.mark.slow), ["model.lora.rank=2"]])
 def test_a_reward_model_is_sent_as_what_it_is_and_taken_for_no_language_model(
     project: Project, hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture, lora: list[str]
 ) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 from cli_calls import Project, Result, cli
+from default_cases import by_default
 
 from strop.cli.quickstart.stages import start_or_resume
 from strop.config import describe, load_config
@@ -108,7 +109,10 @@ NAMED: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("key", NAMED)
+@pytest.mark.parametrize(
+    "key",
+    by_default(NAMED, "algorithm.extensions", "data.datagen.path", "agent.environment.name", "reward.path"),
+)
 def test_code_of_a_received_run_is_named_and_not_run(
     received: Received, project: Project, tmp_path: Path, key: str
 ) -> None:

@@ -152,7 +152,11 @@ def never(data_source, solution_str, ground_truth, extra_info=None):
     ("name", "seen"),
     [
         ("compute_score", "'out 0' (ground_truth.tests[0].output) scores 1"),
-        ("all_of_it", """'{"tests": [{"input": 7, "output": "out 0"}]}' (ground_truth as JSON) scores 1"""),
+        pytest.param(
+            "all_of_it",
+            """'{"tests": [{"input": 7, "output": "out 0"}]}' (ground_truth as JSON) scores 1""",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_nested_ground_truth_says_how_a_right_answer_looks(tmp_path: Path, name: str, seen: str) -> None:

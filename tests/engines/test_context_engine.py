@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,14 +75,21 @@ def test_any_number_of_heads(odd_folder: Path) -> None:
     check(Setting(folder=setting.folder, cp_size=2), PAIRS, 2, one_process(setting))
 
 
-@pytest.mark.parametrize("pairs", [LONG, PAIRS[1:2], (((3,), (5,)),)], ids=["long", "short", "one token"])
+@pytest.mark.parametrize(
+    "pairs",
+    [LONG, PAIRS[1:2], pytest.param((((3,), (5,)),), marks=pytest.mark.slow)],
+    ids=["long", "short", "one token"],
+)
 def test_rows_longer_and_shorter_than_the_runs(tiny_folder: Folder, pairs: tuple[Pair, ...]) -> None:
     folder = str(tiny_folder("gemma3"))
     expected = run_step(alone("cpu"), Setting(folder=folder), pairs)
     check(Setting(folder=folder, cp_size=2, max_tokens=29), pairs, 2, expected)
 
 
-@pytest.mark.parametrize(("checkpointing", "sync"), [(False, "last"), (True, "last"), (True, "each")])
+@pytest.mark.parametrize(
+    ("checkpointing", "sync"),
+    [(False, "last"), pytest.param(True, "last", marks=pytest.mark.slow), (True, "each")],
+)
 def test_sequences_cut_into_micro_batches_with_checkpointing(
     tiny_folder: Folder, checkpointing: bool, sync: str
 ) -> None:
@@ -90,7 +98,7 @@ def test_sequences_cut_into_micro_batches_with_checkpointing(
     check(setting, PAIRS, 2, one_process(Setting(folder=folder)))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_over_two_ranks(value_folder: Path, checkpointing: bool) -> None:
     setting = Setting(folder=str(value_folder), values=True)
     split = Setting(folder=setting.folder, values=True, cp_size=2, max_tokens=20, checkpointing=checkpointing)
@@ -157,7 +165,8 @@ def test_a_group_of_ranks_without_rows_or_with_a_long_one(tiny_folder: Folder, a
 any_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=7)
 
 
-@settings(max_examples=6, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(6, by_default=2), deadline=None)
 @given(
     rows=any_rows,
     prompts=st.lists(st.integers(1, 12), min_size=4, max_size=4),

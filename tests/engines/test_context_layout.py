@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention_plan import CALLS, any_plan, mix, num_tokens, plan
@@ -44,7 +45,8 @@ def placed(row: Tensor, layout: ContextLayout) -> Tensor:
     return torch.cat([row, padding])[layout.tokens.flatten()]
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(20, by_default=7), deadline=None)
 @given(
     segments=any_plan(12),
     num_ranks=st.integers(1, 5),
@@ -105,7 +107,8 @@ def test_chunks_of_a_sequence_begin_where_the_sequence_does() -> None:
         torch.testing.assert_close(out, whole[layout.tokens[rank]])
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(20, by_default=7), deadline=None)
 @given(segments=any_plan(12), num_ranks=st.integers(1, 4), window=st.none() | st.integers(1, 9))
 def test_one_call_for_unequal_lengths_has_the_same_plan(
     segments: list[Segment], num_ranks: int, window: int | None

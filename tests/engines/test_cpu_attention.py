@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from default_cases import draws
 from engines.test_attention_plan import any_plan, num_tokens, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +61,8 @@ def check_against_float64(
         torch.testing.assert_close(tensor.double(), expected, atol=atol, rtol=rtol)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(25, by_default=8), deadline=None)
 @given(
     segments=any_plan(40),
     window=st.none() | st.integers(1, 50),

@@ -45,7 +45,9 @@ def check_tokens(setting: Setting, requests: Sequence[Sequence[int]]) -> None:
 @pytest.mark.parametrize(
     "kind", ["qwen3", pytest.param("llama", marks=SLOW), pytest.param("gemma3", marks=SLOW)]
 )
-@pytest.mark.parametrize("requests", [[[0, 1, 2, 4], [3, 5]], [[], [0, 1, 2, 3, 4, 5]]])
+@pytest.mark.parametrize(
+    "requests", [pytest.param([[0, 1, 2, 4], [3, 5]], marks=pytest.mark.slow), [[], [0, 1, 2, 3, 4, 5]]]
+)
 def test_stages_sample_the_tokens_of_one_process(
     tiny_folder: Folder, kind: str, requests: list[list[int]]
 ) -> None:

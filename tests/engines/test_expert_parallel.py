@@ -37,7 +37,7 @@ Folder = Callable[[str], Path]
     "kind",
     [
         "qwen3_moe",
-        "deepseek_v3_experts",
+        pytest.param("deepseek_v3_experts", marks=pytest.mark.slow),
         pytest.param("gpt_oss", marks=SLOW),
         pytest.param("qwen2_moe", marks=SLOW),
         pytest.param("mixtral", marks=SLOW),
@@ -70,7 +70,9 @@ def test_experts_of_more_families(tiny_folder: Folder, kind: str) -> None:
     check(Setting(folder=folder, ep_size=2), PAIRS, 2, expected)
 
 
-@pytest.mark.parametrize(("checkpointing", "sync"), [(True, "last"), (False, "each")])
+@pytest.mark.parametrize(
+    ("checkpointing", "sync"), [(True, "last"), pytest.param(False, "each", marks=pytest.mark.slow)]
+)
 def test_rows_cut_into_micro_batches_with_checkpointing(
     tiny_folder: Folder, checkpointing: bool, sync: str
 ) -> None:
@@ -95,7 +97,7 @@ def test_a_rank_without_rows_and_experts_without_tokens_take_the_same_step(tiny_
 
 
 # Experts sharded over all ranks, and divided over those that share a matrix; a shared expert that is cut as well.
-@pytest.mark.parametrize("ep_size", [1, 2])
+@pytest.mark.parametrize("ep_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "kind", ["qwen3_moe", pytest.param("glm4_moe", marks=SLOW), pytest.param("qwen2_moe", marks=SLOW)]
 )
@@ -167,7 +169,7 @@ def test_each_rank_holds_half_of_the_experts_and_the_weights_have_the_digest_of_
 
 
 ON_TWO = EngineConfig(max_tokens_per_device=20, expert_parallel=2)
-MESHES = [ON_TWO, dataclasses.replace(ON_TWO, tensor_parallel=2)]
+MESHES = [pytest.param(ON_TWO, marks=SLOW), dataclasses.replace(ON_TWO, tensor_parallel=2)]
 
 
 @pytest.mark.parametrize("engine", MESHES, ids=["ep2", "tp2 ep2"])
@@ -234,7 +236,10 @@ def test_adapters_and_muon_move_as_in_one_process(
             np.testing.assert_allclose(found[name], weight, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize(("dtype", "largest", "median"), [("float32", 1e-4, 1e-6), ("bfloat16", 2.5, 0.08)])
+@pytest.mark.parametrize(
+    ("dtype", "largest", "median"),
+    [pytest.param("float32", 1e-4, 1e-6, marks=pytest.mark.slow), ("bfloat16", 2.5, 0.08)],
+)
 def test_lower_precisions_stay_near_one_process(
     tiny_folder: Folder, dtype: str, largest: float, median: float
 ) -> None:

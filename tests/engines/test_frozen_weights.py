@@ -209,7 +209,7 @@ def adapted(folder: Path | str, parallel: Parallel | None = None) -> CausalLM:
     return load_model(config, device="cpu", parallel=parallel)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("llama", marks=pytest.mark.slow), "gpt2"])
 def test_the_base_of_an_adapter_learns_the_same_bits(
     bfloat16_folder: Folders, tmp_path: Path, kind: str
 ) -> None:

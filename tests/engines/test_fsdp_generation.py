@@ -82,7 +82,9 @@ def generate_between_steps(ranks: Ranks, case: Case, requests: list[list[int]]) 
 
 
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.slow), "llama"])
-@pytest.mark.parametrize("requests", [[[0, 1, 2, 4], [3]], [[], [0, 1, 2, 3, 4]]])
+@pytest.mark.parametrize(
+    "requests", [[[0, 1, 2, 4], [3]], pytest.param([[], [0, 1, 2, 3, 4]], marks=pytest.mark.slow)]
+)
 def test_tokens_are_those_of_one_process(tiny_folder: Folder, kind: str, requests: list[list[int]]) -> None:
     case = Case(folder=str(tiny_folder(kind)), dtype="float64")
     alone = generate_between_steps(Ranks(0, 1, 0), case, [[0, 1, 2, 3, 4]])

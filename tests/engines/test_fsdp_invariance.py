@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from default_cases import draws
 from fsdp_cases import ALONE, NUM_ROWS, Case, Outcome, assert_same_run, expected_outcome, run_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def test_alone_is_plain_transformers(tiny_folder: Folder, kind: str, dtype: str)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.slow), "llama", "gpt2"])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_two_ranks_are_one(tiny_folder: Folder, kind: str, dtype: str) -> None:
     check(Case(folder=str(tiny_folder(kind)), dtype=dtype, assignment=UNEVEN), world_size=2)
 
@@ -57,11 +58,13 @@ def test_two_ranks_are_one(tiny_folder: Folder, kind: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        EngineConfig(max_tokens_per_device=16, gradient_sync="each"),
-        EngineConfig(max_tokens_per_device=16, reshard_after_forward=False),
+        pytest.param(EngineConfig(max_tokens_per_device=16, gradient_sync="each"), marks=pytest.mark.slow),
+        pytest.param(
+            EngineConfig(max_tokens_per_device=16, reshard_after_forward=False), marks=pytest.mark.slow
+        ),
         EngineConfig(max_tokens_per_device=16, reshard_after_forward=False, gradient_sync="each"),
         EngineConfig(max_tokens_per_device=16, shard_size=1),
-        EngineConfig(max_tokens_per_device=16, offload="all"),
+        pytest.param(EngineConfig(max_tokens_per_device=16, offload="all"), marks=pytest.mark.slow),
         EngineConfig(max_tokens_per_device=16, offload="optimizer", offload_activations=True),
     ],
     ids=["each", "keep", "keep-each", "replicas", "host", "activations"],
@@ -77,15 +80,16 @@ def test_engine_settings_change_no_number(tiny_folder: Folder, engine: EngineCon
         check(case, world_size=2)
 
 
-@pytest.mark.parametrize("sync", ["last", "each"])
+@pytest.mark.parametrize("sync", [pytest.param("last", marks=pytest.mark.slow), "each"])
 def test_a_rank_without_rows_takes_part(tiny_folder: Folder, sync: str) -> None:
     engine = EngineConfig(max_tokens_per_device=16, gradient_sync=sync)  # type: ignore[arg-type]
     check(Case(folder=str(tiny_folder("llama")), assignment=ONE_EMPTY, engine=engine), world_size=2)
     check(Case(folder=str(tiny_folder("llama")), assignment=ONE_EMPTY[::-1], engine=engine), world_size=2)
 
 
+@pytest.mark.draws
 @settings(
-    max_examples=8,
+    max_examples=draws(8, by_default=3),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -102,7 +106,7 @@ def test_any_assignment_of_rows_and_any_cut(tiny_folder: Folder, data: st.DataOb
     check(Case(folder=str(tiny_folder("qwen3")), assignment=assignment, engine=engine), world_size=2)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_value_models_on_two_ranks(tiny_folder: Folder, checkpointing: bool) -> None:
     for kind, assignment in (("qwen3", UNEVEN), ("llama", ONE_EMPTY)):
         case = Case(

@@ -13,6 +13,7 @@ import peft
 import pytest
 import torch
 import transformers
+from default_cases import by_default
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -83,8 +84,8 @@ def parameters(model: CausalLM) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen3", "gpt2"))
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_an_adapter_of_zeros_changes_no_bit(tiny_folder: Folders, kind: str, dtype: str) -> None:
     base = log_probs(load(tiny_folder(kind), dtype=dtype))
     assert torch.equal(log_probs(load(tiny_folder(kind), LoraConfig(rank=4), dtype=dtype)), base)
@@ -133,7 +134,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(tiny_folder: Folders) ->
         torch.testing.assert_close(one, other, atol=1e-12, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "gpt2"))
 def test_without_the_adapter_the_model_is_the_base(tiny_folder: Folders, kind: str) -> None:
     base = log_probs(load(tiny_folder(kind)))
     model = trained(tiny_folder(kind))
@@ -154,7 +155,7 @@ def test_the_adapter_comes_back_after_an_error(tiny_folder: Folders) -> None:
 
 
 @pytest.mark.usefixtures("float64_models")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "gpt2", "phi"))
 def test_merged_weights_in_plain_transformers_give_the_same_log_probs(
     tiny_folder: Folders, tmp_path: Path, kind: str
 ) -> None:
@@ -187,7 +188,7 @@ def test_merged_weights_travel_in_the_stream_of_the_base(tiny_folder: Folders) -
 
 
 @pytest.mark.usefixtures("float64_models")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "gpt2", "phi"))
 def test_peft_loads_the_saved_adapter(tiny_folder: Folders, tmp_path: Path, kind: str) -> None:
     model = trained(tiny_folder(kind))
     save_adapter(model, tmp_path / "adapter")
@@ -202,7 +203,7 @@ def test_peft_loads_the_saved_adapter(tiny_folder: Folders, tmp_path: Path, kind
     torch.testing.assert_close(log_probs(model), expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen3", "gpt2"))
 def test_a_saved_adapter_continues_with_the_same_bits(
     tiny_folder: Folders, tmp_path: Path, kind: str
 ) -> None:

@@ -53,9 +53,9 @@ def adapted(folder: Path, target: Path, lora: LoraConfig = LORA, *, values: bool
 
 # A tied head; biases of all matrices; one key head for both ranks; a second data-parallel rank, of the axes below.
 TWO: list[Any] = [
-    ("qwen3", {"pp_size": 2, "max_tokens": 28, "checkpointing": True}),
+    pytest.param("qwen3", {"pp_size": 2, "max_tokens": 28, "checkpointing": True}, marks=SLOW),
     ("qwen3", {"tp_size": 2, "max_tokens": 28}),
-    ("llama_biased", {"tp_size": 2, "checkpointing": True}),
+    pytest.param("llama_biased", {"tp_size": 2, "checkpointing": True}, marks=SLOW),
     pytest.param("llama_mqa", {"tp_size": 2}, marks=SLOW),
     pytest.param("qwen3_moe", {"tp_size": 2, "ep_size": 2, "max_tokens": 28}, marks=SLOW),
     pytest.param("qwen3_moe", {"tp_size": 2, "sync": "each", "max_tokens": 28}, marks=SLOW),

@@ -158,7 +158,7 @@ def sizes(mesh: Mesh) -> str:
 
 
 MESHES = [
-    Mesh(),
+    pytest.param(Mesh(), marks=pytest.mark.slow),
     Mesh(max_tokens=28, checkpointing=True),
     *(
         pytest.param(mesh, marks=pytest.mark.dist)

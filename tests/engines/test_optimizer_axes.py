@@ -65,16 +65,25 @@ def moved(ranks: Ranks, setting: Setting) -> tuple[Result, list[Output], str]:
         offload._on_device = on_device
 
 
-OFFLOADED: list[Any] = [
+EXPERTS, MATRICES, STAGES = (
     ("qwen3_moe", {"ep_size": 2}, 2),
     ("qwen3", {"tp_size": 2}, 2),
     ("qwen3", {"pp_size": 2}, 2),
-    pytest.param("qwen3_moe", {"tp_size": 2, "ep_size": 2, "pp_size": 2}, 4, marks=DIST),
+)
+EVERY_AXIS = "qwen3_moe", {"tp_size": 2, "ep_size": 2, "pp_size": 2}, 4
+OFFLOADED: list[Any] = [
+    (*EXPERTS, "optimizer"),
+    pytest.param(*MATRICES, "all", marks=SLOW),
+    (*STAGES, "all"),
+    pytest.param(*EXPERTS, "all", marks=SLOW),
+    pytest.param(*MATRICES, "optimizer", marks=SLOW),
+    pytest.param(*STAGES, "optimizer", marks=SLOW),
+    pytest.param(*EVERY_AXIS, "optimizer", marks=DIST),
+    pytest.param(*EVERY_AXIS, "all", marks=DIST),
 ]
 
 
-@pytest.mark.parametrize("what", ["optimizer", "all"])
-@pytest.mark.parametrize(("kind", "axes", "num_ranks"), OFFLOADED, ids=str)
+@pytest.mark.parametrize(("kind", "axes", "num_ranks", "what"), OFFLOADED, ids=str)
 def test_state_in_host_memory_changes_no_number(
     tiny_folder: Folder, what: str, kind: str, axes: dict[str, Any], num_ranks: int
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -185,7 +186,8 @@ lengths = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(25, by_default=8), deadline=None)
 @given(rows=lengths, prompts=st.lists(st.integers(1, 12), min_size=4, max_size=4), data=st.data())
 def test_any_cut_of_any_rows_gives_the_same_gradient(
     tiny_qwen: CausalLM, rows: list[tuple[int, int]], prompts: list[int], data: st.DataObject

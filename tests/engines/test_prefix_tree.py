@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,7 +176,8 @@ def test_the_length_from_which_different_prompts_share(num_common: int) -> None:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(300, by_default=100), deadline=None)
 @given(
     st.lists(
         st.tuples(

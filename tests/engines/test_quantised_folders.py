@@ -108,7 +108,14 @@ def test_transformers_reads_the_same(
 
 
 @pytest.mark.parametrize(
-    ("group", "bits", "is_packed"), [(4, 4, True), (16, 4, True), (0, 4, True), (8, 8, True), (0, 8, False)]
+    ("group", "bits", "is_packed"),
+    [
+        (4, 4, True),
+        pytest.param(16, 4, True, marks=pytest.mark.slow),
+        (0, 4, True),
+        (8, 8, True),
+        (0, 8, False),
+    ],
 )
 def test_integers_of_compressed_tensors(tmp_path: Path, group: int, bits: int, is_packed: bool) -> None:
     shape = tiny_config("qwen3_moe")

@@ -37,7 +37,7 @@ def run(ranks: Ranks, case: Case, rehearses: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("axes", "tokens"),
     [
-        ({}, 20),
+        pytest.param({}, 20, marks=pytest.mark.slow),
         ({"gradient_sync": "each", "shard_size": 1}, 20),
         pytest.param({"tensor_parallel": 2}, 20, marks=pytest.mark.dist),
         pytest.param({"pipeline_parallel": 2}, 20, marks=pytest.mark.dist),

@@ -175,7 +175,7 @@ def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "stages",
     [
-        {"layers": (1, 4), "checkpointing": False},
+        pytest.param({"layers": (1, 4), "checkpointing": False}, marks=pytest.mark.slow),
         {"chunks": 2, "max_tokens": 28, "checkpointing": True},
         {"schedule": "zero_bubble", "max_tokens": 28, "checkpointing": True},
         pytest.param({"layers": (3, 2), "max_tokens": 28, "checkpointing": True}, marks=SLOW),

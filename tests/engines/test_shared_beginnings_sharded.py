@@ -61,14 +61,27 @@ def test_two_ranks_take_the_step_of_one_process(tiny_folder: Folder, axes: dict[
     check(setting(folder, axes), TREES, 2, one_process(setting(folder, {}), TREES))
 
 
-@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+@pytest.mark.parametrize(
+    "axes",
+    [
+        pytest.param(axes, id=name, marks=[] if name in ("context", "pipeline") else pytest.mark.slow)
+        for name, axes in AXES.items()
+    ],
+)
 def test_trees_cut_by_the_budget_with_checkpointing(tiny_folder: Folder, axes: dict[str, int]) -> None:
     folder = tiny_folder("gemma3" if "pp_size" not in axes else "qwen3")
     split = setting(folder, axes, max_tokens=36, checkpointing=True)
     check(split, TREES, 2, one_process(setting(folder, {}), TREES))
 
 
-@pytest.mark.parametrize("axes", [AXES["sequence"], AXES["context"], AXES["data"]])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        pytest.param(AXES["sequence"], marks=pytest.mark.slow),
+        pytest.param(AXES["context"], marks=pytest.mark.slow),
+        AXES["data"],
+    ],
+)
 def test_adapters(tiny_folder: Folder, axes: dict[str, int]) -> None:
     lora = LoraConfig(rank=4, alpha=8.0)
     folder = tiny_folder("qwen3")
@@ -118,7 +131,7 @@ def chosen_on_ranks(ranks: Ranks, setting: Setting) -> tuple[dict[str, Tensor], 
 @pytest.mark.parametrize(
     ("axes", "world"),
     [
-        ({"sp_size": 2}, 2),
+        pytest.param({"sp_size": 2}, 2, marks=pytest.mark.slow),
         ({"cp_size": 2}, 2),
         ({"tp_size": 2}, 2),
         pytest.param({"cp_size": 2, "tp_size": 2}, 4, marks=pytest.mark.dist),

@@ -37,7 +37,9 @@ def play(model: CausalLM, *, max_running: int) -> list[TokenOutput]:
     return asyncio.run(all_of_them())
 
 
-@pytest.mark.parametrize(("piece", "max_running"), [(4096, 2), (5, 4), (1, 3)])
+@pytest.mark.parametrize(
+    ("piece", "max_running"), [(4096, 2), pytest.param(5, 4, marks=pytest.mark.slow), (1, 3)]
+)
 def test_pieces_of_prompts_and_moves_of_sequences_change_nothing(
     tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, piece: int, max_running: int
 ) -> None:

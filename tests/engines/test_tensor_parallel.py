@@ -49,7 +49,9 @@ def test_two_ranks_of_a_matrix_take_the_step_of_one_process(tiny_folder: Folder,
     check(Setting(folder=setting.folder, tp_size=2), PAIRS, 2, expected)
 
 
-@pytest.mark.parametrize(("checkpointing", "sync"), [(True, "last"), (False, "each")])
+@pytest.mark.parametrize(
+    ("checkpointing", "sync"), [(True, "last"), pytest.param(False, "each", marks=pytest.mark.slow)]
+)
 def test_rows_cut_into_micro_batches_with_checkpointing(
     tiny_folder: Folder, checkpointing: bool, sync: str
 ) -> None:
@@ -59,7 +61,7 @@ def test_rows_cut_into_micro_batches_with_checkpointing(
     check(setting, PAIRS, 2, expected)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_over_two_ranks(value_folder: Path, checkpointing: bool) -> None:
     expected = one_process(Setting(folder=str(value_folder), values=True))
     split = Setting(
@@ -179,7 +181,10 @@ def test_each_rank_holds_half_of_each_matrix_and_the_weights_have_the_digest_of_
             assert halves == ((-(-shape[0] // 2), *shape[1:]), (shape[0] // 2, *shape[1:]))
 
 
-@pytest.mark.parametrize(("dtype", "largest", "mean"), [("float32", 1e-4, 1e-5), ("bfloat16", 0.4, 0.08)])
+@pytest.mark.parametrize(
+    ("dtype", "largest", "mean"),
+    [pytest.param("float32", 1e-4, 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.4, 0.08)],
+)
 def test_lower_precisions_stay_near_one_process(
     tiny_folder: Folder, dtype: str, largest: float, mean: float
 ) -> None:

@@ -93,7 +93,7 @@ def assert_equal(found: Sequence[Output], wanted: Sequence[Output]) -> None:
     "kind",
     [
         "qwen3",
-        "llama_mqa",
+        pytest.param("llama_mqa", marks=pytest.mark.slow),
         pytest.param("llama", marks=SLOW),
         pytest.param("gemma3", marks=SLOW),
         pytest.param("llama_biased", marks=SLOW),

@@ -155,7 +155,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("axes", "size"),
     [

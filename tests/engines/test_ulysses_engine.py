@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -41,14 +42,25 @@ Folder = Callable[[str], Path]
 
 
 # Two key heads on two ranks; one key head on two; windows; learned positions and a head that is the embedding.
-@pytest.mark.parametrize("kind", ["qwen3", "llama_mqa", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        "llama_mqa",
+        pytest.param("gemma3", marks=pytest.mark.slow),
+        pytest.param("gpt2", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_of_a_sequence_take_the_step_of_one_process(tiny_folder: Folder, kind: str) -> None:
     setting = Setting(folder=str(tiny_folder(kind)))
     expected = one_process(setting)
     check(Setting(folder=setting.folder, sp_size=2), PAIRS, 2, expected)
 
 
-@pytest.mark.parametrize(("checkpointing", "sync"), [(False, "last"), (True, "last"), (True, "each")])
+@pytest.mark.parametrize(
+    ("checkpointing", "sync"),
+    [(False, "last"), pytest.param(True, "last", marks=pytest.mark.slow), (True, "each")],
+)
 def test_sequences_cut_into_micro_batches_with_checkpointing(
     tiny_folder: Folder, checkpointing: bool, sync: str
 ) -> None:
@@ -58,7 +70,7 @@ def test_sequences_cut_into_micro_batches_with_checkpointing(
     check(setting, PAIRS, 2, expected)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_over_two_ranks(value_folder: Path, checkpointing: bool) -> None:
     setting = Setting(folder=str(value_folder), values=True)
     expected = one_process(setting)
@@ -117,7 +129,8 @@ def test_a_group_of_ranks_without_rows_takes_the_same_step(tiny_folder: Folder) 
 any_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=7)
 
 
-@settings(max_examples=6, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(6, by_default=2), deadline=None)
 @given(
     rows=any_rows,
     prompts=st.lists(st.integers(1, 12), min_size=4, max_size=4),

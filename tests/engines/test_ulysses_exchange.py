@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -227,7 +228,8 @@ any_case = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(10, by_default=4), deadline=None)
 @given(cases=st.lists(any_case, min_size=1, max_size=4))
 def test_attention_over_two_ranks_of_any_rows(cases: list[Case]) -> None:
     check_attention(cases, 2)

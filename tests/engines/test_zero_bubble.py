@@ -134,9 +134,9 @@ def test_products_keep_nothing_of_the_graph() -> None:
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [
-        ("qwen3", {}),
+        pytest.param("qwen3", {}, marks=pytest.mark.slow),
         ("llama", {"checkpointing": True, "sync": "each"}),
-        ("llama_biased", {"offload": "all"}),
+        pytest.param("llama_biased", {"offload": "all"}, marks=pytest.mark.slow),
         ("qwen3_moe", {"checkpointing": True}),
     ],
     ids=str,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from reward_cases import make_prompt, write_reward
 
-from strop.protocol.trajectory import Trajectory
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool, try_loading
 from strop.rewards.certify.certificate import inspect_reward
 from strop.rewards.config import FunctionConfig, OnFailureConfig
@@ -33,20 +33,30 @@ def longest_of_batch(data_sources, solution_strs, ground_truths, extra_infos):
 
 def scored_together(config: RewardConfig, texts: Sequence[str]) -> list[Outcome]:
     """The outcomes of these answers to one prompt, as the player asks for them."""
-    prompt = make_prompt()
+    (outcomes,) = scored_of_prompts(config, texts, [make_prompt()])
+    return outcomes
 
-    async def run() -> list[Outcome]:
+
+def scored_of_prompts(
+    config: RewardConfig, texts: Sequence[str], prompts: Sequence[Prompt]
+) -> list[list[Outcome]]:
+    """The same of several prompts, which are answered alike, in one pool."""
+
+    async def together(pool: RewardPool, prompt: Prompt) -> list[Outcome]:
+        played = [
+            Trajectory(uid=prompt.uid, sample_index=number, prompt_ids=prompt.token_ids)
+            for number in range(len(texts))
+        ]
+        alone = [
+            await pool.score(prompt, one, text, in_group=True)
+            for one, text in zip(played, texts, strict=True)
+        ]
+        return await pool.compare(prompt, list(zip(texts, alone, strict=True)), played)
+
+    async def run() -> list[list[Outcome]]:
         async with RewardPool(config) as pool:
             assert pool.compares
-            played = [
-                Trajectory(uid=prompt.uid, sample_index=number, prompt_ids=prompt.token_ids)
-                for number in range(len(texts))
-            ]
-            alone = [
-                await pool.score(prompt, one, text, in_group=True)
-                for one, text in zip(played, texts, strict=True)
-            ]
-            return await pool.compare(prompt, list(zip(texts, alone, strict=True)), played)
+            return [await together(pool, prompt) for prompt in prompts]
 
     return asyncio.run(run())
 
@@ -110,38 +120,42 @@ def test_what_trl_would_not_take_or_strop_does_not_give_is_named(
     assert all(re.search(sentence, one.error) for one in outcomes), outcomes
 
 
-RETURNED = {
-    "array": "import numpy as np\nmade = np.array",
-    "array of one column": "import numpy as np\nmade = lambda x: np.array(x).reshape(-1, 1)",
-    "half precision": "import numpy as np\nmade = lambda x: np.array(x, dtype=np.float16)",
-    "truth values": "import numpy as np\nmade = lambda x: np.array(x) > 0.5",
-    "column": "import pandas\nmade = pandas.Series",
-    "tensor": "import torch\nmade = torch.tensor",
-    "list of tensors": "import torch\nmade = lambda x: [torch.tensor(one) for one in x]",
-    "list of one-element tensors": "import torch\nmade = lambda x: [torch.tensor([one]) for one in x]",
+RETURNED = """
+import numpy as np, pandas, torch
+MADE = {
+    "array": np.array,
+    "array of one column": lambda x: np.array(x).reshape(-1, 1),
+    "half precision": lambda x: np.array(x, dtype=np.float16),
+    "truth values": lambda x: np.array(x) > 0.5,
+    "column": pandas.Series,
+    "tensor": torch.tensor,
+    "list of tensors": lambda x: [torch.tensor(one) for one in x],
+    "list of one-element tensors": lambda x: [torch.tensor([one]) for one in x],
 }
 
+def by_kind(completions, kind, **columns):
+    return MADE[kind[0]](longest(completions))
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [*((kind, "longest") for kind in RETURNED), ("tensor", "longest_of_batch")]
-)
-def test_lists_may_be_arrays_and_tensors(tmp_path: Path, kind: str, name: str) -> None:
-    source = f"{LONGEST}\n{RETURNED[kind]}\ndef numbers(found): return [one['score'] if isinstance(one, dict) else one "
-    source += (
-        f"for one in found]\ndef f{_signature(name)}:\n    return made(numbers({name}{_passed(name)}))\n"
-    )
-    config = RewardConfig(path=write_reward(tmp_path, source), name="f", max_memory_gib=None, num_workers=1)
+def of_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    found = longest_of_batch(data_sources, solution_strs, ground_truths, extra_infos)
+    return torch.tensor([one["score"] for one in found])
+"""
+KINDS = re.findall(r'^    "(.+)":', RETURNED, re.MULTILINE)
+
+
+def test_lists_may_be_arrays_and_tensors(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, LONGEST + RETURNED)
+    config = RewardConfig(path=path, name="by_kind", max_memory_gib=None, num_workers=1)
+    prompts = [make_prompt(columns={"kind": kind}) for kind in KINDS]
+    found = scored_of_prompts(config, ["a", "abc", "ab"], prompts)
+    assert len(KINDS) == 8
+    assert dict(zip(KINDS, map(scores, found), strict=True)) == {kind: [0.0, 1.0, 0.0] for kind in KINDS}
+
+
+def test_so_may_those_of_a_function_of_whole_batches(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, LONGEST + RETURNED)
+    config = RewardConfig(path=path, name="of_batch", max_memory_gib=None, num_workers=1)
     assert scores(scored_together(config, ["a", "abc", "ab"])) == [0.0, 1.0, 0.0]
-
-
-def _signature(name: str) -> str:
-    return (
-        "(completions)" if name == "longest" else "(data_sources, solution_strs, ground_truths, extra_infos)"
-    )
-
-
-def _passed(name: str) -> str:
-    return "(completions)" if name == "longest" else "([], solution_strs, [], [])"
 
 
 def test_queries_of_openrlhf_are_those_of_the_whole_group(tmp_path: Path) -> None:

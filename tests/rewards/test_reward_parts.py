@@ -82,7 +82,13 @@ def late(solution_str):
 def slow_answer(solution_str):
     raise RuntimeError("the program took too long") from TimeoutError("timed out")
 
-def refused_by(package, status, **_):
+def one_of(solution_str):
+    function = globals()[solution_str]
+    return function(*[solution_str][:function.__code__.co_argcount])
+
+def refused_by(solution_str):
+    package, status = solution_str.split()
+    status = int(status)
     refusal = type("Refusal", (Exception,), {"__module__": package})("no answer")
     if package == "requests.exceptions":
         refusal.response = types.SimpleNamespace(status_code=status)
@@ -90,7 +96,8 @@ def refused_by(package, status, **_):
         setattr(refusal, "status" if package == "aiohttp" else "status_code", status)
     raise refusal
 
-def lost_by(package, base):
+def lost_by(solution_str):
+    package, base = solution_str.split()
     lost = type(base, (Exception,), {"__module__": package})
     raise type("Other", (lost,), {})("no answer")
 
@@ -191,74 +198,54 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
     assert "unreachable in my_reward.py could not score: ConnectionRefusedError: no service" in outcome.error
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "sentence"),
-    [
-        ("over_http", "infrastructure", "could not score: URLError: .*refused"),
-        ("wrapped", "infrastructure", "could not score: RuntimeError: the grader failed"),
-        ("handled", "error", "raised KeyError: 'x'"),
-        ("parsed", "error", "raised ValueError: could not convert"),
-        ("of_client", "infrastructure", "could not score: Client: no answer"),
-        ("client_timeout", "infrastructure", "could not score: Client: no answer"),
-        ("unnamed", "infrastructure", "could not score: URLError: .*not known"),
-        ("late", "infrastructure", "could not score: URLError: .*timed out"),
-        ("never_answered", "infrastructure", "could not score: TimeoutError: timed out"),
-        ("slow_answer", "error", "raised RuntimeError: the program took too long"),
-        ("own_limit", "error", "raised TimeoutError: the comparison took too long"),
-    ],
-)
-def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(
-    tmp_path: Path, name: str, kind: str, sentence: str
-) -> None:
-    path = write_reward(tmp_path, FUNCTIONS)
-    (outcome,) = run(tmp_path, [FunctionConfig(path=path, name=name)], ["12"], retries=1)
-    assert outcome.kind == kind
-    assert re.search(sentence, outcome.error), outcome.error
+LOST = {
+    "over_http": ("infrastructure", "could not score: URLError: .*refused"),
+    "wrapped": ("infrastructure", "could not score: RuntimeError: the grader failed"),
+    "handled": ("error", "raised KeyError: 'x'"),
+    "parsed": ("error", "raised ValueError: could not convert"),
+    "of_client": ("infrastructure", "could not score: Client: no answer"),
+    "client_timeout": ("infrastructure", "could not score: Client: no answer"),
+    "unnamed": ("infrastructure", "could not score: URLError: .*not known"),
+    "late": ("infrastructure", "could not score: URLError: .*timed out"),
+    "never_answered": ("infrastructure", "could not score: TimeoutError: timed out"),
+    "slow_answer": ("error", "raised RuntimeError: the program took too long"),
+    "own_limit": ("error", "raised TimeoutError: the comparison took too long"),
+}
+REFUSED = {429: "infrastructure", 503: "infrastructure", 529: "infrastructure", 400: "error", 401: "error"}
+CLIENTS = {
+    "openai APIConnectionError": "infrastructure",
+    "httpx2 NetworkError": "infrastructure",
+    "httpx RemoteProtocolError": "infrastructure",
+    "aiohttp.client_exceptions ClientConnectionError": "infrastructure",
+    "requests.exceptions ChunkedEncodingError": "infrastructure",
+    "requests.exceptions InvalidURL": "error",
+    "mine APIConnectionError": "error",
+}
 
 
-@pytest.mark.parametrize("package", ["openai", "requests.exceptions", "aiohttp", "httpx2"])
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (429, "infrastructure"),
-        (503, "infrastructure"),
-        (529, "infrastructure"),
-        (400, "error"),
-        (401, "error"),
-    ],
-)
-def test_a_server_that_is_asked_too_much_says_nothing_about_the_answer(
-    tmp_path: Path, package: str, status: int, kind: str
-) -> None:
-    function = FunctionConfig(
-        path=write_reward(tmp_path, FUNCTIONS),
-        name="refused_by",
-        kwargs={"package": package, "status": status},
-    )
-    (outcome,) = run(tmp_path, [function], ["12"], retries=1)
-    assert outcome.kind == kind, outcome.error
+def outcomes_of(folder: Path, name: str, texts: list[str]) -> dict[str, Outcome]:
+    """By text, what a function makes of it, in one process for all of them."""
+    function = FunctionConfig(path=write_reward(folder, FUNCTIONS), name=name)
+    return dict(zip(texts, run(folder, [function], texts, retries=1), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("package", "base", "kind"),
-    [
-        ("openai", "APIConnectionError", "infrastructure"),
-        ("httpx2", "NetworkError", "infrastructure"),
-        ("httpx", "RemoteProtocolError", "infrastructure"),
-        ("aiohttp.client_exceptions", "ClientConnectionError", "infrastructure"),
-        ("requests.exceptions", "ChunkedEncodingError", "infrastructure"),
-        ("requests.exceptions", "InvalidURL", "error"),
-        ("mine", "APIConnectionError", "error"),
-    ],
-)
-def test_a_connection_that_a_client_says_is_lost_is_infrastructure(
-    tmp_path: Path, package: str, base: str, kind: str
-) -> None:
-    function = FunctionConfig(
-        path=write_reward(tmp_path, FUNCTIONS), name="lost_by", kwargs={"package": package, "base": base}
-    )
-    (outcome,) = run(tmp_path, [function], ["12"], retries=1)
-    assert outcome.kind == kind, outcome.error
+def test_a_lost_connection_behind_the_exception_of_a_client_is_infrastructure(tmp_path: Path) -> None:
+    for name, outcome in outcomes_of(tmp_path, "one_of", list(LOST)).items():
+        kind, sentence = LOST[name]
+        assert outcome.kind == kind, (name, outcome.error)
+        assert re.search(sentence, outcome.error), (name, outcome.error)
+
+
+def test_a_server_that_is_asked_too_much_says_nothing_about_the_answer(tmp_path: Path) -> None:
+    packages = ("openai", "requests.exceptions", "aiohttp", "httpx2")
+    texts = [f"{package} {status}" for package in packages for status in REFUSED]
+    kinds = {text: outcome.kind for text, outcome in outcomes_of(tmp_path, "refused_by", texts).items()}
+    assert kinds == {text: REFUSED[int(text.split()[1])] for text in texts}
+
+
+def test_a_connection_that_a_client_says_is_lost_is_infrastructure(tmp_path: Path) -> None:
+    outcomes = outcomes_of(tmp_path, "lost_by", list(CLIENTS))
+    assert {text: outcome.kind for text, outcome in outcomes.items()} == CLIENTS
 
 
 def flaky_outcome(

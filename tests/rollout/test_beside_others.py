@@ -84,9 +84,9 @@ def log_probs(
     "turns",
     [
         [[sample] for sample in range(8)],
-        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        pytest.param([[0, 1], [2, 3], [4, 5], [6, 7]], marks=pytest.mark.slow),
         [[7, 0], [1, 2, 3, 4, 5, 6]],
-        [[6, 4, 2, 0], [1, 3, 5], [7]],
+        pytest.param([[6, 4, 2, 0], [1, 3, 5], [7]], marks=pytest.mark.slow),
     ],
 )
 def test_log_probs_are_the_same_beside_any_others(model: CausalLM, turns: list[list[int]]) -> None:
@@ -100,7 +100,10 @@ LONG_PROMPTS = [
 
 
 @pytest.mark.parametrize("room", [4096, 700])
-@pytest.mark.parametrize("turns", [[[0, 1], [2, 3], [4, 5], [6, 7]], [[7, 0], [1, 2, 3, 4, 5, 6]]])
+@pytest.mark.parametrize(
+    "turns",
+    [pytest.param([[0, 1], [2, 3], [4, 5], [6, 7]], marks=pytest.mark.slow), [[7, 0], [1, 2, 3, 4, 5, 6]]],
+)
 def test_so_they_are_where_long_prompts_begin_alike_or_are_cut(
     long_model: CausalLM, turns: list[list[int]], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

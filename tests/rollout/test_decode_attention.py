@@ -61,7 +61,7 @@ def inputs(dim: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
 @needs_gcc
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-5)])
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize(("dim", "group"), [(8, 1), (32, 2), (20, 3)])
+@pytest.mark.parametrize(("dim", "group"), [pytest.param(8, 1, marks=pytest.mark.slow), (32, 2), (20, 3)])
 def test_the_compiled_function_is_attention(
     dtype: torch.dtype, tolerance: float, window: int | None, dim: int, group: int
 ) -> None:

@@ -58,7 +58,7 @@ def test_greedy_equals_transformers_generate(
     assert {output.stop_reason for output in outputs} == {"length"}
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_log_probs_agree_with_the_trainer(tiny: Tiny, kind: str, temperature: float) -> None:
     model = tiny(kind, dtype="float32")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from default_cases import by_default, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_cases import Ask, answers, generate_all, run, token_ids, tokens, turns
@@ -172,7 +173,8 @@ class Model:
                     assert torch.equal(part[row, :, : wanted.shape[1]], wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.draws
+@settings(max_examples=draws(60, by_default=20), deadline=None)
 @given(data=st.data())
 def test_what_was_written_is_read_whoever_shares_it_and_whatever_ends(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -263,7 +265,7 @@ KINDS = ("qwen3", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_5")
 
 @pytest.mark.usefixtures("in_pages")
 @pytest.mark.parametrize("num_pages", [None, 12], ids=["plenty", "short"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen3", "deepseek_v3", "qwen3_5"))
 def test_answers_in_pages_are_those_in_slots(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, kind: str, num_pages: int | None
 ) -> None:
@@ -418,7 +420,7 @@ def test_a_turn_goes_on_in_the_pages_of_the_one_before(model: CausalLM) -> None:
 
 
 @pytest.mark.usefixtures("in_pages")
-@pytest.mark.parametrize("num_pages", [7, 9, 30])
+@pytest.mark.parametrize("num_pages", [7, pytest.param(9, marks=pytest.mark.slow), 30])
 def test_a_prompt_in_pieces_gets_through_beside_others(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch, num_pages: int
 ) -> None:

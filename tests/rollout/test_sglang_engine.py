@@ -83,8 +83,10 @@ async def started(python: str, folder: Path, logs: Path, unused: tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def engine(python: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    """One for all tests that leave it as it was."""
-    made = asyncio.run(started(python, folder, tmp_path_factory.mktemp("logs")))
+    """One for all tests that leave it as it was, started where log-probs before the temperature are asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+        made = asyncio.run(started(python, folder, tmp_path_factory.mktemp("logs")))
     yield made
     asyncio.run(made.close())
 
@@ -306,16 +308,9 @@ def test_a_server_that_is_killed_is_noticed(python: str, folder: Path, tmp_path:
     asyncio.run(work())
 
 
-def test_log_probs_stay_at_the_temperature_whatever_is_exported(
-    python: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the variable, SGLang gives those before the temperature."""
-    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
-    engine = asyncio.run(started(python, folder, tmp_path))
-    try:
-        assert psutil.Process(engine.pid).environ()["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "false"
-    finally:
-        asyncio.run(engine.close())
+def test_log_probs_stay_at_the_temperature_whatever_is_exported(engine: SglangEngine) -> None:
+    """With the variable, which was exported here, SGLang gives those before the temperature."""
+    assert psutil.Process(engine.pid).environ()["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "false"
 
 
 OWNER = """

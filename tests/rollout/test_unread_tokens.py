@@ -54,7 +54,7 @@ def assert_same(found: list[TokenOutput], expected: list[TokenOutput], *, roundi
         assert output.log_probs == pytest.approx(other.log_probs, abs=rounding)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("gpt2", marks=pytest.mark.slow), "qwen3_5"])
 @pytest.mark.parametrize("max_running", [3, 40])
 def test_answers_are_those_of_tokens_that_are_read_at_once(tiny: Tiny, kind: str, max_running: int) -> None:
     model = tiny(kind, dtype="float32")

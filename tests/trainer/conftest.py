@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import Done, Project, make_project, train_in
-from tried_rewards import rewards_are_tried_once
+from tried_rewards import rewards_are_tried, rewards_are_tried_once
 from virtual_clock import virtual_clock
 
 from strop.cli.quickstart.task import TaskFiles
 
-__all__ = ["rewards_are_tried_once"]
+__all__ = ["rewards_are_tried", "rewards_are_tried_once"]
 
 
 @pytest.fixture(scope="session")

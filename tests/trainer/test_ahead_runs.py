@@ -190,6 +190,7 @@ def test_groups_that_cannot_teach_are_replaced_while_others_play(project: Projec
     check_records(done.folder, num_steps=4)
 
 
+@pytest.mark.slow
 def test_a_validation_in_between_leaves_what_is_in_play_alone(project: Project, tmp_path: Path) -> None:
     done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW, "eval.every=1"))
     check_bound(done, 1)

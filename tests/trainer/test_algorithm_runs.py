@@ -335,7 +335,7 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
     "settings",
     [
         ["data.max_train_prompts=8"],
-        ["data.max_train_prompts=8", "rollout.max_staleness=1"],
+        pytest.param(["data.max_train_prompts=8", "rollout.max_staleness=1"], marks=pytest.mark.slow),
         ["data.source_weights={few: 1, other: 0}"],  # no epoch visits the rows of the other source
     ],
 )

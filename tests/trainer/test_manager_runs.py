@@ -55,6 +55,7 @@ class PerToken:
 """
 
 
+@pytest.mark.slow
 def test_a_sample_without_a_part_is_left_out_also_with_rewards_of_tokens(
     project: Project, tmp_path: Path
 ) -> None:

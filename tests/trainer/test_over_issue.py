@@ -119,7 +119,7 @@ def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Pa
         pytest.param(DROP, marks=pytest.mark.slow),
         LATER,
         pytest.param([*LATER, *RARE], marks=pytest.mark.slow),
-        [*DROP, *RARE],
+        pytest.param([*DROP, *RARE], marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("step", [2, pytest.param(4, marks=pytest.mark.slow)])

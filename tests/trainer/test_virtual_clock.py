@@ -55,6 +55,7 @@ def with_validations(jittery: list[str]) -> list[str]:
     return [*(word for word in jittery if word != NO_VALIDATION), "eval.every=1", "trainer.max_steps=3"]
 
 
+@pytest.mark.slow
 def test_two_runs_are_the_same_to_the_bit_however_long_scoring_takes(
     project: Project, tmp_path: Path, validated: Done, jittery: list[str]
 ) -> None:
@@ -86,7 +87,9 @@ def test_a_run_that_is_interrupted_beside_validations_is_the_one_that_was_not(
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in validated.chain]
 
 
-@pytest.mark.parametrize(("every", "step", "num_steps"), [(1, 1, 4), (2, 2, 5)])
+@pytest.mark.parametrize(
+    ("every", "step", "num_steps"), [(1, 1, 4), pytest.param(2, 2, 5, marks=pytest.mark.slow)]
+)
 def test_so_it_is_where_every_second_step_finds_its_groups_there(
     project: Project, tmp_path: Path, every: int, step: int, num_steps: int
 ) -> None:
@@ -158,6 +161,7 @@ def issued(folder: Path) -> list[str]:
         return list(dict.fromkeys(uid for event in run.events.read("issued") for uid in event["samples"]))
 
 
+@pytest.mark.usefixtures("rewards_are_tried")
 def test_scores_are_kept_over_an_interruption(project: Project, tmp_path: Path) -> None:
     step = 2
     counted, asked = tmp_path / "counted.py", tmp_path / "asked.txt"

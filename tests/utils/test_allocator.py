@@ -97,26 +97,33 @@ def test_memory_that_other_processes_open_lies_in_segments_of_fixed_sizes(own: s
 
 
 TORCH_2_11 = """
+import json, os, sys
 import torch
 from strop.rollout.weight_sync.cuda_ipc import without_growing_segments
 del torch._C._accelerator_getAllocatorSettings
-said = []
-torch._C._accelerator_setAllocatorSettings = said.append
-with without_growing_segments():
-    pass
-print(json.dumps(said))
+all_said = []
+for variables in json.loads(os.environ["CASES"]):
+    os.environ.update(variables)
+    said = []
+    torch._C._accelerator_setAllocatorSettings = said.append
+    with without_growing_segments():
+        pass
+    all_said.append(said)
+    for name in variables:
+        del os.environ[name]
+print(json.dumps(all_said))
 """
 
 
 def test_a_torch_that_does_not_say_its_settings_has_read_them_from_a_variable() -> None:
     own = f"{GROWING[VARIABLE]},max_split_size_mb:64"
-    for name in (VARIABLE, "PYTORCH_ALLOC_CONF"):
-        assert started("import json" + TORCH_2_11, **{name: own}) == [*fixed_segments(GROWING).values(), own]
     both = {VARIABLE: "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": own}
-    assert started("import json" + TORCH_2_11, **both) == [], (
-        "it prefers the variable of CUDA, which has no such"
-    )
-    assert started("import json" + TORCH_2_11) == []
+    cases = [{VARIABLE: own}, {"PYTORCH_ALLOC_CONF": own}, both, {}]
+    changed = [*fixed_segments(GROWING).values(), own]
+    of_cuda, of_all, of_both, of_none = started(TORCH_2_11, CASES=json.dumps(cases))
+    assert of_cuda == of_all == changed
+    assert of_both == [], "it prefers the variable of CUDA, which has no such"
+    assert of_none == []
 
 
 def test_engines_whose_weights_sleep_in_pools_are_told_to_do_without() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from default_cases import by_default
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from template_family import FAMILIES, family_tokenizer
@@ -82,16 +83,18 @@ def process_id() -> int:
     return kept._process.pid
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", by_default(ENDLESS, "loops", "macros", "powers, known at once"))
 def test_a_template_that_does_not_end_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(process, "DEADLINE_S", 0.5)
     message = "the chat template of models/received loops, or writes far more.*and was stopped; correct it"
     with pytest.raises(TemplateTooCostly, match=message):
         rendered(ENDLESS[name], [USER])
     assert rendered("{{ messages[0].content }}", [USER]) == "x"
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize(
+    "name", by_default(GROWING, "a macro of itself", "brackets", "repeated text", "doubled in a block")
+)
 def test_a_template_that_grows_is_stopped(name: str) -> None:
     error, template = GROWING[name]
     message = f"the chat template of models/received ends with {error}, and was stopped; correct it"

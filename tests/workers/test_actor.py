@@ -147,7 +147,9 @@ def test_the_gradient_with_kl_and_entropy_terms_is_that_of_an_independent_refere
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
-@pytest.mark.parametrize("terms", [{}, FULL], ids=["policy", "kl-entropy"])
+@pytest.mark.parametrize(
+    "terms", [pytest.param({}, marks=pytest.mark.slow), FULL], ids=["policy", "kl-entropy"]
+)
 def test_an_update_does_not_depend_on_token_budget_and_row_order(
     tiny_model: Path, mode: str, terms: dict[str, object]
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from actor_batches import make_actor, random_batch, totals_of
 from critic_batches import make_critic, value_batch
+from default_cases import by_default
 from fake_card import DEVICE, Card, card_process
 from prm_batches import make_prm, outcome_batch, prm_ref
 from torch import Tensor
@@ -55,8 +56,8 @@ from strop.utils.host_copy import HostCopy
 from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
 
-MANY, FEW = 20, 1000
-"""Tokens of a micro-batch: for several of them, and for one."""
+MANY, FEW = 22, 1000
+"""Tokens of a micro-batch: for two of them, and for one."""
 Waits = Counter[str]
 """Waits by line of strop."""
 
@@ -186,7 +187,9 @@ UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    "name", by_default(UPDATES, "several", "kl-entropy", "a loss of whole rows", "float32", "an adapter")
+)
 def test_a_policy_update_reads_once(on_card: OnCard, small_model: Path, name: str) -> None:
     waits, num_attentions = on_card(updated, str(small_model), *UPDATES[name])
     assert waits.total() == 1, waits
@@ -237,7 +240,18 @@ STEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "name",
+    by_default(
+        STEPS,
+        "experts",
+        "checkpointing",
+        "activations on the host",
+        "an optimizer on the host",
+        "muon",
+        "float16",
+    ),
+)
 def test_a_step_of_an_engine_reads_once(on_card: OnCard, tmp_path: Path, name: str) -> None:
     kind, *settings = STEPS[name]
     save_tiny(kind, tmp_path)
@@ -329,7 +343,12 @@ def of_log_prob_pass(card: Card, folder: str) -> Waits:
 
 @pytest.mark.parametrize(
     ("function", "args"),
-    [(of_critic, ()), (of_fine_tuning, (0.0,)), (of_fine_tuning, (1.0,)), (of_log_prob_pass, ())],
+    [
+        (of_critic, ()),
+        pytest.param(of_fine_tuning, (0.0,), marks=pytest.mark.slow),
+        (of_fine_tuning, (1.0,)),
+        (of_log_prob_pass, ()),
+    ],
 )
 def test_each_role_reads_once(
     on_card: OnCard, small_model: Path, function: Callable[..., Waits], args: tuple[Any, ...]
@@ -352,7 +371,7 @@ def of_a_frozen_model(card: Card, folder: str) -> tuple[Waits, int, set[torch.dt
     return card.lines, card.num_attentions, {p.dtype for name, p in model.named_parameters() if "mlp" in name}
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("mixtral", marks=pytest.mark.slow), "qwen3_5"])
 def test_a_frozen_model_in_half_reads_once(on_card: OnCard, tmp_path: Path, kind: str) -> None:
     save_tiny(kind, tmp_path)
     waits, num_attentions, dtypes = on_card(of_a_frozen_model, str(tmp_path))
@@ -470,7 +489,9 @@ def decoded(card: Card, folder: str, dtype: str, way: str, is_static: bool, read
     return card.lines, {len(request.token_ids) for request in batch.running}, captured
 
 
-@pytest.mark.parametrize("reads_behind", [False, True], ids=["at once", "behind"])
+@pytest.mark.parametrize(
+    "reads_behind", [pytest.param(False, marks=pytest.mark.slow), True], ids=["at once", "behind"]
+)
 @pytest.mark.parametrize("is_static", [False, True], ids=["own pass", "captured"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_decoded_token_of_all_sequences_is_read_once(
@@ -482,7 +503,15 @@ def test_a_decoded_token_of_all_sequences_is_read_once(
     assert captured == is_static
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        pytest.param("mixtral", marks=pytest.mark.slow),
+        pytest.param("gemma2", marks=pytest.mark.slow),
+        "deepseek_v3",
+    ],
+)
 def test_tokens_in_half_precision_are_read_once(on_card: OnCard, tmp_path: Path, kind: str) -> None:
     save_tiny(kind, tmp_path)
     waits, _, captured = on_card(decoded, str(tmp_path), "bfloat16", "sampled", True, True)

@@ -161,7 +161,15 @@ TEXT_TAKERS = [family.name for family in FAMILIES if family.name not in ("gemma"
 
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.name != "gemma"])
-@pytest.mark.parametrize("arguments", ["[1, 2", "[1, 2]", "null", " "])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "[1, 2",
+        pytest.param("[1, 2]", marks=pytest.mark.slow),
+        "null",
+        pytest.param(" ", marks=pytest.mark.slow),
+    ],
+)
 def test_arguments_that_are_no_object_are_shown_as_they_are_where_the_template_takes_a_text(
     name: str, arguments: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_plugin
+from default_cases import by_default
 from PIL import Image
 
 from references.tiny_tiles import EVERY_RUN, ONE_AXIS, part_text, save_tiny_tiles
@@ -199,7 +200,7 @@ def check_parts(kind: str, path: Path, trajectory: Trajectory) -> None:
             assert not any(trajectory.sampled[start - first : end - first])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *EVERY_RUN])
+@pytest.mark.parametrize("kind", by_default([*KINDS, *EVERY_RUN], "qwen2_5_vl", "qwen3_5", "gemma3"))
 def test_log_probs_of_rollout_and_trainer_agree_after_an_image_of_a_tool(
     kind: str, models: Callable[[str], tuple[Path, CausalLM]]
 ) -> None:
@@ -432,7 +433,7 @@ def test_positions_after_an_image_of_a_tool_by_hand(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
 def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
     kind: str, models: Callable[[str], tuple[Path, CausalLM]]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from default_cases import by_default
 from rollout_cases import answers, run, tokens
 
 from references.tiny_vision import KINDS, save_tiny_vision
@@ -38,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return get
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen2_5_vl", "qwen3_vl", "qwen3_5"))
 def test_greedy_answers_to_images_are_those_of_transformers(
     kind: str, models: Callable[[str], tuple[Path, CausalLM]]
 ) -> None:
@@ -49,7 +50,7 @@ def test_greedy_answers_to_images_are_those_of_transformers(
         assert list(output.token_ids) == generated_by_transformers(path, prompt, 12), prompt.messages
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen2_5_vl", "qwen3_vl", "qwen3_5"))
 def test_log_probs_of_engine_and_trainer_agree(
     kind: str, models: Callable[[str], tuple[Path, CausalLM]]
 ) -> None:

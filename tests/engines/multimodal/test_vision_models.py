@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from default_cases import by_default
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
@@ -127,7 +128,7 @@ def plain(path: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "qwen2_5_vl", "qwen3_vl", "qwen3_5"))
 def test_packed_log_probs_are_those_of_each_sequence_alone(kind: str, folder: Callable[[str], Path]) -> None:
     path = folder(kind)
     rows = samples(path)

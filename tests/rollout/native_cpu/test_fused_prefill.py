@@ -87,7 +87,7 @@ def test_a_prefill_is_the_forward_pass_of_the_model(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["mistral", "qwen3", "wide"])
+@pytest.mark.parametrize("kind", [pytest.param("mistral", marks=pytest.mark.slow), "qwen3", "wide"])
 def test_how_a_sequence_is_cut_changes_no_bit(
     folder: Callable[[str], Path], kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,15 +92,15 @@ def two_threads() -> Iterator[None]:
     ("how", "lanes", "head_dim", "group", "counts"),
     [
         ("float32", 8, 10, 2, EVERY),
-        ("float32", 16, 32, 2, EVERY),
+        pytest.param("float32", 16, 32, 2, EVERY, marks=pytest.mark.slow),
         ("float32", 8, 64, 7, FEW),
         ("float32", 16, 96, 2, FEW),
-        ("bfloat16", 8, 32, 2, EVERY),
-        ("bfloat16", 16, 10, 2, EVERY),
-        ("bfloat16", 16, 32, 2, FEW),
+        pytest.param("bfloat16", 8, 32, 2, EVERY, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 16, 10, 2, EVERY, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 16, 32, 2, FEW, marks=pytest.mark.slow),
         ("bfloat16", 16, 128, 4, FEW),
         ("bfloat16 without instructions for it", 8, 10, 2, EVERY),
-        ("bfloat16 without instructions for it", 16, 32, 2, EVERY),
+        pytest.param("bfloat16 without instructions for it", 16, 32, 2, EVERY, marks=pytest.mark.slow),
     ],
 )
 def test_every_count_of_sequences_and_sizes_that_fill_no_panel(

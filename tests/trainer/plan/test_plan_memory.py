@@ -237,8 +237,17 @@ def test_weights_that_are_not_trained_are_counted_as_they_are_held(
     assert held < 4 * role.sizes.total
 
 
-@pytest.mark.parametrize("shape", ROUNDED, ids=["tied", "apart", "experts"])
-@pytest.mark.parametrize("settings", [[], ["model.lora.rank=4"]], ids=["all", "adapter"])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        (ROUNDED[0], ["model.lora.rank=4"]),
+        (ROUNDED[1], []),
+        (ROUNDED[2], []),
+        pytest.param(ROUNDED[0], [], marks=pytest.mark.slow),
+        pytest.param(ROUNDED[1], ["model.lora.rank=4"], marks=pytest.mark.slow),
+        pytest.param(ROUNDED[2], ["model.lora.rank=4"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_copy_that_decodes_is_counted_as_it_is_made(
     tmp_path: Path, shape: PreTrainedConfig, settings: list[str]
 ) -> None:
@@ -254,12 +263,12 @@ def test_a_copy_that_decodes_is_counted_as_it_is_made(
 @pytest.mark.parametrize(
     ("shape", "settings", "device"),
     [
-        (ROUNDED[0], [], "cpu"),
+        pytest.param(ROUNDED[0], [], "cpu", marks=pytest.mark.slow),
         (ROUNDED[1], ["model.lora.rank=4"], "cpu"),
         (ROUNDED[2], [], "cpu"),
         (ROUNDED[0], ["model.lora.rank=4"], "cuda"),
-        (ROUNDED[1], [], "cuda"),
-        (ROUNDED[2], ["model.lora.rank=4"], "cuda"),
+        pytest.param(ROUNDED[1], [], "cuda", marks=pytest.mark.slow),
+        pytest.param(ROUNDED[2], ["model.lora.rank=4"], "cuda", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_that_only_generate_hold_what_they_load(
@@ -402,6 +411,13 @@ def test_a_reserve_is_left_of_given_memory_as_well(tmp_path: Path) -> None:
     assert plan.memory_bytes == pytest.approx(47 * GIB)
 
 
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans have no seconds: for a processor, layers are carried out to tell them."""
+    monkeypatch.setattr("strop.trainer.plan.plan.step_time", lambda *_: None)
+
+
+@pytest.mark.usefixtures("untimed")
 def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strop.trainer.plan.plan.baseline_of", lambda _: Baseline(num_bytes=GIB))
     ray = ("resources.runtime=ray", "resources.ranks=4", "rollout.max_staleness=1")
@@ -410,6 +426,7 @@ def test_processes_of_a_machine_share_its_memory(tmp_path: Path, monkeypatch: py
     assert plan.memory_bytes == pytest.approx(10 * GIB)
 
 
+@pytest.mark.usefixtures("untimed")
 def test_what_could_not_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     late = replace(ASSUMED, reason="its process had not ended after 120 s")
@@ -425,6 +442,7 @@ def test_what_could_not_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.
     )
 
 
+@pytest.mark.usefixtures("untimed")
 def test_what_ranks_were_seen_to_pay_for_talking_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,11 @@ def wide_norm(norm: Any, hidden: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("prompts", "samples", "checkpointing", "measured"),
-    [(64, 1, False, 42.26), (2, 8, False, 36.35), (2, 8, True, 11.62)],
+    [
+        pytest.param(64, 1, False, 42.26, marks=pytest.mark.slow),
+        (2, 8, False, 36.35),
+        (2, 8, True, 11.62),
+    ],
 )
 def test_an_update_takes_what_an_h100_took(
     prompts: int, samples: int, checkpointing: bool, measured: float, tmp_path: Path,

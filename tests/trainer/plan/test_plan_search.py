@@ -31,7 +31,11 @@ def every_placement(config: Config, plan: Plan, *, devices: int, available: floa
 
 @pytest.mark.parametrize(
     ("model", "devices", "overrides"),
-    [(SMALL, 6, ()), (SMALL, 3, PPO), (EXPERTS, 8, ())],
+    [
+        pytest.param(SMALL, 6, (), marks=pytest.mark.slow),
+        (SMALL, 3, PPO),
+        pytest.param(EXPERTS, 8, (), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("room", [0.5, 2.0])
 def test_a_search_finds_what_trying_every_placement_finds(

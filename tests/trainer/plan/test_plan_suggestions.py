@@ -34,7 +34,7 @@ def check_again(placement: Placement, folder: Path, *overrides: str) -> None:
     assert plan.device_hours_per_step == pytest.approx(placement.device_hours)
 
 
-@pytest.mark.parametrize("overrides", [GRPO, PPO, PLACED])
+@pytest.mark.parametrize("overrides", [GRPO, pytest.param(PPO, marks=pytest.mark.slow), PLACED])
 def test_a_placement_costs_as_a_run_what_it_did_in_the_search(
     overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_placement_costs_as_a_run_what_it_did_in_the_search(
     check_again(found.cheapest, tmp_path, *overrides)
 
 
-@pytest.mark.parametrize("overrides", [GRPO, PPO])
+@pytest.mark.parametrize("overrides", [pytest.param(GRPO, marks=pytest.mark.slow), PPO])
 def test_the_smallest_change_is_one_of_every_role(overrides: tuple[str, ...], tmp_path: Path) -> None:
     settings = (*overrides, "data.val_files=[x]")
     phases = make_plan(config_of(tmp_path, *settings), device="h100", advises=False).phases
@@ -89,9 +89,9 @@ ON_EIGHT = ("resources.runtime=ray", "resources.ranks=8")
 @pytest.mark.parametrize(
     ("ranks", "each", "tensor", "changed"),
     [
-        (ON_EIGHT, 2.565, 2, 8),
+        pytest.param(ON_EIGHT, 2.565, 2, 8, marks=pytest.mark.slow),
         (ON_EIGHT, 2.4, 4, 8),
-        (ON_EIGHT, 2.06, 8, 8),
+        pytest.param(ON_EIGHT, 2.06, 8, 8, marks=pytest.mark.slow),
         ((), 1.7, 8, 16),
     ],
 )

@@ -63,7 +63,9 @@ def flops(work: Work) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("config", [SMALL, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "config", [SMALL, pytest.param(EXPERTS, marks=pytest.mark.slow)], ids=["dense", "experts"]
+)
 def test_every_form_of_a_pass_is_carried_out(config: PreTrainedConfig, form: PassForm) -> None:
     batch = packed_shape([(16, (8, 12))])
     ratios = pass_ratios(shape_of(config), form, batch, flops, 1)
@@ -152,7 +154,10 @@ def test_experts_multiply_in_a_trial_as_in_a_trace(form: str) -> None:
     assert carried_out.dtypes == traced.dtypes != set()
 
 
-@pytest.mark.parametrize("form", ["plain", "sharded", "adapter", "bfloat16"])
+@pytest.mark.parametrize(
+    "form",
+    ["plain", "adapter", *(pytest.param(form, marks=pytest.mark.slow) for form in ("sharded", "bfloat16"))],
+)
 def test_decode_steps_are_carried_out(form: str) -> None:
     for config in (SMALL, EXPERTS):
         times = decode_times(shape_of(config), FORMS[form], 4, 16, 1, Sampling(key=1, max_tokens=1))

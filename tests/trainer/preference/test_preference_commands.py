@@ -18,7 +18,8 @@ def words(task: Task, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [("dpo", []), ("dpo", ["prefer.loss=orpo"]), ("reward-model", [])]
+    ("command", "extra"),
+    [("dpo", []), pytest.param("dpo", ["prefer.loss=orpo"], marks=pytest.mark.slow), ("reward-model", [])],
 )
 def test_accuracy_on_held_out_comparisons_rises(
     task: Task, tmp_path: Path, command: str, extra: list[str]

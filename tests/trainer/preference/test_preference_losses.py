@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from default_cases import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,8 +190,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("loss", LOSSES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25, by_default=8), deadline=None)
 @given(data=st.data())
 def test_loss_and_derivative_are_those_of_plain_sums(loss: Any, data: st.DataObject) -> None:
     config = PreferConfig(loss=loss, **SETTINGS[loss])

@@ -137,7 +137,7 @@ def _rows(task: Task, loss: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "kto", "reward"])
+@pytest.mark.parametrize("loss", ["sigmoid", pytest.param("kto", marks=pytest.mark.slow), "reward"])
 def test_a_run_learns_and_a_resume_is_a_continuation(
     task: Task, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_fine_tuning_learns_and_says_what_it_reached(sft_config: Config, tuned: 
         assert run.checkpoints.steps() == [14, 15]
 
 
+@pytest.mark.slow
 def test_fine_tuning_twice_gives_one_chain(sft_config: Config, tuned: Path, tmp_path: Path) -> None:
     tune(tmp_path / "run", sft_config)
     assert [one.chain for one in chain_of(tmp_path / "run")] == [one.chain for one in chain_of(tuned)]
@@ -177,7 +178,10 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("where", ["before the step", "in the checkpoint", "after the checkpoint"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param("before the step", marks=pytest.mark.slow), "in the checkpoint", "after the checkpoint"],
+)
 def test_an_interrupted_fine_tuning_continues_bit_for_bit(
     sft_config: Config, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -16,7 +16,7 @@ from checkpoint_cases import save
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judge_cases import completion, serve
-from reward_cases import make_prompt, score_all, write_reward
+from reward_cases import make_prompt, make_trajectory, score_all, write_reward
 from transformers import AutoTokenizer
 from utils.sanitize import hostile
 from utils.sanitize.hostile import ESCAPES, LONE, MAKERS
@@ -31,7 +31,7 @@ from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.observability.trackers.group import TrackerGroup
 from strop.observability.trackers.setup import TrackerSetup, read_metrics
-from strop.rewards import Outcome, RewardConfig
+from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.run import CheckpointStore, EventLog, Fate, Ledger, RunFolder, digest
 from strop.run.manifest import read_manifest
@@ -189,11 +189,19 @@ def test_whatever_a_reward_function_returns_is_an_outcome(tmp_path: Path) -> Non
     assert "returned 1e+300; return a finite number from -1e+15 to 1e+15" in sentence
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_whatever_the_ground_truth_is_the_sample_has_an_outcome(name: str, tmp_path: Path) -> None:
-    prompt = make_prompt(ground_truth=MAKERS[name](), columns={"more": MAKERS[name]()})
-    (outcome,) = score_all(RewardConfig(num_workers=1, timeout_s=20.0), ["12"], prompt)
-    check_outcome(outcome)
+def test_whatever_the_ground_truth_is_the_sample_has_an_outcome() -> None:
+    async def scored() -> dict[str, Outcome]:
+        async with RewardPool(RewardConfig(num_workers=1, timeout_s=20.0)) as pool:
+            outcomes = {}
+            for name in NAMES:
+                prompt = make_prompt(ground_truth=MAKERS[name](), columns={"more": MAKERS[name]()})
+                outcomes[name] = await pool.score(prompt, make_trajectory(), "12")
+            return outcomes
+
+    outcomes = asyncio.run(scored())
+    assert len(outcomes) == len(NAMES) > 10
+    for outcome in outcomes.values():
+        check_outcome(outcome)
 
 
 LONG = b"9" * 400
