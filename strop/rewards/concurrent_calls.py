@@ -117,7 +117,7 @@ class ConcurrentCalls:
                 self._calls[number].since = self._heard
                 return None
             case ["call", int(number), "memory", *_] if self._is_shared(number):
-                return None  # the process ends now, and the call is scored again, alone
+                return None  # the process ends after those under way, and the call is scored again, alone
             case ["call", int(number), *result] if number in self._calls:
                 ended = _result_of(result)
                 self._has_expired = self._has_expired or isinstance(ended, Expired)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from strop.rewards.functions import RewardFunction
+from strop.rewards.outcome import Outcome
 from strop.rewards.scorers import budget
 from strop.rewards.worker_scoring import OutOfMemory, Scoring, awaited, prepare, result_message, source_of
 from strop.utils import deadline
@@ -186,6 +187,7 @@ class Serving:
         else:
             self._tell("call", number, "timeout", _location(call.coroutine, self._paths), seconds)
             await self._cancel(scoring)
+        self._charge()  # it pays its share of what was computed until now
         self._calls.remove(call)
         if self._is_spent and not self._calls:
             os._exit(0)
@@ -212,6 +214,8 @@ class Serving:
         """The message about a call that has ended by itself (wire.py)."""
         try:
             result = scoring.result()
+        except asyncio.CancelledError:  # it would pass for the end of this process's own task
+            result = Outcome(kind="error", error="the function cancelled the task that it runs in")
         except OutOfMemory as error:
             self._is_spent = True
             return ["memory", f"{error}{self._setup['memory_limit']}", seconds]

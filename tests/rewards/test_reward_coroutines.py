@@ -277,7 +277,40 @@ def test_processes_that_leave_after_their_time_limits_are_no_deaths(tmp_path: Pa
     assert [outcome.kind for outcome in outcomes] == ["timeout"] * 6 + ["score"] * 30
 
 
-def test_computing_of_others_is_not_counted(tmp_path: Path) -> None:
+def test_a_function_that_cancels_its_task_is_an_error_and_others_go_on(tmp_path: Path) -> None:
+    source = """
+        import asyncio
+        async def compute_score(solution_str):
+            if solution_str == "cancel":
+                asyncio.current_task().cancel()
+            else:
+                await asyncio.sleep(0)
+            return 1.0
+    """
+    first, second = score_all(config_of(tmp_path, source, timeout_s=1.0), ["cancel", "score"])
+    assert (first.kind, first.error) == ("error", "the function cancelled the task that it runs in")
+    assert second.score == 1.0
+
+
+def test_a_call_that_waits_pays_its_share_alone_of_what_calls_that_end_have_computed(tmp_path: Path) -> None:
+    """Two at a time: beside one that waits for 0.6 s eight compute 0.5 s each, one after the other. The share of the
+    first is half a second for two of them, of a limit of two seconds."""
+    source = """
+        import asyncio, time
+        async def compute_score(solution_str):
+            if solution_str == "wait":
+                for _ in range(6):
+                    await asyncio.sleep(0.1)
+                return 1.0
+            time.sleep(0.5)
+            return 2.0
+    """
+    config = config_of(tmp_path, source, timeout_s=2.0, max_concurrent=2)
+    outcomes = score_all(config, ["wait", *["compute"] * 8])
+    assert [outcome.score for outcome in outcomes] == [1.0, *[2.0] * 8]
+
+
+def test_computing_is_divided_between_calls(tmp_path: Path) -> None:
     """Eight calls that block for 0.3 s each take 2.4 s together, and none of them reaches its limit of a second."""
     source = """
         import asyncio, time
