@@ -433,12 +433,13 @@ def test_layers_without_experts_and_shared_experts_are_adapted_and_the_experts_a
     torch.testing.assert_close(log_probs(again), log_probs(model))
 
 
+@pytest.mark.parametrize("name", ["gate_proj", "down_proj"])  # the experts have a stack of the second name
 @pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3_experts"])
-def test_one_of_these_layers_may_be_named_alone(tiny_folder: Folders, kind: str) -> None:
-    model = load(tiny_folder(kind), LoraConfig(rank=3, target_modules=("gate_proj",)))
+def test_one_of_these_layers_may_be_named_alone(tiny_folder: Folders, kind: str, name: str) -> None:
+    model = load(tiny_folder(kind), LoraConfig(rank=3, target_modules=(name,)))
     assert {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad} == {
-        "model.layers.0.mlp.gate_proj",
-        "model.layers.1.mlp.shared_experts.gate_proj",
+        f"model.layers.0.mlp.{name}",
+        f"model.layers.1.mlp.shared_experts.{name}",
     }
 
 

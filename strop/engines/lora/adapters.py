@@ -77,8 +77,7 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
     settings.inference_mode = False
     settings.lora_dropout = 0.0  # a sampled log-prob must be the trained one
     settings.fan_in_fan_out = any(isinstance(part, Conv1D) for part in model.module.modules())
-    # PEFT draws from the global generator
-    with torch.random.fork_rng(devices=[]), _names_of_this_model():
+    with torch.random.fork_rng(devices=[]), _names_of_this_model():  # PEFT draws from the global generator
         try:
             peft.inject_adapter_in_model(settings, model.module, adapter_name=ADAPTER)
         except ValueError as error:

@@ -59,12 +59,13 @@ def check_targets(module: nn.Module, config: LoraConfig) -> None:
 def new_settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
     """PEFT's configuration of a new adapter."""
     check_targets(model.module, config)
-    ends = tuple(f".{target}" for target in config.target_modules)
-    experts = [name for name in _stacked(model.module) if f".{name}".endswith(ends)]
     layers = [f".{name}" for name, _ in model.module.named_modules()]
     targets: str | list[str] = [
         target for target in config.target_modules if any(name.endswith(f".{target}") for name in layers)
     ]
+    # `down_proj` may be a layer and a stack: it is the layer, and `experts.down_proj` the stack.
+    ends = tuple(f".{target}" for target in config.target_modules if target not in targets)
+    experts = [name for name in _stacked(model.module) if f".{name}".endswith(ends)]
     if config.target_modules == _ALL:
         # PEFT counts stacked experts in for some models.
         targets = _linear(model.module) if _stacked(model.module) else "all-linear"
