@@ -3,7 +3,7 @@ be, which show that they fit, how long they take, and with how much memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from strop.controller import WorkerGroup, as_list
@@ -44,22 +44,27 @@ def rehearse_roles(config: Config, roles: WorkerGroups, run: RunFolder, step: in
     for name, group in trained.items():
         with roles.on_device(name):
             group.call.make_optimizer_state()
-    found = []
+    found: dict[str, Rehearsal] = {}
     for name, group in reversed(trained.items()):
         with roles.on_device(name):
-            found.append(rehearse(name, group, longest_batch(config, name), run, step, say))
-    left = bytes_left(found)
+            found[name] = rehearse(name, group, longest_batch(config, name), run, step, say)
+    left = bytes_left(found, config.resources.apart)
     if "rollout" not in config.resources.apart and left is not None:
         roles.rollout.call.leave_for_updates(left)
 
 
-def bytes_left(found: Sequence[Rehearsal]) -> int | None:
+def bytes_left(found: Mapping[str, Rehearsal], apart: Collection[str]) -> int | None:
     """Bytes of the accelerator that updates leave to generation, which held nothing while they were rehearsed; None of
-    a CPU."""
+    a CPU.
+
+    Args:
+        found: of each role that learns.
+        apart: roles on devices of their own, whose memory generation does not share.
+    """
     left = [
         int((1 - SPARE_SHARE) * one.total_bytes) - one.peak_bytes
-        for one in found
-        if one.total_bytes is not None and one.peak_bytes is not None
+        for name, one in found.items()
+        if name not in apart and one.total_bytes is not None and one.peak_bytes is not None
     ]
     return max(0, min(left)) if left else None
 

@@ -85,9 +85,11 @@ def test_updates_leave_to_generation_what_the_hungriest_of_them_leaves() -> None
     def found(peak: int | None, total: int | None) -> Rehearsal:
         return Rehearsal(num_micro_batches=1, tokens=1, seconds=1.0, peak_bytes=peak, total_bytes=total)
 
-    assert bytes_left([found(40, 100), found(70, 100)]) == 25, "a twentieth is spare"
-    assert bytes_left([found(99, 100)]) == 0
-    assert bytes_left([found(40, None)]) is None, "of a CPU"
+    actor, critic = found(40, 100), found(70, 100)
+    assert bytes_left({"actor": actor, "critic": critic}, ()) == 25, "a twentieth is spare"
+    assert bytes_left({"actor": actor, "critic": critic}, ("critic",)) == 55, "it is on other devices"
+    assert bytes_left({"actor": found(99, 100)}, ()) == 0
+    assert bytes_left({"actor": found(40, None)}, ()) is None, "of a CPU"
 
 
 def test_every_role_that_learns_is_rehearsed(
@@ -96,7 +98,7 @@ def test_every_role_that_learns_is_rehearsed(
     left: list[int] = []
     monkeypatch.setattr(EngineGroup, "leave_for_updates", lambda self, num_bytes: left.append(num_bytes))
     monkeypatch.setattr(
-        "strop.trainer.rehearsal.bytes_left", lambda found: len(found)
+        "strop.trainer.rehearsal.bytes_left", lambda found, apart: len(found)
     )  # as on an accelerator
     roles = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "actor.samples_per_update=9"]
     settings = [*roles, *TWO_STEPS, *budget(40), *budget(80, "critic")]
