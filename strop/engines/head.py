@@ -6,6 +6,7 @@ keeping them. For a vocabulary of 49 k and 10 k tokens the whole logits would be
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,10 +192,23 @@ def half_product(left: Tensor, right: Tensor) -> Tensor:
 
 def _add_half_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add such a product to a total [N, M] in float32, on an accelerator without a tensor of its own for it."""
-    if left.device.type == "cuda":
+    if left.device.type == "cuda" and _adds_to_wide_totals():
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
-        total.add_(left.float() @ right.float())
+        total.add_(half_product(left, right))
+
+
+@functools.cache
+def _adds_to_wide_totals() -> bool:
+    """True where torch adds a product of half precision to a tensor in float32: earlier versions want the tensor to be
+    of the precision of the factors (`_addmm_dtype_out_cuda`)."""
+    half = torch.zeros(16, 16, dtype=torch.bfloat16, device="cuda")
+    total = half.float()
+    try:
+        torch.addmm(total, half, half, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
