@@ -261,8 +261,8 @@ def _small_pool(config: Config, actor: RolePlan, phases: Sequence[PhaseMemory]) 
     return (
         f"keys and values of answers that all reach the limit need {cache.num_bytes / 2**30:.2f} GiB and get "
         f"{held / 2**30:.2f}, {POOL_SHARE:.0%} of what is free: an engine has room for about "
-        f"{running_at_once(config, actor, phases)} sequences of mean length at a time, and {cache.slots} to run; those "
-        f"without room wait, and what they had begun is computed again"
+        f"{running_at_once(config, actor, phases)} sequences of mean length at a time; where more would run, "
+        f"they wait, and what they had begun is computed again"
     )
 
 
