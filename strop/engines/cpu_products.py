@@ -40,6 +40,8 @@ beside it."""
 HALF_NUMBERS = 1 << 20
 """Of rounded rows, inputs or outputs, that are multiplied in float32 at a time. Fewer leave less of the heap free, and
 take up to a sixth longer (benchmarks/RESULTS.md)."""
+LEAST_ROWS = 128
+"""At a time, where columns are many: the weight is read again for each part."""
 _TOKENS, _WIDE, _NARROW, _TRIES = 1024, 512, 256, 8
 """Of the products that are timed, and how many of each: about 50 ms."""
 
@@ -342,7 +344,7 @@ def _half_product(
     wide_weight, wide_bias = weight.float(), None if bias is None else bias.float()
     product = inputs.new_empty(*inputs.shape[:-1], len(weight), dtype=dtype)
     # Wide numbers of all rows would lie in the heap between what is kept.
-    count = max(FEW_ROWS, HALF_NUMBERS // max(weight.shape))
+    count = max(LEAST_ROWS, HALF_NUMBERS // max(weight.shape))
     parts = (torch.split(tensor.flatten(0, -2), count) for tensor in (inputs, product))
     for part, result in zip(*parts, strict=True):
         result.copy_(linear(part.float(), wide_weight, wide_bias))
