@@ -13,9 +13,12 @@ def by_default(cases: Iterable[Any], *names: Any) -> list[Any]:
     """All cases, of which those that are named run by default. Names are values, or the ids of `pytest.param`.
 
     Raises:
-        ValueError: a name is no case.
+        ValueError: a name is no case, or two cases have it.
     """
+    cases = list(cases)
     known = {_name(case): case for case in cases}
+    if len(known) < len(cases):
+        raise ValueError(f"of {len(cases)} cases only {len(known)} have names of their own: give them ids")
     if missing := [name for name in names if name not in known]:
         raise ValueError(
             f"no case is named {', '.join(map(str, missing))}; there are {', '.join(map(str, known))}"

@@ -137,8 +137,6 @@ class EngineGroup:
 
     client: GenerateClient
     """Asks the engines."""
-    _most_held: float = math.inf
-    """Bytes that updates leave beside them."""
 
     def __init__(self, generation: Generation, *, timeout_s: float) -> None:
         """Args:
@@ -146,6 +144,7 @@ class EngineGroup:
         timeout_s: rollout.timeout_s.
         """
         self._generation, self._timeout_s = generation, timeout_s
+        self._most_held = math.inf  # bytes that updates leave beside an engine
         self.set_engine(generation.engine)
 
     @property

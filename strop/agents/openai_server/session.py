@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strop.agents.openai_server.chat_model import ChatModel
 from strop.agents.openai_server.errors import ApiError, invalid
@@ -28,9 +28,6 @@ from strop.agents.tools.templates import Reply
 from strop.protocol.trajectory import Media, MediaTokens, Trajectory, media_of
 from strop.rollout.types import TokenOutput
 from strop.utils.chat_template import TemplateRefused
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

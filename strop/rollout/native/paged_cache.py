@@ -204,7 +204,7 @@ class PagedCache:
         for one in computed:
             assert isinstance(one, ComputedPages), "what is computed lies in pages"
             at = np.arange(one.num_tokens)
-            pages.append(np.array(one.pages)[at // PAGE_TOKENS])
+            pages.append(np.array(one.pages, dtype=np.int64)[at // PAGE_TOKENS])
             offsets.append(at % PAGE_TOKENS)
         page, offset = sent(
             torch.from_numpy(np.stack([np.concatenate(pages), np.concatenate(offsets)])), self._device
