@@ -95,7 +95,6 @@ def samples(folder: Path, step: int = 1) -> list[dict[str, Any]]:
         return run.samples.read(step)
 
 
-@pytest.mark.slow
 def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> None:
     check_records(two_steps.folder, num_steps=2)
     for numbers, record in zip(two_steps.steps, two_steps.records, strict=True):
