@@ -18,6 +18,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.lora import adapters
 from strop.engines.moe.precision import use_compute_precision
+from strop.engines.multimodal.families import takes_media
 from strop.engines.multimodal.inputs import language_model_class
 
 
@@ -76,8 +77,10 @@ def layer_kind(layer: nn.Module) -> Hashable:
 
 
 def layer_list(module: Any) -> nn.ModuleList:
+    """The decoder layers; what reads images may have as many."""
     count = module.config.get_text_config().num_hidden_layers
-    for part in module.modules():
+    decoder = module.get_decoder() if takes_media(module.config) else module
+    for part in decoder.modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return part
     raise ValueError(f"{type(module).__name__} has no list of its {count} layers")

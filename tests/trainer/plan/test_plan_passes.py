@@ -11,7 +11,14 @@ import pytest
 import torch
 from plan_configs import config_of
 from torch import Tensor
-from transformers import DeepseekV3Config, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3NextConfig
+from transformers import (
+    DeepseekV3Config,
+    Qwen2_5_VLConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from strop.engines import cpu_products, head
 from strop.engines.attention import PackedAttention
@@ -315,3 +322,27 @@ def test_a_model_of_linear_attention_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="has layers of linear attention, which carry a state"):
         traced(config)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_layers_that_read_images_are_no_layers_of_the_language_model(depth: int) -> None:
+    """Also where they are as many: as all of its layers (5), or as those that are traced (2)."""
+    text = {
+        "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 128, "vocab_size": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+    }  # fmt: skip
+    vision = {
+        "depth": depth,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+    }
+    shape = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    form, batch = PassForm(compute_dtype=torch.float32), packed_shape([(20, (30,) * 2)])
+    passes = trace_passes(shape, form, batch)
+    assert len(passes.kinds) == 5
+    assert {str(kind[0]) for kind in passes.kinds} == {"Qwen2_5_VLDecoderLayer"}
+    layer = 64 * (64 + 2 * 32 + 64 + 3 * 128)
+    assert passes.layers_forward.product_flops == 5 * 2 * batch.num_tokens * layer
