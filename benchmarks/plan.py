@@ -310,6 +310,10 @@ def make_model(folder: Path, settings: Mapping[str, Any]) -> None:
             "model_type": kind,
             "text_config": every,
             "vision_config": vision,
+            "image_token_id": tokenizer.vocab_size - 1,
+            "video_token_id": tokenizer.vocab_size - 2,
+            "vision_start_token_id": tokenizer.vocab_size - 3,
+            "vision_end_token_id": tokenizer.vocab_size - 4,
             "tie_word_embeddings": tied,
             **ends,
         }

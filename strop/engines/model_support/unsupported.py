@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from strop.engines.linear_attention.packed import ATTENTION, CARRIED, LINEAR
+from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.quantised.scheme import READABLE, declared, method_name
 
 _STATE = (
@@ -97,6 +98,16 @@ def check_rotary(config: Any, complaint: str) -> None:
             raise ValueError(f"{complaint}: its rope_type is {kind!r:.80}, and there are {', '.join(known)}")
 
 
+def _check_media_tokens(config: Any, path: str) -> None:
+    """Refuse a configuration whose token of images is not in its vocabulary: its embedding would not be found."""
+    token = media_token_ids(config).get("image") if takes_media(config) else None
+    if token is not None and not 0 <= token < (vocab_size := config.get_text_config().vocab_size):
+        raise ValueError(
+            f"model folder {path!r}: the token of an image is {token} by config.json or by default, and the vocabulary "
+            f"has {vocab_size} tokens; write image_token_id, and those of videos and of their ends, into config.json"
+        )
+
+
 def check_family(config: Any, auto_class: Any, path: str) -> None:
     """Refuse a configuration whose architecture packed computation is known not to carry, and a classifier where a
     language model is wanted: transformers would make one of it, whose head is the embedding or was never trained.
@@ -107,7 +118,7 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
         path: of its folder, for the sentence.
 
     Raises:
-        ValueError: the sentence names the architecture and says what it does.
+        ValueError: the sentence names the architecture and says what it does, or the token that is not there.
     """
     check_unquantised(config, path)
     is_value_model = auto_class is AutoModelForSequenceClassification
@@ -117,6 +128,7 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
             f"model folder {path!r} is a {classifier}: it gives scores, as a reward model does, and no text; choose a "
             f"language model"
         )
+    _check_media_tokens(config, path)
     model_class = auto_class._model_mapping.get(type(config), None)
     if isinstance(model_class, tuple | list):
         model_class = model_class[0]

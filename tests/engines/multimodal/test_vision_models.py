@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -410,3 +411,17 @@ def test_the_ids_used_here_are_those_of_the_tokenizer(folder: Callable[[str], Pa
     media = media_inputs(load(folder("qwen2_vl")).module, "")
     assert media is not None
     assert media.token_ids == {"image": IMAGE_ID, "video": VIDEO_ID}
+
+
+def test_a_token_of_images_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """As of a config.json that leaves the id to transformers, whose default is that of the large models."""
+    save_tiny_vision("qwen2_5_vl", tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    vocab_size = settings["text_config"]["vocab_size"]
+    file.write_text(json.dumps({**settings, "image_token_id": 151_655}))
+    sentence = (
+        f"the token of an image is 151655 .* the vocabulary has {vocab_size} tokens; write image_token_id"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        load_model(ModelConfig(path=str(tmp_path), dtype="float32"), device="cpu")
