@@ -5,9 +5,9 @@ gradients; in half precision it widens the hidden states first, so that each ada
 three are freed at once, but on a CPU what the backward pass keeps lies between them, so that the heap of the C library
 is left with gaps of their size: benchmarks/RESULTS.md has the memory of both.
 
-The product with B is no `torch.nn.functional.linear` any more, so what takes the place of that function does not see
-it: the gradient by B comes with the backward pass (parallel/weight_gradients.py), and torch multiplies
-(cpu_products.py).
+Except on a CPU in half precision the product with B is no `torch.nn.functional.linear` any more, so what takes the
+place of that function does not see it: the gradient by B comes with the backward pass (parallel/weight_gradients.py),
+and torch multiplies (cpu_products.py).
 """
 
 from __future__ import annotations
