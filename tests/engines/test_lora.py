@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,18 @@ def test_one_of_these_layers_may_be_named_alone(tiny_folder: Folders, kind: str,
         f"model.layers.0.mlp.{name}",
         f"model.layers.1.mlp.shared_experts.{name}",
     }
+
+
+def test_peft_alone_gives_such_layers_no_adapters(tiny_folder: Folders) -> None:
+    """The reason for `_names_of_this_model` in strop/engines/lora/adapters.py: once this fails, it can go."""
+    plain = load_plain(tiny_folder("glm4_moe"), dtype=torch.float32)
+    settings = peft.LoraConfig(r=3, target_modules=["gate_proj", "up_proj", "down_proj"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft.inject_adapter_in_model(settings, plain)
+    adapted = {name.split(".lora_")[0] for name, _ in plain.named_parameters() if ".lora_" in name}
+    assert adapted
+    assert not any(name.endswith(("gate_proj", "up_proj", "down_proj")) for name in adapted)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
