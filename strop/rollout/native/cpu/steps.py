@@ -1,8 +1,8 @@
 """Decode steps and prefills of the common architecture in C, for a CPU: one call for all layers.
 
-Layers of Llama's form (root-mean-square norms, rotary positions, grouped heads, a gated feed-forward part) are computed
-by decode.c, instead of about fifty operations of torch from a layer's Python. Every other model, and a machine without
-gcc, goes through its own forward pass. Last measured: benchmarks/RESULTS.md.
+Layers of Llama's form (plain_layers.py) are computed by decode.c, instead of about fifty operations of torch from a
+layer's Python. Every other model, and a machine without gcc, goes through its own forward pass. Last measured:
+benchmarks/RESULTS.md.
 
 Packed weights are copies, in the precision of the products: they are made again when a parameter is another one, when
 the model says that its weights have changed, and for a new policy version, and are given back with the cache.
@@ -21,18 +21,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import Head
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled, slots_of
 from strop.rollout.native.decode_steps import TOLERANCE, agrees
 from strop.rollout.native.key_values import KeyValueCache
+from strop.rollout.native.plain_layers import has_plain_layers, window_of
 
-LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
-"""Classes of transformers whose forward pass this is."""
-ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings whose frequencies do not follow the longest sequence of a batch."""
 TABLE_POSITIONS = 512
 """The tables of cosines and sines grow by so many positions."""
 PREFILL_ROWS = 256
@@ -328,39 +324,20 @@ class FusedStep:
 
 def fused_step(model: CausalLM) -> FusedStep | None:
     """The step of a model; None where its own forward pass is needed."""
-    if model.device.type != "cpu" or model.is_sharded or model.media is not None:
-        return None
-    if model.compute_dtype not in TOLERANCE:
-        return None
-    backbone: Any = model.module.base_model
-    if model.config._attn_implementation == FORMULA_NAME:
-        return None
-    layers = list(getattr(backbone, "layers", ()))
-    rope = getattr(getattr(backbone, "rotary_emb", None), "rope_type", "")
-    if not layers or any(type(layer).__name__ not in LAYERS for layer in layers) or rope not in ROPES:
-        return None
-    if model.config.hidden_act != "silu" or not all(map(_is_plain, layers)):
+    is_here = model.device.type == "cpu" and not model.is_sharded and model.compute_dtype in TOLERANCE
+    if not is_here or not has_plain_layers(model):
         return None
     is_bfloat16 = model.compute_dtype == torch.bfloat16
     if is_bfloat16 and (model.config.hidden_size % 2 or model.config.intermediate_size % 2):
         return None  # its numbers go into products in pairs
-    attention = layers[0].self_attn
+    layer: Any = model.layers[0]
+    attention = layer.self_attn
     dim = attention.head_dim
     kv_heads = attention.k_proj.out_features // dim
     group = attention.q_proj.out_features // attention.k_proj.out_features
     kernel = compiled(dim, kv_heads, group, is_bfloat16)
     head_kernel = compiled(dim, kv_heads, group, False)  # logits are made in float32
     return None if kernel is None or head_kernel is None else FusedStep(model, kernel, head_kernel)
-
-
-def _is_plain(layer: Any) -> bool:
-    """Its projections are ordinary ones, without adapters, with biases in all or none of those that are joined."""
-    attention, mlp = layer.self_attn, layer.mlp
-    joined = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
-    parts = [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]
-    if any(type(part) is not nn.Linear for part in parts):
-        return False
-    return all(len({part.bias is None for part in parts}) == 1 for parts in joined)
 
 
 def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Layer]:
@@ -370,9 +347,6 @@ def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Lay
         attention, mlp = layer.self_attn, layer.mlp
         following = backbone.norm if number == len(layers) - 1 else layers[number + 1].input_layernorm
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        window = getattr(attention, "sliding_window", None)
-        if type(layer).__name__ == "MistralDecoderLayer":
-            window = model.config.sliding_window
         yield _Layer(
             qkv=packed([attention.q_proj, attention.k_proj, attention.v_proj], dtype, width=width),
             out=packed([attention.o_proj], dtype, width=width),
@@ -382,7 +356,7 @@ def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Lay
             key_norm=None if norms[1] is None else _vector(norms[1].weight),
             eps=model.config.rms_norm_eps,
             scaling=attention.scaling,
-            window=window or 0,
+            window=window_of(layer, model) or 0,
             next_norm=_vector(layer.post_attention_layernorm.weight),
             next_layer_norm=_vector(following.weight),
         )
