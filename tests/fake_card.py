@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 
 from strop.engines import attention, gate_kernels, head_kernels, norm_kernels, rotary_kernels, varlen
 from strop.engines.model_support import parity
-from strop.rollout.native import cuda_graph, decode_kernel, decode_steps, sample_kernel
+from strop.rollout.native import cuda_graph, decode_kernel, decode_steps, layer_kernels, sample_kernel
 from strop.utils import triton as triton_module
 
 aten = torch.ops.aten
@@ -60,6 +60,7 @@ KERNELS = {
     norm_kernels: ("_norm", "_norm_back"),
     gate_kernels: ("_gate", "_gate_back"),
     decode_kernel: ("_attend", "_join"),
+    layer_kernels: ("_add_and_norm", "_turn_heads", "_gate_halves"),
     sample_kernel: ("_block_sums", "_draw"),
 }
 """Kernels of Triton by module."""

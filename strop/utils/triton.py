@@ -20,9 +20,12 @@ except ImportError:  # builds of torch for a CPU
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["has_kernels", "jit", "jit_of_any", "tl", "triton"]
+__all__ = ["KernelError", "has_kernels", "jit", "jit_of_any", "tl", "triton"]
 
 logger = logging.getLogger(__name__)
+
+KernelError: type[Exception] = RuntimeError if triton is None else triton.TritonError
+"""Triton's errors: a kernel cannot be compiled, or asks for more than a device has."""
 
 jit: Any = (lambda function: function) if triton is None else triton.jit
 """Makes a kernel of a function; what it is without Triton is never called."""

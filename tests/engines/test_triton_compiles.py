@@ -13,7 +13,7 @@ import torch
 
 from strop.engines import gate_kernels, head_kernels, norm_kernels, rotary_kernels
 from strop.engines.attention_form import AttentionForm
-from strop.rollout.native import decode_kernel, sample_kernel
+from strop.rollout.native import decode_kernel, layer_kernels, sample_kernel
 from strop.utils.triton import triton
 
 pytestmark = [
@@ -23,7 +23,9 @@ pytestmark = [
         reason="needs Triton and no card: make triton",
     ),
 ]
-MODULES = (gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, sample_kernel)
+MODULES = (
+    gate_kernels, head_kernels, norm_kernels, rotary_kernels, decode_kernel, layer_kernels, sample_kernel,
+)  # fmt: skip
 SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 """Shared memory that a program may have, by compute capability: more of it is an error when a kernel is launched."""
 HALF = torch.bfloat16
@@ -125,6 +127,22 @@ def test_rotations(compiled: list[Any], heads: int, dim: int) -> None:
             for is_back in (False, True):
                 states = torch.zeros(1, 5, heads, dim, dtype=source).transpose(1, 2)
                 rotary_kernels.triton_turned(states, angles, angles, target, is_back=is_back)
+    assert_machine_code(compiled)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (16, 8, 128), (64, 8, 128), (7, 1, 64)])
+def test_what_is_between_the_products_of_a_decode_step(
+    compiled: list[Any], heads: int, kv_heads: int, dim: int
+) -> None:
+    width, angles = heads * dim, torch.zeros(3, dim)
+    for stream_dtype, dtype in ((WIDE, HALF), (HALF, HALF), (WIDE, torch.float16), (WIDE, WIDE)):
+        stream, delta = torch.zeros(3, width, dtype=stream_dtype), torch.zeros(3, width, dtype=dtype)
+        for given, target in ((None, dtype), (delta, dtype), (delta, WIDE)):
+            layer_kernels.add_and_norm(stream, given, torch.zeros(width), 1e-6, target)
+        states = torch.zeros(3, (heads + 2 * kv_heads) * dim, dtype=dtype)
+        for norms in (None, (torch.zeros(dim), torch.zeros(dim))):
+            layer_kernels.turn_heads(states, norms, 1e-6, angles, angles, (heads, kv_heads))
+        layer_kernels.gate_halves(torch.zeros(3, 6 * width, dtype=dtype))
     assert_machine_code(compiled)
 
 

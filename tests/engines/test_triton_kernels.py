@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from references import layer_kernels as references
 from strop.engines import gate_kernels, head_kernels
 from strop.engines.head import BANNED_LOGIT, _gradient, _statistics
 from strop.engines.norm_kernels import norm
 from strop.engines.rotary_kernels import triton_turned
-from strop.rollout.native import sample_kernel, sampling
+from strop.rollout.native import layer_kernels, sample_kernel, sampling
 from strop.utils.triton import has_kernels, triton
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -151,6 +152,54 @@ def test_the_weight_of_a_frozen_norm_has_no_gradient() -> None:
 
 WAYS = ((1.0, 1.0, 0), (0.0, 1.0, 0), (0.7, 1.0, 0), (2.0, 1.0, 0), (1.0, 0.8, 0), (0.7, 1.0, 3))
 """Temperature, top-p and top-k."""
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    return {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+
+
+@pytest.mark.parametrize("has_delta", [False, True])
+@pytest.mark.parametrize(
+    ("stream_dtype", "dtype"),
+    [(torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)],
+)
+@pytest.mark.parametrize(("count", "dim"), [(1, 16), (7, 24), (5, 5000)])
+def test_the_norm_of_a_sum_is_that_of_torch(
+    count: int, dim: int, stream_dtype: torch.dtype, dtype: torch.dtype, has_delta: bool
+) -> None:
+    stream = torch.randn(count, dim, device=DEVICE).to(stream_dtype)
+    delta = torch.randn(count, dim, device=DEVICE).to(dtype) if has_delta else None
+    weight, sums = torch.randn(dim, device=DEVICE), stream.clone()
+    wanted = references.add_and_norm(sums, delta, weight, 1e-6, dtype)
+    found = layer_kernels.add_and_norm(stream, delta, weight, 1e-6, dtype)
+    torch.testing.assert_close(found, wanted, **tolerance(dtype))
+    torch.testing.assert_close(stream, sums, **tolerance(stream_dtype))
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(16, 8, 128), (3, 1, 16), (4, 4, 64), (9, 3, 2), (7, 1, 32)]
+)
+def test_heads_of_one_product_are_those_of_torch(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype, has_norms: bool
+) -> None:
+    states = torch.randn(5, (heads + 2 * kv_heads) * dim, device=DEVICE).to(dtype)
+    norms = (torch.randn(dim, device=DEVICE), torch.randn(dim, device=DEVICE)) if has_norms else None
+    cosines, sines = torch.rand(2, 5, dim, device=DEVICE)  # halves that differ show which is read
+    given = (states, norms, 1e-6, cosines, sines, (heads, kv_heads))
+    for found, wanted in zip(layer_kernels.turn_heads(*given), references.turn_heads(*given), strict=True):
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, wanted, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "width"), [(1, 5), (6, 1024), (3, 2500)])
+def test_the_gate_of_two_halves_is_that_of_torch(dtype: torch.dtype, count: int, width: int) -> None:
+    states = 3 * torch.randn(count, 2 * width, device=DEVICE).to(dtype)
+    torch.testing.assert_close(
+        layer_kernels.gate_halves(states), references.gate_halves(states), **tolerance(dtype)
+    )
 
 
 def rows_of(count: int) -> sampling.Rows:

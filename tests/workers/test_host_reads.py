@@ -45,6 +45,7 @@ from strop.protocol import DataProto, columns
 from strop.rollout.native import cuda_graph, decode_kernel, sampling
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cuda_graph import StaticStep
+from strop.rollout.native.fused_layers import fused_layers
 from strop.rollout.native.half_copy import HalfCopy
 from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.request import Request
@@ -545,6 +546,22 @@ def launches_of_a_decode_step(card: Card, folder: str) -> Counter[str]:
     return card.launches
 
 
+def launches_in_a_captured_step(card: Card, folder: str) -> Counter[str]:
+    """Of many sequences; beside its layers, as little as a step has that nobody captures."""
+    batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
+    layers = fused_layers(batch._decoder)
+    assert layers is not None
+    batch._steps = StaticStep(batch._decoder, None, layers)
+    batch.waiting.extend(Request(f"r{n}", (10, 11, 12), Sampling(key=n, max_tokens=9)) for n in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_kernel, "PROGRAMS", 1)
+        for _ in range(3):
+            batch.step(0)
+        card.launches.clear()
+        batch.step(0)
+    return card.launches
+
+
 def launches_beside_a_captured_step(card: Card, folder: str) -> Counter[str]:
     """Of three sequences, in a step of four."""
     batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
@@ -588,11 +605,12 @@ def launches_of_an_update(card: Card, folder: str) -> Counter[str]:
     ("function", "of_a_layer", "beside"),
     [
         (launches_of_a_decode_step, 17, 18),
+        (launches_in_a_captured_step, 9, 19),
         (launches_beside_a_captured_step, 0, 7),
         (launches_of_a_prefill, 17, 34),
         (launches_of_an_update, 94, 266),
     ],
-    ids=["decode step", "captured step", "prefill", "update"],
+    ids=["decode step", "captured step", "beside a captured step", "prefill", "update"],
 )
 def test_kernels_stay_as_few_as_they_are(
     on_card: OnCard,
@@ -602,8 +620,8 @@ def test_kernels_stay_as_few_as_they_are(
     beside: int,
 ) -> None:
     """Of a decode step: norms of stream, queries and keys, seven products, two rotations, attention, the gate and two
-    sums. Beside a captured one: what it takes (two), how rows are drawn, two kernels that draw, and two copies to the
-    host."""
+    sums. Of a captured one: two sums with norms, four products, heads, attention, the gate. Beside it: what it takes
+    (two), how rows are drawn, two kernels that draw, and two copies to the host."""
     one, two = (on_card(function, layered[num_layers]) for num_layers in (1, 2))
     assert two.total() - one.total() <= of_a_layer, two - one
     assert 2 * one.total() - two.total() <= beside, one

@@ -10,10 +10,10 @@ lengths on the device (decode_kernel.py), its cache is read up to the next of a 
 
 What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the pool and the table of
 the cache, which stay where they are while sequences come and go. When a parameter or one of these is another tensor,
-captures of it are dropped. A shape is captured when it has come
-CAPTURE_AFTER times, so short runs never pay for it, and its first answer is compared with that of the model's own
-forward pass. A model whose Python looks at its tokens cannot be captured, and goes its own way; a capture for which
-there is no memory is tried again later, each time after twice as many steps.
+captures of it are dropped. A shape is captured when it has come CAPTURE_AFTER times, so short runs never pay for it,
+and its first answer is compared with that of the model's own forward pass. What is captured of layers of Llama's form
+are fewer kernels (fused_layers.py). A model whose Python looks at its tokens cannot be captured,
+and goes its own way; a capture for which there is no memory is tried again later, each time after twice as many steps.
 
 On a CPU, the padded step and a repeated trace of it are tested. Last measured on a GPU: benchmarks/RESULTS.md.
 """
@@ -34,8 +34,10 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.token_budget import is_out_of_memory
 from strop.rollout.native.cache import DecodeAttention
 from strop.rollout.native.decode_steps import agrees
+from strop.rollout.native.fused_layers import FusedLayers, fused_layers
 from strop.rollout.native.key_values import KeyValueCache
 from strop.rollout.native.paged_cache import PagedCache
+from strop.utils.triton import KernelError
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +52,17 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs a function and keeps it: what repeats it, and the tensor in which its result then lies."""
 
 
+Hidden = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
+"""Final hidden states [B, D] of ids [B] at positions [B]."""
+
+
 class _Shape:
     """One step of fixed shape: B sequences, and T tokens of the cache."""
 
-    def __init__(self, model: CausalLM, cache: PagedCache, num_slots: int, num_tokens: int) -> None:
-        self._model, self._cache, self._num_tokens = model, cache, num_tokens
+    def __init__(
+        self, model: CausalLM, hidden: Hidden, cache: PagedCache, num_slots: int, num_tokens: int
+    ) -> None:
+        self._model, self._hidden, self._cache, self._num_tokens = model, hidden, cache, num_tokens
         self._ids, self._lengths, self._positions = (
             torch.zeros(num_slots, dtype=torch.int64, device=model.device) for _ in range(3)
         )
@@ -75,8 +83,7 @@ class _Shape:
     def run(self) -> Tensor:
         """Logits [B, V]. Run again with the same tokens it writes the same keys and values."""
         attention = DecodeAttention(self._cache, self._lengths, num_tokens=self._num_tokens)
-        hidden = self._model.hidden(self._ids[None], self._positions[None], attention)
-        return self._model.head.logits(hidden)
+        return self._model.head.logits(self._hidden(self._ids, self._positions, attention))
 
     def repeat(self, capture: Capture) -> Tensor:
         """As `run`, captured the first time. The result is overwritten by the next call."""
@@ -89,12 +96,13 @@ class _Shape:
 class StaticStep:
     """Logits of one new token per running sequence, in steps of fixed shapes."""
 
-    def __init__(self, model: CausalLM, capture: Capture | None) -> None:
+    def __init__(self, model: CausalLM, capture: Capture | None, layers: FusedLayers | None = None) -> None:
         """Args:
         model: whose weights are used.
         capture: keeps a step for repetition; None runs each from Python, which tests of the shapes do.
+        layers: compute its hidden states, in place of its own forward pass.
         """
-        self._model, self._capture = model, capture
+        self._model, self._capture, self._layers = model, capture, layers
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._made_of: tuple[int, ...] = ()
         self._is_current = False
@@ -110,6 +118,8 @@ class StaticStep:
         """Give the memory of captured steps back."""
         self._shapes.clear()
         self._made_of = ()
+        if self._layers is not None:
+            self._layers.free()
 
     def weights_changed(self) -> None:
         """The weights may be other tensors from now on, not only other numbers in them."""
@@ -165,31 +175,38 @@ class StaticStep:
         """Logits [B, V] of a captured step; None where there is no memory to capture it, or it cannot be captured."""
         try:
             return shape.repeat(capture)
-        except RuntimeError as error:
+        except (RuntimeError, KernelError) as error:
             self._note_refused(error)
         self._shapes.clear()  # their pool has room for nothing else
         if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
 
-    def _note_refused(self, error: RuntimeError) -> None:
-        """Try again later where memory was short, also for what the driver keeps of a graph; else never."""
+    def _note_refused(self, error: Exception) -> None:
+        """Try again later where memory was short, also for what the driver keeps of a graph; else never so."""
         if not is_out_of_memory(error):
             logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
-            self.is_disabled = True
+            self._give_up()
             return
         if not self._wait:
             logger.warning("no memory to capture decode steps, which are slower so; it is tried again later")
         self._wait = 2 * max(self._wait, CAPTURE_AFTER)
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
-        """From now on by the model's own forward pass; what was left in the cache is overwritten."""
+        """From now on another way; what was left in the cache is overwritten."""
         self._shapes.clear()
-        self.is_disabled = True
+        self._give_up()
         return forward()
+
+    def _give_up(self) -> None:
+        """Capture the model's own forward pass, where fused layers were captured; else nothing any more."""
+        self._made_of, self._is_current = (), False
+        self.is_disabled, self._layers = self._layers is None, None
 
     def _shape(self, cache: PagedCache, num_slots: int, num_tokens: int) -> _Shape:
         if not self._is_current:  # looking at every parameter takes longer than a few layers
+            if self._layers is not None:
+                self._layers.join()
             made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
                 self._shapes.clear()
@@ -200,8 +217,12 @@ class StaticStep:
             self._addresses = cache.addresses
         key = (num_slots, num_tokens)
         if key not in self._shapes:
-            self._shapes[key] = _Shape(self._model, cache, num_slots, num_tokens)
+            hidden = self._own_hidden if self._layers is None else self._layers.hidden
+            self._shapes[key] = _Shape(self._model, hidden, cache, num_slots, num_tokens)
         return self._shapes[key]
+
+    def _own_hidden(self, ids: Tensor, positions: Tensor, attention: DecodeAttention) -> Tensor:
+        return self._model.hidden(ids[None], positions[None], attention)
 
 
 def padded_slots(count: int, capacity: int) -> int:
@@ -221,7 +242,7 @@ def static_step(model: CausalLM) -> StaticStep | None:
     """
     if model.device.type != "cuda" or model.is_sharded or model.recurrence is not None:
         return None
-    return StaticStep(model, cuda_graphs())
+    return StaticStep(model, cuda_graphs(), fused_layers(model))
 
 
 def cuda_graphs() -> Capture:
