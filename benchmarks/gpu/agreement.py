@@ -62,7 +62,11 @@ def note_captures(engine: NativeEngine, facts: Facts) -> None:
     """Captured steps of the engine, where it has any."""
     steps = engine._batch._steps
     if isinstance(steps, StaticStep):
-        facts |= {"num_captured": steps.num_captured, "captures_disabled": steps.is_disabled}
+        facts |= {
+            "num_captured": steps.num_captured,
+            "captures_disabled": steps.is_disabled,
+            "has_fused_layers": steps.has_fused_layers,
+        }
 
 
 def pages(engine: NativeEngine) -> Facts:

@@ -211,6 +211,6 @@ def test_where_they_fail_the_models_own_pass_is_captured(
     steps = StaticStep(model, capture, layers_of(model))
     equal(decoded(model, steps, length=4 * CAPTURE_AFTER), wanted)
     assert not steps.is_disabled
-    assert steps._layers is None
+    assert not steps.has_fused_layers
     assert all(shape._hidden == steps._own_hidden for shape in steps._shapes.values())
     assert steps.num_captured >= 1

@@ -158,6 +158,7 @@ def test_captured_steps_in_bfloat16_follow_the_weights_and_the_table(tiny: Tiny,
     assert isinstance(batch._steps, StaticStep)
     captured = batch._steps.num_captured
     assert captured > 0
+    assert batch._steps.has_fused_layers
     again = made(100)  # the table grows, and what was captured over the old one is of no use
     assert batch._steps.num_captured > captured
     assert not batch._steps.is_disabled

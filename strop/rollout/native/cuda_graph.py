@@ -114,6 +114,11 @@ class StaticStep:
         self.is_disabled = False
         """A captured step failed, or gave something else: none is tried again."""
 
+    @property
+    def has_fused_layers(self) -> bool:
+        """Fused layers are captured, and not the model's own forward pass."""
+        return self._layers is not None
+
     def free(self) -> None:
         """Give the memory of captured steps back."""
         self._shapes.clear()
