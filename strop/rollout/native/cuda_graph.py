@@ -64,6 +64,11 @@ class _Shape:
         self.num_uses = 0
         self.is_checked = False
 
+    @property
+    def is_captured(self) -> bool:
+        """It is repeated, and no longer run from Python."""
+        return self._replay is not None
+
     def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
         """Take the running sequences [b]; the rest of the B have no tokens."""
         count, buffers = len(ids), (self._ids, self._lengths, self._positions)
@@ -108,7 +113,7 @@ class StaticStep:
 
     def free(self) -> None:
         """Give the memory of captured steps back."""
-        self._shapes.clear()
+        self._drop_shapes()
         self._made_of = ()
 
     def weights_changed(self) -> None:
@@ -167,7 +172,7 @@ class StaticStep:
             return shape.repeat(capture)
         except RuntimeError as error:
             self._note_refused(error)
-        self._shapes.clear()  # their pool has room for nothing else
+        self._drop_shapes()  # their pool has room for nothing else
         if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
@@ -184,7 +189,7 @@ class StaticStep:
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on by the model's own forward pass; what was left in the cache is overwritten."""
-        self._shapes.clear()
+        self._drop_shapes()
         self.is_disabled = True
         return forward()
 
@@ -192,16 +197,27 @@ class StaticStep:
         if not self._is_current:  # looking at every parameter takes longer than a few layers
             made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
-                self._shapes.clear()
+                self._drop_shapes()
                 self._made_of = made_of
             self._is_current = True
         if cache.addresses != self._addresses:
-            self._shapes.clear()
+            self._drop_shapes()
             self._addresses = cache.addresses
         key = (num_slots, num_tokens)
         if key not in self._shapes:
             self._shapes[key] = _Shape(self._model, cache, num_slots, num_tokens)
         return self._shapes[key]
+
+    def _drop_shapes(self) -> None:
+        """Forget all steps, once the device has ended the last one that was repeated.
+
+        Their memory is torch's to give back from then on. In segments that grow that waits for the stream which took
+        it, the one of captures, and not for the one of repetitions (`unmapHandles` in CUDACachingAllocator.cpp).
+        """
+        device = self._model.device
+        if device.type != "cpu" and any(shape.is_captured for shape in self._shapes.values()):
+            torch.accelerator.synchronize(device)
+        self._shapes.clear()
 
 
 def padded_slots(count: int, capacity: int) -> int:
