@@ -315,11 +315,14 @@ def test_memory_of_captured_steps_is_given_back_once_the_device_repeats_none(
     static = StaticStep(model, traced)
     decoded(model, static, count=1, length=12)
     waits: list[tuple[torch.device, int]] = []
-    monkeypatch.setattr(
-        torch.accelerator, "synchronize", lambda device: waits.append((device, len(static._shapes)))
-    )
+
+    def synchronize(device: torch.device) -> None:
+        waits.append((device, len(static._shapes)))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
     static._model = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
-    static.free()
+    static.free()  # also where the device has failed, when engines are closed
     assert waits == [(torch.device("cuda"), 1)], "before the steps are forgotten"
     assert not static._shapes
     static.free()

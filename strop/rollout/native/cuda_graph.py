@@ -216,7 +216,10 @@ class StaticStep:
         """
         device = self._model.device
         if device.type != "cpu" and any(shape.is_captured for shape in self._shapes.values()):
-            torch.accelerator.synchronize(device)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # of a device that has failed: every later call says so too
+                torch.accelerator.synchronize(device)
         self._shapes.clear()
 
 
