@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import generation, kernels, steps
+from benchmarks.gpu import checks, generation, kernels, steps
 from benchmarks.gpu.checks import outcomes_so_far
 from benchmarks.gpu.look import Facts, Look
 from benchmarks.gpu.memory import check_lowered, check_sentence
@@ -106,12 +106,45 @@ tests/b.py::test_three FAILED                             [ 75%]
 tests/b.py::test_four """
 
 
-def test_tests_that_ended_before_one_that_hangs_are_known() -> None:
-    assert outcomes_so_far(SAID) == {
-        "outcomes": {"PASSED": 1, "SKIPPED": 1, "FAILED": 1},
-        "failures": ["tests/b.py::test_three"],
+@pytest.mark.parametrize(
+    "end", ["", "Fatal Python error: Aborted\n\nThread 0x00007f (most recent call first):\n"]
+)
+def test_tests_that_ended_before_one_that_hangs_or_kills_are_known(end: str) -> None:
+    assert outcomes_so_far(SAID + end) == {
+        "passed": 1,
+        "failed": 1,
+        "skipped": 1,
+        "failures": {"tests/b.py::test_three": ""},
         "running": ["tests/b.py::test_four"],
     }
+
+
+def test_a_file_of_tests_that_kills_its_process_costs_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = {
+        "fine": "def test_one():\n    pass\ndef test_two():\n    assert 0\n",
+        "fatal": "import os\ndef test_one():\n    pass\ndef test_two():\n    os.abort()\n",
+        "lacking": "import a_package_that_is_not_there\n",
+    }
+    (tmp_path / "tests").mkdir()
+    for name, text in tests.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(
+            f"import pytest\npytestmark = pytest.mark.{'gpu'}\n{text}"
+        )
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    look = Look(device="cpu", out=tmp_path / "out", step="tests", deadline=time.time() + 60)
+    facts: Facts = {}
+    with pytest.raises(
+        RuntimeError, match=r"2 of the tests marked gpu failed, in tests/test_fatal\.py, .*_fine.*_lacking"
+    ):
+        checks._tests(look, facts)
+    assert (facts["passed"], facts["failed"]) == (2, 2)
+    files = {Path(file).stem: result for file, result in facts["files"].items()}
+    assert files["test_fatal"]["running"] == ["tests/test_fatal.py::test_two"]
+    assert files["test_fatal"]["exit"] == -signal.SIGABRT
+    assert files["test_fine"]["failures"] == {"test_two": "assert 0"}
+    assert "a_package_that_is_not_there" in files["test_lacking"]["failures"]["tests.test_lacking"]
 
 
 INTERRUPTED = """

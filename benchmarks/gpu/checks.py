@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.gpu.look import ROOT, Facts, Look
 from strop.observability.trackers.setup import read_metrics
+from strop.utils.machine_limits import usable_cores
 
 STROP = (sys.executable, "-m", "strop")
+OUTCOMES = ("passed", "failed", "skipped")
 SHOWN = (
     "training/rollout_log_probs_diff_max", "training/rollout_log_probs_diff_mean", "actor/grad_norm",
     "response_length/mean",
@@ -28,52 +34,62 @@ def gpu_tests(look: Look) -> None:
 
 
 def _tests(look: Look, facts: Facts) -> None:
+    """Each file in a process of its own, as many at a time as half of the cores: after an error of CUDA nothing works
+    in a process, and compiling kernels takes most of the time."""
     files = [
         str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if re.search(r"mark\.gpu\b", path.read_text(errors="replace"))
     ]  # fmt: skip
     look.work.mkdir(parents=True, exist_ok=True)
-    report, log = look.work / "tests.xml", look.out / "pytest.log"
+    with ThreadPoolExecutor(max(1, usable_cores() // 2)) as at_once:
+        results = dict(zip(files, at_once.map(partial(_file_tests, look), files), strict=True))
+    facts["files"] = results
+    facts |= {outcome: sum(result[outcome] for result in results.values()) for outcome in OUTCOMES}
+    if bad := [file for file, result in results.items() if result["exit"]]:
+        raise RuntimeError(f"{facts['failed']} of the tests marked gpu failed, in {', '.join(bad)}")
+
+
+def _file_tests(look: Look, file: str) -> Facts:
+    """Outcomes of the tests of a file; where its process was stopped, or killed by one of them, those until then."""
+    name = Path(file).stem
+    report, log = look.work / f"{name}.xml", look.out / f"{name}.log"
     words = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--tb=short"]
-    facts["files"] = files
-    try:
-        with log.open("wb") as file:
-            done = subprocess.run(
-                [*words, f"--junitxml={report}", *files], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
-                timeout=max(10, look.left_s), check=False,
-            )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        facts |= outcomes_so_far(log.read_text(errors="replace"))
-        raise
-    facts["exit"] = done.returncode
-    counts, failures = _counts(report)
-    facts |= {**counts, "failures": failures}
-    if done.returncode:
-        raise RuntimeError(f"{counts['failed']} of the tests marked gpu failed")
+    code: int | str = "stopped"
+    with log.open("wb") as lines, contextlib.suppress(subprocess.TimeoutExpired):
+        code = subprocess.run(
+            [*words, f"--junitxml={report}", file], cwd=ROOT, stdout=lines, stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=max(10, look.left_s), check=False,
+        ).returncode  # fmt: skip
+    if report.is_file():
+        return {"exit": code, **_outcomes(report)}
+    said = log.read_text(errors="replace")
+    return {"exit": code, **outcomes_so_far(said), "last": said[-400:]}
 
 
 def outcomes_so_far(said: str) -> Facts:
-    """Tests by outcome, those that failed, and the one that ran when pytest was stopped, of what it said until then."""
-    lines = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|$)", said, re.MULTILINE)
+    """Tests by outcome, those that failed, and the one that ran when pytest ended, of what it said until then."""
+    lines = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|Fatal|$)", said, re.MULTILINE)
+    counts = Counter("failed" if outcome == "ERROR" else outcome.lower() for _, outcome in lines)
     return {
-        "outcomes": dict(Counter(outcome for _, outcome in lines if outcome)),
-        "failures": [name for name, outcome in lines if outcome in ("FAILED", "ERROR")],
-        "running": [name for name, outcome in lines if not outcome][-1:],
+        **{outcome: counts[outcome] for outcome in OUTCOMES},
+        "failures": {name: "" for name, outcome in lines if outcome in ("FAILED", "ERROR")},
+        "running": [name for name, outcome in lines if outcome in ("", "Fatal")][-1:],
     }
 
 
-def _counts(report: Path) -> tuple[dict[str, int], dict[str, str]]:
+def _outcomes(report: Path) -> Facts:
     """Tests by outcome, and the messages of those that failed."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    counts = dict.fromkeys(OUTCOMES, 0)
     failures = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         bad = next((part for part in case if part.tag in ("failure", "error")), None)
         if bad is not None:
             counts["failed"] += 1
-            failures[str(case.get("name"))] = (bad.get("message") or "")[:400]
+            said = bad.get("message") if bad.tag == "failure" else (bad.text or "")[-400:]
+            failures[str(case.get("name"))] = (said or "")[:400]
         else:
             counts["skipped" if case.find("skipped") is not None else "passed"] += 1
-    return counts, failures
+    return {**counts, "failures": failures}
 
 
 def quickstart(look: Look) -> None:

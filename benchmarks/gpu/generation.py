@@ -25,6 +25,7 @@ from benchmarks.gpu.workload import (
 )
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cuda_graph import StaticStep, cuda_graphs
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.request import Request
 
@@ -55,6 +56,11 @@ def _strop(look: Look, sizes: tuple[int, int]) -> None:
         lambda facts: _native(look, model, sizes[0], facts, waits=True),
         needs_s=15,
     )
+    look.measure(
+        f"native, {sizes[0]} sequences, without fused layers",
+        lambda facts: _native(look, model, sizes[0], facts, fuses=False),
+        needs_s=15,
+    )
     look.measure("decode steps, profiled", lambda facts: _profile(look, model, sizes, facts), needs_s=15)
 
 
@@ -73,12 +79,17 @@ def _note_rate(look: Look, facts: Facts, *, batch: int, tokens: int, taken: floa
     facts |= peak_gib(look)
 
 
-def _native(look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: bool = False) -> None:
+def _native(
+    look: Look, model: CausalLM, batch: int, facts: Facts, *, waits: bool = False, fuses: bool = True
+) -> None:
     """Twice: the first time shapes are captured, the second time they are there. With `waits` the tokens of a step are
-    read before the next one is launched. `slots_gib`: keys and values without pages that samples of a prompt share."""
+    read before the next one is launched; without `fuses` the model's own pass is captured. `slots_gib`: keys and values
+    without pages that samples of a prompt share."""
     engine, tokens = NativeEngine(model, max_running=batch), look.size(512, 24)
     if waits:
         engine._batch._reads_behind = False
+    if not fuses and look.device == "cuda":
+        engine._batch._steps = StaticStep(engine._batch._decoder, cuda_graphs())
     for seed, name in ((1, "cold_s"), (2, "warm_s")):
         asked = asks(
             batch // min(8, batch), min(8, batch), prompt=_prompt_tokens(look), tokens=tokens, seed=seed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from strop.engines import head as head_module
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.segments import Segment
+from strop.rollout.native import decode_kernel
 from strop.rollout.native.cache import DecodeAttention
+from strop.rollout.native.cuda_graph import cuda_graphs
 from strop.rollout.native.paged_cache import PagedCache
 from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
@@ -73,6 +77,36 @@ def _backends() -> Iterator[SDPBackend]:
     yield from (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
 
 
+VARIANTS: dict[str, dict[str, int]] = {
+    "captured": {}, "5 stages": {"num_stages": 5}, "8 warps": {"num_warps": 8}, "32 keys": {"KEYS": 32},
+    "128 keys": {"KEYS": 128},
+}  # fmt: skip
+"""Options of the kernel of a decode step in place of its own. Of its three stages one is for the table, so keys and
+values have one buffer, and a program computes or waits for the next ones; with five they have two."""
+
+
+def _without_launches(look: Look, work: Callable[[], Tensor]) -> float:
+    """Microseconds of the device alone, on a card: several calls, captured as one."""
+    count = look.size(20, 1)
+
+    def several() -> Tensor:
+        return [work() for _ in range(count)][-1]
+
+    replay = cuda_graphs()(several)[0] if look.device == "cuda" else several
+    return round(micros(look, replay, count=5) / count, 2)
+
+
+class _With:
+    """A kernel of Triton that is launched with other options."""
+
+    def __init__(self, kernel: Any, options: dict[str, int]) -> None:
+        self._kernel, self._options = kernel, options
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        launch = self._kernel[grid]
+        return lambda *args, **usual: launch(*args, **(usual | self._options))
+
+
 def _decode(look: Look, facts: Facts) -> None:
     """One token of each sequence over its keys: 640 used ones in a table of 1,024."""
     sizes = shape(look)
@@ -93,9 +127,11 @@ def _decode(look: Look, facts: Facts) -> None:
             for n in (heads, kv_heads, kv_heads)
         )
         with torch.inference_mode():
-            facts[f"{b} sequences, strop"] = micros(
-                look, partial(attention.attend, 0, query, key, value, form)
-            )
+            ours = partial(attention.attend, 0, query, key, value, form)
+            facts[f"{b} sequences, strop"] = micros(look, ours)
+            for name, options in VARIANTS.items():
+                with mock.patch.object(decode_kernel, "_attend", _With(decode_kernel._attend, options)):
+                    facts[f"{b} sequences, {name}"] = look.attempt(partial(_without_launches, look, ours))
             keys, values = torch.randn(2, b, kv_heads, table, dim, device=look.device, dtype=torch.bfloat16)
             mask = (torch.arange(table, device=look.device) < used)[None, None, None].expand(b, 1, 1, table)
             masked = partial(

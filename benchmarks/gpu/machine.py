@@ -16,12 +16,16 @@ from packaging.requirements import Requirement
 from benchmarks.gpu.look import ROOT, Facts, Look
 from benchmarks.gpu.timing import GIB, micros, seconds
 from benchmarks.gpu.workload import model_folder, num_parameters
+from strop.engines import head
+from strop.engines.varlen import runs_on
+from strop.utils.triton import has_kernels
 
 
 def env(look: Look) -> None:
     """Measure the machine, and make the model that later steps share."""
     look.measure("card", lambda facts: _card(look, facts))
     look.measure("versions", _versions)
+    look.measure("faster operations that this machine has", lambda facts: _operations(look, facts))
     look.measure("ceilings", lambda facts: _ceilings(look, facts))
     look.measure("small calls, in microseconds", lambda facts: _small_calls(look, facts))
     look.measure("model", lambda facts: _model(look, facts))
@@ -58,6 +62,15 @@ def _versions(facts: Facts) -> None:
         if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{text}: {version}")
     facts["not_as_declared"] = wrong
+
+
+def _operations(look: Look, facts: Facts) -> None:
+    """Whether strop takes them here; without any of them it takes slower ones."""
+    device = torch.device(look.device)
+    facts["triton"], facts["flash_attention"] = has_kernels(device), runs_on(device)
+    if look.device == "cuda":
+        facts["addmm_into_float32"] = head._adds_to_wide_totals()
+    facts["allocator"] = {name: os.environ[name] for name in sorted(os.environ) if "ALLOC_CONF" in name}
 
 
 def _ceilings(look: Look, facts: Facts) -> None:

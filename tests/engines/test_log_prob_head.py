@@ -205,3 +205,11 @@ def test_products_in_half_precision_are_those_of_rounded_numbers(has_bias: bool)
 def test_a_chunk_on_a_cpu_comes_from_the_system(vocab: int) -> None:
     rows = head.chunk_rows(vocab, torch.device("cpu"))
     assert (rows - 1) * vocab * 4 < 32 << 20 <= rows * vocab * 4
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rows"), [(1000, 268_432), (151_936, 1760), (1 << 24, 16), (1 << 25, 8), (1 << 30, 1)]
+)
+def test_chunks_on_an_accelerator_begin_at_aligned_addresses(vocab: int, rows: int) -> None:
+    # 2^28 logits at most; of 16 rows at a time where there are so many
+    assert head.chunk_rows(vocab, torch.device("cuda")) == rows

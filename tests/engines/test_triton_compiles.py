@@ -13,6 +13,7 @@ import torch
 
 from strop.engines import gate_kernels, head_kernels, norm_kernels, rotary_kernels
 from strop.engines.attention_form import AttentionForm
+from strop.engines.head import chunk_rows
 from strop.rollout.native import decode_kernel, layer_kernels, sample_kernel
 from strop.utils.triton import triton
 
@@ -183,6 +184,26 @@ def test_kernels_are_few_whatever_the_numbers_of_rows(compiled: list[Any]) -> No
             decode_kernel.attend(query, key, value, keys, values, pages, lengths, AttentionForm(scaling=0.3))
     assert len(compiled) == 12
     assert len({kernel.hash for kernel in compiled}) == 3
+
+
+def test_kernels_of_sampling_are_two_whatever_the_number_of_rows(compiled: list[Any]) -> None:
+    for count in (1, 3, 64):
+        sample_kernel.draw(torch.zeros(count, 5008), torch.zeros(count, 2, dtype=torch.float64))
+    assert len(compiled) == 6
+    assert len({kernel.hash for kernel in compiled}) == 2
+
+
+def test_the_kernel_of_the_heads_gradient_is_one_for_all_chunks(compiled: list[Any]) -> None:
+    vocab = 151_936
+    rows = chunk_rows(vocab, torch.device("cuda"))
+    numbers, targets = torch.zeros(2 * rows + 1), torch.zeros(2 * rows + 1, 1, dtype=torch.int64)
+    for start in (0, rows, 2 * rows):
+        at, logits = slice(start, start + 1), torch.zeros(1, vocab)
+        head_kernels.gradient(
+            logits, numbers[at], numbers[at], targets[at], numbers[at, None], None, slope=1.0, dtype=HALF
+        )
+    assert len(compiled) == 3
+    assert len({kernel.hash for kernel in compiled}) == 1
 
 
 def test_kernels_of_divided_keys_are_two_however_many_parts_there_are(compiled: list[Any]) -> None:

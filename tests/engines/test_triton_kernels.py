@@ -254,14 +254,14 @@ def test_the_ends_of_the_cumulative_distribution_are_tokens_with_a_probability()
 def test_rounding_of_a_blocks_sum_finds_no_token_without_a_probability() -> None:
     """Sums of blocks and of the numbers in one are rounded in other ways, so a block may end before the number that was
     looked for, or begin behind it."""
-    size, count = sample_kernel.BLOCK, 100
+    size, count = sample_kernel.BLOCK, 400
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         logits = torch.randn(3 * size, generator=generator).to(DEVICE)
         logits[size : size + 12] = logits[2 * size :] = BANNED_LOGIT
         exps = logits.double().exp()
         end = exps[:size].sum() / exps.sum() + torch.linspace(
-            -1e-7, 1e-7, count, dtype=torch.float64, device=DEVICE
+            -4e-7, 4e-7, count, dtype=torch.float64, device=DEVICE
         )
         draws = torch.stack([end, torch.ones_like(end)], dim=1)
         tokens, log_probs, _ = sample_kernel.draw(logits.expand(count, -1), draws)

@@ -184,13 +184,14 @@ def test_a_capture_that_fails_leaves_memory_and_random_numbers_as_they_were() ->
     with pytest.raises(RuntimeError):
         capture(lambda: one * one.item())
     torch.randn(4, device=DEVICE)  # torch's generator draws again
-    block, stream = torch.empty(1 << 26, dtype=torch.uint8, device=DEVICE), torch.cuda.Stream()
+    # Segments that grow are given back in pieces of 20 MiB, and the block may begin and end within one.
+    block, stream = torch.empty(1 << 28, dtype=torch.uint8, device=DEVICE), torch.cuda.Stream()
     block.record_stream(stream)
     held = torch.cuda.memory_reserved()
     del block
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert held - torch.cuda.memory_reserved() >= 1 << 26
+    assert held - torch.cuda.memory_reserved() >= 1 << 27
     replay, result = capture(lambda: one + 1)
     replay()
     assert float(result) == 2

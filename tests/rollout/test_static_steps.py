@@ -10,6 +10,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -305,3 +306,24 @@ def test_what_a_capture_without_memory_held_is_gone_before_the_step_is_made_othe
     model = tiny("qwen3")
     decoded(model, StaticStep(model, short_of_memory), count=1, length=10)
     assert emptied == [True]
+
+
+def test_memory_of_captured_steps_is_given_back_once_the_device_repeats_none(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("qwen3")
+    static = StaticStep(model, traced)
+    decoded(model, static, count=1, length=12)
+    waits: list[tuple[torch.device, int]] = []
+
+    def synchronize(device: torch.device) -> None:
+        waits.append((device, len(static._shapes)))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    static._model = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
+    static.free()  # also where the device has failed, when engines are closed
+    assert waits == [(torch.device("cuda"), 1)], "before the steps are forgotten"
+    assert not static._shapes
+    static.free()
+    assert len(waits) == 1, "for nothing"

@@ -72,6 +72,11 @@ class _Shape:
         self.num_uses = 0
         self.is_checked = False
 
+    @property
+    def is_captured(self) -> bool:
+        """It is repeated, and no longer run from Python."""
+        return self._replay is not None
+
     def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
         """Take the running sequences [b]; the rest of the B have no tokens."""
         count, buffers = len(ids), (self._ids, self._lengths, self._positions)
@@ -121,7 +126,7 @@ class StaticStep:
 
     def free(self) -> None:
         """Give the memory of captured steps back."""
-        self._shapes.clear()
+        self._drop_shapes()
         self._made_of = ()
         if self._layers is not None:
             self._layers.free()
@@ -182,7 +187,7 @@ class StaticStep:
             return shape.repeat(capture)
         except (RuntimeError, KernelError) as error:
             self._note_refused(error)
-        self._shapes.clear()  # their pool has room for nothing else
+        self._drop_shapes()  # their pool has room for nothing else
         if not self.is_disabled:  # only here: the error had held what the capture took
             torch.accelerator.empty_cache()
         return None
@@ -199,7 +204,7 @@ class StaticStep:
 
     def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on another way; what was left in the cache is overwritten."""
-        self._shapes.clear()
+        self._drop_shapes()
         self._give_up()
         return forward()
 
@@ -214,11 +219,11 @@ class StaticStep:
                 self._layers.join()
             made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
-                self._shapes.clear()
+                self._drop_shapes()
                 self._made_of = made_of
             self._is_current = True
         if cache.addresses != self._addresses:
-            self._shapes.clear()
+            self._drop_shapes()
             self._addresses = cache.addresses
         key = (num_slots, num_tokens)
         if key not in self._shapes:
@@ -228,6 +233,19 @@ class StaticStep:
 
     def _own_hidden(self, ids: Tensor, positions: Tensor, attention: DecodeAttention) -> Tensor:
         return self._model.hidden(ids[None], positions[None], attention)
+
+    def _drop_shapes(self) -> None:
+        """Forget all steps, once the device has ended the last one that was repeated.
+
+        Their memory is torch's to give back from then on. In segments that grow that waits for the stream which took
+        it, the one of captures, and not for the one of repetitions (`unmapHandles` in CUDACachingAllocator.cpp).
+        """
+        device = self._model.device
+        if device.type != "cpu" and any(shape.is_captured for shape in self._shapes.values()):
+            # Of a device that has failed: every later call says so too.
+            with contextlib.suppress(RuntimeError):
+                torch.accelerator.synchronize(device)
+        self._shapes.clear()
 
 
 def padded_slots(count: int, capacity: int) -> int:

@@ -29,7 +29,9 @@ def draw(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, BLOCK)
-    tops, sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    # Not two rows of one tensor: the second would begin at an aligned address for some numbers of rows alone, and
+    # Triton makes another kernel for others.
+    tops, sums = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     log_probs, normalizers = (torch.empty_like(tokens, dtype=torch.float32) for _ in range(2))
     if rows:

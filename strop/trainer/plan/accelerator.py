@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from strop.engines.attention import PackedAttention
 from strop.engines.attention_form import AttentionForm
 from strop.engines.fused_norms import is_plain_norm, norms_before_products, precision_of_products
-from strop.engines.head import DEVICE_CHUNK_ELEMENTS
+from strop.engines.head import chunk_rows
 from strop.engines.plain_gates import is_plain_gate
 from strop.engines.varlen import MAX_HEAD_DIM
 from strop.trainer.plan.tracing import Recorder, Work
@@ -201,7 +201,7 @@ class DeviceHead(torch.autograd.Function):
 
 
 def _chunk_of_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    rows = min(len(hidden), max(1, DEVICE_CHUNK_ELEMENTS // len(weight)))
+    rows = min(len(hidden), chunk_rows(len(weight), torch.device("cuda")))
     return torch.empty(rows, len(weight), dtype=torch.float32)
 
 
