@@ -27,7 +27,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from machine import machine
+from sent_bytes import sent_bytes
 from torch import Tensor
+from traffic import MicroBatchSize, Shape, TrafficModel, TrafficPlan, step_traffic
 
 from strop.controller.rendezvous import Rendezvous
 from strop.controller.store_server import RendezvousServer
@@ -39,9 +41,7 @@ from strop.engines.parallel.context import ContextTensorShard
 from strop.engines.parallel.model_axes import check_model_axes
 from strop.engines.parallel.pipeline import whole_weight
 from strop.engines.parallel.process_group import join_ranks, leave_ranks
-from strop.engines.parallel.sent_bytes import sent_bytes
 from strop.engines.parallel.stages import stage_layers
-from strop.engines.parallel.traffic import MicroBatchSize, Shape, TrafficModel, TrafficPlan, step_traffic
 from strop.engines.parallel.ulysses import SequenceShard
 from strop.engines.tokens import Part, Tokens
 from strop.engines.training import TrainEngine

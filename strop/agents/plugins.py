@@ -34,6 +34,7 @@ class AgentPlugin:
         Raises:
             ValueError: the sentence says which file or name cannot be used.
         """
+        self.load(setup.config)
 
     @classmethod
     def load(cls, config: AgentConfig) -> None:

@@ -95,19 +95,16 @@ def critic_metrics(
     }
 
 
-def group_metrics(
-    rewards: Tensor, group_ids: Tensor, *, lowest: float = 0.0, highest: float = 1.0
-) -> Metrics:
+def group_metrics(rewards: Tensor, group_ids: Tensor) -> Metrics:
     """GROUPS: what share of the groups can teach.
 
-    A group of several samples is mixed if its rewards differ; otherwise its one reward is at least `highest`
-    (solved by all), at most `lowest` (by none), or between (all equal). A group of one is single. The five
+    A group of several samples is mixed if its rewards differ; otherwise its one reward is at least 1
+    (solved by all), at most 0 (by none), or between (all equal). A group of one is single. The five
     shares of groups add up to 1.
 
     Args:
         rewards: [B], one per sample.
         group_ids: [B] int64.
-        lowest, highest: the rewards that count as failed and as solved.
     """
     if not rewards.numel():
         return {}
@@ -120,10 +117,10 @@ def group_metrics(
     is_mixed = ~is_single & (largest > smallest)
     is_uniform = ~is_single & ~is_mixed
     kinds = {
-        "all_max": is_uniform & (largest >= highest),
-        "all_min": is_uniform & (largest <= lowest) & (largest < highest),
+        "all_max": is_uniform & (largest >= 1),
+        "all_min": is_uniform & (largest <= 0),
         "mixed": is_mixed,
-        "all_equal": is_uniform & (largest > lowest) & (largest < highest),
+        "all_equal": is_uniform & (largest > 0) & (largest < 1),
         "single": is_single,
     }
     return {GROUPS.of(kind): float(chosen.double().mean()) for kind, chosen in kinds.items()}

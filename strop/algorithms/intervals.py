@@ -1,4 +1,4 @@
-"""Confidence intervals of success probabilities and of mean rewards, in closed form and float64."""
+"""95 % confidence intervals of success probabilities and of mean rewards, in closed form and float64."""
 
 from __future__ import annotations
 
@@ -6,37 +6,33 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
+_Z = NormalDist().inv_cdf(0.975)
+"""Quantile of the normal distribution, either way."""
 
-def wilson_interval(
-    num_successes: float, num_trials: float, *, confidence: float = 0.95
-) -> tuple[float, float]:
+
+def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, float]:
     """Ends of Wilson's score interval of a success probability; sensible at 0 %, at 100 % and for few trials.
 
     Counts may be fractional, e.g. a sum of per-prompt pass rates over the number of prompts. Several
     samples of one prompt are not independent: see `clustered_interval`.
 
     Raises:
-        ValueError: no trials, more successes than trials, or a confidence outside (0, 1).
+        ValueError: no trials, or more successes than trials.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     if not (num_trials > 0 and 0 <= num_successes <= num_trials):
         raise ValueError(f"{num_successes} successes in {num_trials} trials have no interval: count again")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}: use a number between 0 and 1, such as 0.95")
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
     rate = num_successes / num_trials
-    shrink = 1 + z**2 / num_trials
-    center = (rate + z**2 / (2 * num_trials)) / shrink
-    half = z * math.sqrt(rate * (1 - rate) / num_trials + (z / (2 * num_trials)) ** 2) / shrink
+    shrink = 1 + _Z**2 / num_trials
+    center = (rate + _Z**2 / (2 * num_trials)) / shrink
+    half = _Z * math.sqrt(rate * (1 - rate) / num_trials + (_Z / (2 * num_trials)) ** 2) / shrink
     low = 0.0 if num_successes == 0 else max(0.0, center - half)
     high = 1.0 if num_successes == num_trials else min(1.0, center + half)
     return low, high
 
 
-def clustered_interval(
-    successes: Sequence[float], trials: Sequence[float], *, confidence: float = 0.95
-) -> tuple[float, float]:
+def clustered_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
     """Wilson's interval of a success probability where the trials of one cluster (the answers to one prompt) are alike.
 
     The interval is that of n* = p (1 - p) / v independent trials, with v = sum_g (s_g - p n_g)^2 / n^2 the variance of
@@ -49,7 +45,6 @@ def clustered_interval(
     Args:
         successes: s_g of each cluster; fractions are allowed.
         trials: n_g of each cluster.
-        confidence: of the interval.
 
     Raises:
         ValueError: as `wilson_interval`, or lists of different lengths.
@@ -65,17 +60,15 @@ def clustered_interval(
         rate = total / count
         squares = sum((s - rate * n) ** 2 for s, n in clusters)
         alike = rate * (1 - rate) * count**2 / squares if squares else float(count)
-        sure = alike * _variance_weight(num_clusters, count, confidence)
+        sure = alike * _variance_weight(num_clusters, count)
         num_effective = min(count, max(sure, min(alike, num_clusters)))
         total = rate * num_effective
     elif total == count:
         total = num_effective
-    return wilson_interval(total, num_effective, confidence=confidence)
+    return wilson_interval(total, num_effective)
 
 
-def mean_interval(
-    totals: Sequence[float], counts: Sequence[float], *, confidence: float = 0.95
-) -> tuple[float, float] | None:
+def mean_interval(totals: Sequence[float], counts: Sequence[float]) -> tuple[float, float] | None:
     """Interval of a mean of numbers of any size, where those of one cluster (the answers to one prompt) are alike.
 
     m -+ t sqrt(v), with m = sum_g s_g / n, the variance v = G / (G - 1) sum_g (s_g - m n_g)^2 / n^2 of m between G
@@ -84,7 +77,6 @@ def mean_interval(
     Args:
         totals: s_g, the sum of the numbers of each cluster.
         counts: n_g, how many these are; clusters without any are left out.
-        confidence: of the interval.
 
     Returns:
         Its ends; None where nothing shows how the numbers spread: fewer than two clusters, or none that differ.
@@ -104,35 +96,34 @@ def mean_interval(
     error = math.sqrt(len(clusters) / (len(clusters) - 1) * squares) / count
     if error <= 1e-12 * abs(mean):  # the rounding of equal numbers
         return None
-    half = student_quantile(len(clusters) - 1, confidence) * error
+    half = student_quantile(len(clusters) - 1) * error
     return mean - half, mean + half
 
 
-def _variance_weight(num_clusters: int, num_trials: float, confidence: float) -> float:
+def _variance_weight(num_clusters: int, num_trials: float) -> float:
     """Factor by which a variance of so many clusters is worth less than one of so many trials; 1 where they are as
     many."""
     if num_clusters < 2 or num_clusters >= num_trials:
         return 1.0
-    few, many = (student_quantile(n - 1, confidence) for n in (num_clusters, num_trials))
+    few, many = (student_quantile(n - 1) for n in (num_clusters, num_trials))
     return (many / few) ** 2 * (1 - 1 / num_clusters) / (1 - 1 / num_trials)
 
 
-def student_quantile(freedom: float, confidence: float) -> float:
-    """The t that Student's distribution of these degrees of freedom exceeds, either way, with 1 - confidence.
+def student_quantile(freedom: float) -> float:
+    """The t that Student's distribution of these degrees of freedom exceeds, either way, with probability 0.05.
 
-    Exact for 1 and 2; otherwise an expansion whose error at 95 % is below 0.8 % from 3 on and 0.1 % from 5 on.
+    Exact for 1 and 2; otherwise an expansion whose error is below 0.8 % from 3 on and 0.1 % from 5 on.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
     """
     if freedom <= 1:
-        return math.tan(math.pi * confidence / 2)
+        return math.tan(math.pi * 0.95 / 2)
     if freedom == 2:
-        return confidence * math.sqrt(2 / (1 - confidence**2))
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
     terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        (_Z**3 + _Z) / 4,
+        (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96,
+        (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384,
+        (79 * _Z**9 + 776 * _Z**7 + 1482 * _Z**5 - 1920 * _Z**3 - 945 * _Z) / 92160,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return _Z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))

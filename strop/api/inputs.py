@@ -182,7 +182,7 @@ def column_settings(rows: Rows) -> dict[str, Any]:
     right answer, or one in a column of TRL's habit."""
     columns = _columns(rows)
     settings: dict[str, Any] = {}
-    if columns and not _all_have(rows, "data_source", columns):
+    if columns and not _have_sources(rows, columns):
         settings["data.default_data_source"] = "data"
     if columns and "reward_model" not in columns:
         settings["data.ground_truth_key"] = next((name for name in ANSWERS if name in columns), None)
@@ -199,10 +199,11 @@ def _columns(rows: Rows) -> frozenset[str]:
     return frozenset(map(str, names))
 
 
-def _all_have(rows: Rows, name: str, columns: frozenset[str]) -> bool:
-    """True if a column has a value in every row, as far as the rows say without being read."""
-    return name in columns and not (
-        isinstance(rows, Sequence) and any(isinstance(row, Mapping) and row.get(name) is None for row in rows)
+def _have_sources(rows: Rows, columns: frozenset[str]) -> bool:
+    """True if every row names its source of data, as far as the rows say without being read."""
+    return "data_source" in columns and not (
+        isinstance(rows, Sequence)
+        and any(isinstance(row, Mapping) and row.get("data_source") is None for row in rows)
     )
 
 

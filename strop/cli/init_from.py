@@ -10,7 +10,7 @@ from strop.cli.settings import check_unchanged, load_settings
 from strop.run import RunError, RunFolder
 from strop.run.naming import choose_checkpoint, run_in
 from strop.trainer.config import Config
-from strop.trainer.init_from.weights import InitFromRun
+from strop.trainer.init_from import InitFromRun
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import UsageError, say
 

@@ -20,7 +20,6 @@ from strop.cli.settings import (
 )
 from strop.run import MODEL_FOLDER
 from strop.run.folder import CONFIG_FILE, LOGS
-from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
 from strop.utils.remote_path import is_url
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import Interrupted, UsageError, say
@@ -48,7 +47,16 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         help="continue the run in DIR with its own settings, of which some may be changed; DIR may be the URL of a "
         "copy (run.copy_to), which is downloaded into --out first",
     )
-    add_beginning_arguments(parser)
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="RUN[@STEP|@best]",
+        help="start a new run from the weights of RUN's last checkpoint (or of STEP, or of the best validation), with "
+        "the settings of RUN unless --config names others; RUN may be the URL of a copy",
+    )
+    parser.add_argument(
+        "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
+    )
     add_accept_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
@@ -189,7 +197,6 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 def _refuse_sources(args: argparse.Namespace) -> None:
     options = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    # Of strop.trainer.init_from.
     others = {"origin": "--from", "with_optimizer": "--with-optimizer"}
     options += [option for name, option in others.items() if getattr(args, name, None)]
     if options:

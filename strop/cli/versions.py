@@ -29,7 +29,7 @@ def describe_installation() -> str:
     lines = [
         f"strop {__version__}",
         f"python {platform.python_version()} ({platform.system()} {platform.machine()})",
-        *(f"{name} {_version(name) or 'is not installed'}" for name in SHOWN),
+        *(f"{name} {installed_version(name) or 'is not installed'}" for name in SHOWN),
     ]
     needed = _requirements()
     if not needed:
@@ -67,7 +67,7 @@ def versions_in(python: Path, engine: str) -> str:
     return done.stdout.strip()
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
     """The version of a package; empty where it is not installed."""
     try:
         return version(name)
@@ -103,7 +103,7 @@ def _problems(requirements: Iterable[Requirement]) -> list[str]:
     """Sentences about packages that are missing or of a wrong version, one each."""
     sentences = []
     for requirement in requirements:
-        installed, needed = _version(requirement.name), f"{requirement.name}{requirement.specifier}"
+        installed, needed = installed_version(requirement.name), f"{requirement.name}{requirement.specifier}"
         if not installed:
             sentences.append(f"{needed} {_ABSENT}")
         elif not requirement.specifier.contains(installed, prereleases=True):

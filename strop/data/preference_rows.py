@@ -48,8 +48,6 @@ _CHATS_AT_ONCE = 512
 class PreferenceExample:
     """Two conversations with the same prompt."""
 
-    row: int
-    """Row number in the files, before any filter."""
     pair: tuple[SftExample, SftExample]
     margin: float = 0.0
     """With loss=reward: how much better the first one is."""
@@ -64,6 +62,7 @@ class _Untokenized:
     """A row that is read; fields as those of PreferenceExample."""
 
     row: int
+    """Row number in the files, before any filter."""
     pair: tuple[TrainedChat, TrainedChat]
     margin: float = 0.0
     is_good: bool = True
@@ -357,7 +356,6 @@ class PreferenceDataset:
         elif sides[0].token_ids == sides[1].token_ids:
             raise ValueError(f"{self._where(row.row)} compares an answer with itself; remove the row")
         return PreferenceExample(
-            row=row.row,
             pair=(sides[0], sides[1]),
             margin=row.margin,
             is_good=row.is_good,

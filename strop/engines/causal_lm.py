@@ -336,9 +336,7 @@ class CausalLM:
     @property
     def is_recomputed(self) -> bool:
         """The backward pass computes the layers again (model.gradient_checkpointing)."""
-        later = hasattr(type(self.module), "is_activation_checkpointing")
-        name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
-        return bool(getattr(self.module, name))
+        return bool(self.module.is_activation_checkpointing)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""

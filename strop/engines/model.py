@@ -159,11 +159,8 @@ def prepare_model(
 
 def checkpoint_layers(module: Any) -> None:
     """Let the backward pass compute the layers of a model again."""
-    # The second name is that of older versions of transformers.
-    later = hasattr(module, "activation_checkpointing_enable")
-    enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
     # No layer draws random numbers, whose state torch would ask the device for: no step can be captured then.
-    enable({"use_reentrant": False, "preserve_rng_state": False})
+    module.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     for part in module.modules():
         if (checkpoint := vars(part).get("_gradient_checkpointing_func")) is not None:
             part._gradient_checkpointing_func = functools.partial(_checkpointed, checkpoint)

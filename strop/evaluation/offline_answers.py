@@ -99,11 +99,6 @@ def offline_records(
     return records
 
 
-def has_tokens(row: Mapping[str, Any]) -> bool:
-    """True for a row with the tokens of prompt and answer."""
-    return all(row.get(name) is not None for name in TOKENS)
-
-
 def encoded(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, stops: Sequence[int], label: str
 ) -> tuple[list[int], list[int]]:

@@ -11,8 +11,9 @@ crash_event.py         The record of an error that ends a run
 early_stopping.py      Early stopping (time, pass rate, patience), and the result of a run
 env_certificate.py     A certificate of the environments that a run plays, made before its first step and kept in its
                        event log
-environment.py         Variables of the environment that `resources.env` gives to the processes of a run
+environment.py         Variables of the environment: those of `resources.env`, and those of launchers
 fetched_inputs.py      Models and data sets of a run from hubs
+init_from.py           A run that begins with the weights of another one
 learning.py            Update of a step, from scored samples to new weights
 loading.py             The configuration of a run
 loop.py                The training loop
@@ -61,7 +62,6 @@ worker_groups.py       Worker groups of a run from its configuration
 checks/                Rules across sections of the configuration, checked before a device is touched
 collectors/            Collection of the samples of a step
 fault_tolerance/       Runs that outlive the processes and machines that they have, and what ends them
-init_from/             A run that begins with the weights of another one
 plan/                  Memory and time of a run before it starts, and a placement
 preference/            Training on preferences
 preflight/             Can this run learn? A few dozen samples of its own first prompts, before anything is trained

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,7 @@ class Checkpointer:
             on_sealed: called with each checkpoint that is whole.
         """
         self._texts, self._on_sealed = texts, on_sealed
-        self._watch = partial(watched, run, say=say, limit_s=limit_s)
+        self._watched = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._mirror: RunMirror | None = None
@@ -132,10 +131,6 @@ class Checkpointer:
             self.save(step, None, facts=facts, is_last=False)
         self.finish()
         self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
-
-    def _watched(self, step: int) -> AbstractContextManager[None]:
-        """Context in which the checkpoint of a step is written."""
-        return self._watch(step)
 
     def poll(self) -> None:
         """Bring a checkpoint that is being written one stage on, if there is one; never waits for files."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from strop.run import RunFolder
-from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
 from strop.trainer.sections import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -116,3 +118,18 @@ def train_result(run: RunFolder) -> TrainResult:
         reward_start=validations.get(0, {}).get("reward"),
         reward_final=final.get("reward"),
     )
+
+
+def ranks_of(validations: Sequence[Mapping[str, Any]]) -> tuple[list[float], bool]:
+    """The numbers by which these validations are compared, and whether they are pass rates: where one of them has none,
+    all are compared by their mean rewards."""
+    rates = [event.get("pass_rate") for event in validations]
+    if all(rate is not None for rate in rates):
+        return [float(rate) for rate in rates if rate is not None], True
+    rewards = [event.get("reward") for event in validations]
+    return [-math.inf if reward is None else float(reward) for reward in rewards], False
+
+
+def has_stalled(numbers: Sequence[float], patience: int) -> bool:
+    """True when none of the last `patience` validations was better than the best one before them."""
+    return len(numbers) > patience and max(numbers[-patience:]) <= max(numbers[:-patience])

@@ -1,7 +1,7 @@
-"""Variables of the environment that `resources.env` gives to the processes of a run.
+"""Variables of the environment: those that `resources.env` gives to the processes of a run, and those of launchers.
 
-They are set in this process, whose own processes (engines, reward functions, agents) inherit them; workers on a Ray
-cluster are started with them, and hand them on alike.
+The former are set in this process, whose own processes (engines, reward functions, agents) inherit them; workers on a
+Ray cluster are started with them, and hand them on alike.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import os
 from collections.abc import Iterator
 
 from strop.trainer.sections import ResourcesConfig
+
+_LAUNCHERS = {"TORCHELASTIC_RUN_ID": "torchrun or accelerate", "CROSS_SIZE": "deepspeed"}
+"""A variable of the environment that each sets."""
 
 
 def variables_of(resources: ResourcesConfig) -> dict[str, str]:
@@ -44,3 +47,18 @@ def environment_of(resources: ResourcesConfig) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def refuse_launcher() -> None:
+    """Refuse to be one of several processes of a launcher: each would begin a run, on the same devices.
+
+    Raises:
+        ValueError: the sentence says how to start one run on as many devices.
+    """
+    size = os.environ.get("WORLD_SIZE", "")
+    launcher = next((name for variable, name in _LAUNCHERS.items() if variable in os.environ), None)
+    if launcher is not None and size.isdecimal() and int(size) > 1:
+        raise ValueError(
+            f"this is one of {size} processes that {launcher} has started, and each would be a run of its own: start "
+            f"strop once, without {launcher}; with resources.runtime=ray resources.ranks={size} it makes its processes"
+        )

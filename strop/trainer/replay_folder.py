@@ -12,7 +12,7 @@ from strop.run.fingerprints import FingerprintChain
 from strop.run.folder import CONFIG_FILE
 from strop.run.replay_schedule import read_schedule
 from strop.trainer.callbacks import Reporter
-from strop.trainer.init_from.weights import take_optimizer
+from strop.trainer.init_from import take_optimizer
 from strop.trainer.model_commits import read_models
 from strop.trainer.replayed_run import RecordedRun, write_recorded
 from strop.trainer.resume_overrides import NEUTRAL, is_among, settings_to_continue

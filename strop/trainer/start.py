@@ -24,6 +24,7 @@ from strop.run.paths import with_absolute_paths
 from strop.trainer.callbacks import Reporter
 from strop.trainer.checks.devices import check_cores, check_devices
 from strop.trainer.config import Config
+from strop.trainer.environment import refuse_launcher
 from strop.trainer.fetched_inputs import fetch_inputs, record_inputs, refetch_inputs
 from strop.trainer.loading import with_extensions
 from strop.trainer.model_commits import write_models
@@ -34,10 +35,9 @@ from strop.trainer.resume_overrides import settings_to_continue
 from strop.trainer.untrusted_runs import settings as untrusted_settings
 from strop.utils.atomic_io import replace_text
 from strop.utils.chat_template import asks_for_time
-from strop.utils.launchers import refuse_launcher
 
 if TYPE_CHECKING:
-    from strop.trainer.init_from.weights import InitFromRun
+    from strop.trainer.init_from import InitFromRun
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.InitFromRun.
+        beginning: another run, with whose weights it begins: a strop.trainer.init_from.InitFromRun.
         recorded: models and data sets in the records of a run that this one repeats, which are taken as they were.
 
     Raises:

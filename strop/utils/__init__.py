@@ -22,7 +22,6 @@ http_post.py           One POST of JSON with one deadline for all of it
 json_lines.py          One JSON array a line, for pipes and files
 json_messages.py       JSON objects over a connection, each behind four bytes that say how long it is; nothing is
                        unpickled
-launchers.py           Programs of others that start a process for each device
 lazy_import.py         Names of a package that are imported when they are first used, so that its light modules can be
                        had alone
 machine_choice.py      Choices that a measurement makes once for a machine

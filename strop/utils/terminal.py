@@ -39,6 +39,17 @@ def shorten(text: str, length: int) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
+def number_text(number: float | None) -> str:
+    """Four digits of a number; a dash where there is none."""
+    return "-" if number is None else f"{number:.4g}"
+
+
+def rate_text(rate: float, low: float | None, high: float | None) -> str:
+    """A share in percent, with its interval where there is one."""
+    interval = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * rate:.1f} %{interval}"
+
+
 def print_plain(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
     """Print a result; whatever is part of it, no terminal acts on it."""
     print(plain(text), end=end, file=file or sys.stdout)

@@ -187,9 +187,7 @@ class EpisodeRunner:
         compares = self._scores.compares and not is_recorded
 
         async def sample(index: int) -> tuple[Episode, _EpisodeTiming]:
-            episode, times = await self._run_observed(
-                prompt, index, sampling, keeps_failure=True, in_group=True
-            )
+            episode, times = await self._run_observed(prompt, index, sampling, in_group=True)
             if not compares:
                 self._notify_observers(episode, times)
             on_episode(episode)
@@ -213,28 +211,18 @@ class EpisodeRunner:
             self._notify_observers(episode, replace(times, end_s=time.time()))
         return episodes
 
-    async def run_episode(
-        self,
-        prompt: Prompt,
-        sample_index: int,
-        sampling: Sampling,
-        *,
-        keeps_failure: bool = False,
-    ) -> Episode:
+    async def run_episode(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
         """One sample of one prompt, played and scored.
 
         Args:
             prompt, sample_index: whose sample it is.
             sampling: as in `run`.
-            keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
 
         Raises:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
             RewardError: the scorers cannot go on.
         """
-        episode, times = await self._run_observed(
-            prompt, sample_index, sampling, keeps_failure=keeps_failure, in_group=False
-        )
+        episode, times = await self._run_observed(prompt, sample_index, sampling, in_group=False)
         self._notify_observers(episode, times)
         return episode
 
@@ -244,9 +232,10 @@ class EpisodeRunner:
                 observer.on_episode_end(episode, times.spans, times.start_s, times.end_s)
 
     async def _run_observed(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool, in_group: bool
+        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, in_group: bool
     ) -> tuple[Episode, _EpisodeTiming]:
-        """As `run_episode`, with its timing. In a group, scorers that compare answers are called later."""
+        """As `run_episode`, with its timing. In a group an agent that fails gives an episode that says why, and scorers
+        that compare answers are called later."""
         if self._recording is not None and is_visit(prompt.uid):
             recorded = self._recording.episode(prompt, sample_index)
             if recorded.outcome is not None:
@@ -263,7 +252,7 @@ class EpisodeRunner:
                         set_stage("played")
                         sequences = await self._run_agent(prompt, sample_index, sampling)
                 except Exception as error:
-                    if not keeps_failure:
+                    if not in_group:
                         raise
                     logger.exception("episode %s/%d failed", prompt.uid, sample_index)
                     failure = str(error) if isinstance(error, EpisodeFailed) else described(error)

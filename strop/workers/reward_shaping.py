@@ -61,9 +61,7 @@ def shaped(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    rewards = plain
-    if reward.overlong_buffer:
-        rewards = penalized(reward, reports, rewards, max_response_tokens)
+    rewards = penalized(reward, reports, plain, max_response_tokens)
     if algorithm.reward_shaping:
         rewards = shaped_by_group(algorithm, reports, rewards, max_response_tokens)
     return rewards

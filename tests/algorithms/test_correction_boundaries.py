@@ -239,16 +239,11 @@ def test_groups_at_the_bounds_of_the_reward() -> None:
         "rollout/groups_all_equal": 0.5,
         "rollout/groups_single": 0.0,
     }
-    # Where both bounds are one number, a group at it is solved, and counted once.
-    same = group_metrics(double([1.0, 1.0]), torch.tensor([0, 0]), lowest=1.0, highest=1.0)
-    assert (same["rollout/groups_all_max"], same["rollout/groups_all_min"]) == (1.0, 0.0)
 
 
 def test_rewards_of_one_sign_in_a_group() -> None:
     # The largest and the smallest start from the group's own values, not from 0.
-    shares = group_metrics(
-        double([-2.0, -2.0, 3.0, 3.0]), torch.tensor([0, 0, 1, 1]), lowest=-1.0, highest=2.0
-    )
+    shares = group_metrics(double([-2.0, -2.0, 3.0, 3.0]), torch.tensor([0, 0, 1, 1]))
     assert (shares["rollout/groups_all_min"], shares["rollout/groups_all_max"]) == (0.5, 0.5)
     assert shares["rollout/groups_mixed"] == 0.0
 

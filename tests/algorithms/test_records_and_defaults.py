@@ -13,7 +13,7 @@ from algorithms.contract import estimators, policy_losses
 
 import strop.algorithms
 import strop.cli.check_functions
-from strop.algorithms import batch_metrics, intervals, kl_controller, masked_ops, resampling, specs
+from strop.algorithms import kl_controller, masked_ops, resampling, specs
 from strop.algorithms.advantages import (
     gae,
     group_baselines,
@@ -87,9 +87,6 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
         {"rollout_is_weights": None, "handle_zero_tail": False},
     ),
     (specs.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
-    (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
-    (intervals.wilson_interval, {"confidence": 0.95}),
-    (intervals.clustered_interval, {"confidence": 0.95}),
     (shaping.overlong_penalty, {"factor": 1.0}),
     (resampling.pf_ppo_weights, {"power": 2.0}),
     (

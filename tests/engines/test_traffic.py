@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from benchmark_modules import benchmark_module
 from torch import Tensor
 
 from references.engine_steps import Setting, engine_of, ids
@@ -17,10 +19,10 @@ from references.token_passes import of_log_probs
 from strop.engines.attention_form import AttentionForm
 from strop.engines.packing import make_rows
 from strop.engines.parallel.context import ContextAttention, context_layout
-from strop.engines.parallel.sent_bytes import sent_bytes
-from strop.engines.parallel.traffic import MicroBatchSize, Traffic, TrafficModel, TrafficPlan, step_traffic
 from strop.engines.segments import Segment
 
+sent_bytes = benchmark_module("sent_bytes").sent_bytes
+traffic = benchmark_module("traffic")
 Folder = Callable[[str], Path]
 
 
@@ -108,12 +110,12 @@ def step_bytes(ranks: Ranks, setting: Setting) -> float:
     return counted.total
 
 
-def qwen3(tensor: int) -> TrafficModel:
+def qwen3(tensor: int) -> Any:
     """The tiny model of the tests: 4 heads of 8, 2 key heads, 32 wide, 48 in its feed-forward parts, tied head."""
     keys_and_values = ((16 // min(tensor, 2), 32),) * 2  # of four ranks each has one head whole
     cut = ((32 // tensor, 32), (32, 32 // tensor), (48 // tensor, 32), (48 // tensor, 32), (32, 48 // tensor))
     norms = ((32,), (32,), (8,), (8,))
-    return TrafficModel(
+    return traffic.TrafficModel(
         layers=2, hidden=32, heads=4, key_heads=2, key_dim=8, value_dim=8,
         layer_cut=cut if tensor > 2 else cut + keys_and_values,
         layer_whole=norms + ((16, 32),) * 2 if tensor > 2 else norms,
@@ -121,18 +123,18 @@ def qwen3(tensor: int) -> TrafficModel:
     )  # fmt: skip
 
 
-def predicted(setting: Setting, size: int, rank: int) -> Traffic:
+def predicted(setting: Setting, size: int, rank: int) -> Any:
     """Of a rank: two rows of 40 tokens, of which 21 are predicted, one in each micro-batch."""
     width = 8 if setting.dtype == "float64" else 4
-    plan = TrafficPlan(
+    plan = traffic.TrafficPlan(
         shards=size // (setting.tp_size * setting.pp_size), tensor=setting.tp_size, sequence=setting.sp_size,
         context=setting.cp_size,
         checkpointing=setting.checkpointing, activation_bytes=width, gradient_bytes=width, result_bytes=width,
         each_pass=setting.sync == "each", stage_layers=(1, 1) if setting.pp_size > 1 else (),
         stage=rank // (size // setting.pp_size),
     )  # fmt: skip
-    batches = [MicroBatchSize(num_tokens=40, num_predicted=21)] * 2
-    return step_traffic(qwen3(setting.tp_size), plan, batches)
+    batches = [traffic.MicroBatchSize(num_tokens=40, num_predicted=21)] * 2
+    return traffic.step_traffic(qwen3(setting.tp_size), plan, batches)
 
 
 PLANS = {

@@ -115,7 +115,7 @@ def test_the_vote_of_all_by_hand() -> None:
 def test_quantiles_of_students_distribution_are_those_of_the_tables(
     freedom: int, quantile: float, error: float
 ) -> None:
-    assert student_quantile(freedom, 0.95) == pytest.approx(quantile, rel=error)
+    assert student_quantile(freedom) == pytest.approx(quantile, rel=error)
 
 
 def test_no_random_state_is_touched() -> None:
@@ -143,8 +143,8 @@ def test_wilson_interval_at_the_ends() -> None:
 def test_wilson_bounds_solve_their_equation(total: int, data: st.DataObject) -> None:
     # The bounds are where (rate - p)^2 = z^2 p (1 - p) / n.
     successes = data.draw(st.integers(0, total))
-    z = statistics.NormalDist().inv_cdf(0.95)
-    for p in wilson_interval(successes, total, confidence=0.9):
+    z = statistics.NormalDist().inv_cdf(0.975)
+    for p in wilson_interval(successes, total):
         assert (successes / total - p) ** 2 == pytest.approx(z**2 * p * (1 - p) / total, abs=1e-12)
 
 
@@ -161,5 +161,3 @@ def test_clear_errors() -> None:
         maj_at_k([0.0, 1.0], ["a"], 2)
     with pytest.raises(ValueError, match="1 successes in 0 trials"):
         wilson_interval(1, 0)
-    with pytest.raises(ValueError, match="confidence is 95"):
-        wilson_interval(1, 2, confidence=95)

@@ -140,10 +140,6 @@ def test_wilson_takes_fractions_and_the_ends_of_its_range() -> None:
     for trials in (1, 3, 7, 49, 0.5):
         assert wilson_interval(0, trials)[0] == 0.0
         assert wilson_interval(trials, trials)[1] == 1.0
-    assert wilson_interval(1, 2, confidence=1e-6) == pytest.approx((0.5, 0.5), abs=1e-6)
-    wide = wilson_interval(1, 2, confidence=1 - 1e-9)
-    assert 0 < wide[0] < 0.06
-    assert 0.94 < wide[1] < 1
 
 
 def test_wilson_is_symmetric() -> None:
@@ -159,12 +155,6 @@ def test_wilson_is_symmetric() -> None:
 def test_counts_without_an_interval(numbers: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="have no interval: count again"):
         wilson_interval(*numbers)
-
-
-@pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 1.5, 95, math.nan])
-def test_a_confidence_lies_inside_0_and_1(confidence: float) -> None:
-    with pytest.raises(ValueError, match="use a number between 0 and 1, such as 0.95"):
-        wilson_interval(1, 2, confidence=confidence)
 
 
 def test_rounding_never_leads_below_0() -> None:

@@ -32,7 +32,7 @@ def span(
 def test_gaps_are_waits_for_whoever_works() -> None:
     # rollout 0-6, then the actor's ranks: rank 0 from 6 to 9, rank 1 from 6 to 7; the controller alone until 10.
     spans = [span("run_episodes", 0, 6, ROLLOUT), span("update", 6, 9), span("update", 6, 7, PEER)]
-    waits = waits_between(spans, start_s=0.0, end_s=10.0)
+    waits = waits_between(spans, end_s=10.0)
     assert [(wait.track, wait.name, wait.start_s, wait.end_s) for wait in waits] == [
         (ACTOR, "waits for rollout", 0.0, 6),
         (ACTOR, "waits for controller", 9, 10.0),
@@ -44,7 +44,7 @@ def test_gaps_are_waits_for_whoever_works() -> None:
 
 def test_of_two_that_work_as_long_it_waits_for_its_own_role() -> None:
     spans = [span("run", 0, 5, ROLLOUT), span("update", 0, 5, PEER), span("update", 5, 9)]
-    (wait,) = [wait for wait in waits_between(spans, start_s=0.0, end_s=9.0) if wait.track == ACTOR]
+    (wait,) = [wait for wait in waits_between(spans, end_s=9.0) if wait.track == ACTOR]
     assert (wait.name, wait.start_s, wait.end_s) == ("waits for rank 1", 0.0, 5)
 
 
@@ -54,7 +54,7 @@ def test_an_engine_that_answers_between_calls_does_not_wait() -> None:
         span("answer 0", 1, 4, ROLLOUT, "answer", "a/0"),
         span("update", 2, 9),
     ]
-    (wait,) = [wait for wait in waits_between(spans, start_s=0.0, end_s=9.0) if wait.track == ROLLOUT]
+    (wait,) = [wait for wait in waits_between(spans, end_s=9.0) if wait.track == ROLLOUT]
     assert (wait.start_s, wait.end_s) == (4, 9.0)
 
 

@@ -16,8 +16,7 @@ from strop.config import ConfigError
 from strop.run import RunFolder
 from strop.run.config import RunConfig
 from strop.trainer import loop
-from strop.trainer.early_stopping import EarlyStopping
-from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
+from strop.trainer.early_stopping import EarlyStopping, has_stalled, ranks_of
 from strop.trainer.fault_tolerance.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.fault_tolerance.signals import Terminated
 from strop.trainer.loading import read

@@ -163,13 +163,6 @@ def test_group_shares_by_hand() -> None:
     }
 
 
-def test_group_shares_with_other_reward_bounds() -> None:
-    rewards, group_ids = torch.tensor([-1.0, -1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
-    metrics = group_metrics(rewards, group_ids, lowest=-1.0, highest=0.0)
-    assert metrics["rollout/groups_all_min"] == 0.5
-    assert metrics["rollout/groups_all_max"] == 0.5
-
-
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 4), st.sampled_from([-1.0, 0.0, 0.3, 1.0, 2.0])), min_size=1, max_size=15

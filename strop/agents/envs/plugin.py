@@ -18,13 +18,8 @@ class EnvironmentPlugin(AgentPlugin):
     """Checks environments; it has no resource, since env_agent creates the environment of its row."""
 
     def __init__(self, setup: AgentSetup) -> None:
-        """Find the one that the settings name.
-
-        Raises:
-            ValueError: there is none of this name.
-        """
+        super().__init__(setup)
         self._config = setup.config.environment
-        self.load(setup.config)
 
     @classmethod
     def load(cls, config: AgentConfig) -> None:

@@ -170,8 +170,8 @@ def _common_request(params: Mapping[str, Any], limit: str) -> CallRequest:
     stream_options = params.get("stream_options")
     options = Options(
         n=_whole(params, "n", 1, MAX_CHOICES) or 1,
-        temperature=_number(params, "temperature", 0, 2),
-        top_p=_number(params, "top_p", 0, 1, above=True),
+        temperature=_number(params, "temperature", 2),
+        top_p=_number(params, "top_p", 1, above=True),
         top_k=0 if params.get("top_k") == -1 else _whole(params, "top_k", 0),  # -1: vLLM's word for off
         max_tokens=_whole(params, limit, 1),
         seed=_whole(params, "seed", None),
@@ -212,14 +212,12 @@ def _whole(params: Mapping[str, Any], name: str, least: int | None, most: int | 
     return value
 
 
-def _number(
-    params: Mapping[str, Any], name: str, least: float, most: float, *, above: bool = False
-) -> float | None:
+def _number(params: Mapping[str, Any], name: str, most: float, *, above: bool = False) -> float | None:
     if params.get(name) is None:
         return None
     value = None if isinstance(params[name], bool | str) else real(params[name])
-    if value is None or not least <= value <= most or (above and value == least):
-        raise invalid(name, f"is {str(params[name])[:60]!r}; use a number from {least:g} to {most:g}")
+    if value is None or not 0 <= value <= most or (above and value == 0):
+        raise invalid(name, f"is {str(params[name])[:60]!r}; use a number from 0 to {most:g}")
     return value
 
 

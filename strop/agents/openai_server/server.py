@@ -58,12 +58,10 @@ class Sessions(Protocol):
 class Gateway:
     """Answers calls of sessions."""
 
-    def __init__(self, sessions: Sessions, *, token: str | None = None) -> None:
-        """Args:
-        sessions: the open ones.
-        token: that clients give as their key; None makes one.
-        """
-        self.token = token or secrets.token_urlsafe(24)
+    def __init__(self, sessions: Sessions) -> None:
+        """Answer calls of the open sessions."""
+        self.token = secrets.token_urlsafe(24)
+        """Token that clients give as their key."""
         self._sessions = sessions
         self._num_calls = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strop.agents.config import BUILT_IN_AGENTS, AgentConfig
 from strop.agents.plugins import AgentPlugin
@@ -12,20 +12,9 @@ from strop.agents.registry import agents
 from strop.agents.tools.class_loading import load_class, read_yaml
 from strop.agents.verl_loops.loops import loop_as_agent
 
-if TYPE_CHECKING:
-    from strop.agents.setup import AgentSetup
-
 
 class LoopPlugin(AgentPlugin):
     """Registers the loops of the list as agents."""
-
-    def __init__(self, setup: AgentSetup) -> None:
-        """Import and register them.
-
-        Raises:
-            ValueError: the sentence names the entry of the list.
-        """
-        self.load(setup.config)
 
     @classmethod
     def load(cls, config: AgentConfig) -> None:

@@ -100,7 +100,7 @@ def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if row.get("agent_name"):
             named.setdefault(str(row["agent_name"]), []).append(number)
     return [
-        f"{split}: {_count(len(numbers), 'row')}, the first is row {numbers[0]}, with agent_name {name!r}, but no "
+        f"{split}: {_rows(len(numbers))}, the first is row {numbers[0]}, with agent_name {name!r}, but no "
         f"agent has that name; known: {', '.join(agents.names())}"
         for name, numbers in named.items()
         if name not in agents
@@ -141,7 +141,7 @@ def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, 
 
 def _lines(split: str, report: DataReport, has_scorer: Callable[[str], bool]) -> Iterator[str]:
     """Lines of the printed report on one split."""
-    yield f"{split}: {_count(report.num_rows, 'row')}"
+    yield f"{split}: {_rows(report.num_rows)}"
     yield "  columns"
     width = max(len(column.name) for column in report.columns)
     for column in report.columns:
@@ -151,7 +151,7 @@ def _lines(split: str, report: DataReport, has_scorer: Callable[[str], bool]) ->
     width = max(map(len, report.sources), default=0)
     for name, count in report.sources.items():
         scorer = "has a scorer" if has_scorer(name) else "has no built-in scorer: set reward.path"
-        yield f"    {shorten(name, 60):<{width}}  {_count(count, 'row')}, {scorer}"
+        yield f"    {shorten(name, 60):<{width}}  {_rows(count)}, {scorer}"
     if report.num_malformed:
         yield f"  rows that cannot be turned into a prompt: {report.num_malformed}"
         yield from (f"    {sentence}" for sentence in report.malformed)
@@ -192,5 +192,5 @@ def _pairs_line(label: str, pairs: Mapping[int, int]) -> str:
     return f"{label}: {len(pairs)}; row (the same as): {', '.join(named)}{more}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _rows(number: int) -> str:
+    return f"{number} row{'' if number == 1 else 's'}"

@@ -14,7 +14,7 @@ from strop.cli.model_argument import add_step_argument, named_model, with_model
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unused_keys import GENERATION, WHICH_MODEL, Reads, reads_with_engine, refuse_unread
 from strop.evaluation.models import HELP
-from strop.evaluation.offline_answers import check_options, has_tokens, offline_records
+from strop.evaluation.offline_answers import check_options, offline_records
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.safe_read import read_text
 from strop.utils.terminal import UsageError, check_writable, plain, print_json, print_plain, say
@@ -133,6 +133,7 @@ def _log_given(args: argparse.Namespace, config: Config) -> int:
     """Write existing answers to --out with the model's likeliest tokens at each position."""
     quiet_models()
     from strop.data.readers import read_rows
+    from strop.data.sft.rows import has_tokens
     from strop.evaluation.answer_files import with_top_log_probs, write_answers
 
     source = str(args.prompts)

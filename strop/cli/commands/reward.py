@@ -15,7 +15,7 @@ from strop.cli.commands.score import NEEDS, READS, reward_settings
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unused_keys import refuse_unread
 from strop.rewards import try_loading
-from strop.utils.terminal import UsageError, plain, print_json, print_plain, say, shorten
+from strop.utils.terminal import UsageError, number_text, plain, print_json, print_plain, say, shorten
 
 if TYPE_CHECKING:
     from strop.protocol.trajectory import Prompt
@@ -100,14 +100,11 @@ def _prompts(args: argparse.Namespace, data: object) -> list[Prompt]:
 
 
 def _show(certificate: RewardReport) -> None:
-    def text(number: float | None) -> str:
-        return "-" if number is None else f"{number:.4g}"
-
     for label, shown in {
-        "scores": f"{text(certificate.lowest)} to {text(certificate.highest)}",
+        "scores": f"{number_text(certificate.lowest)} to {number_text(certificate.highest)}",
         "a right answer": plain(certificate.right_example, is_one_line=True) or "none was found",
-        "right answers, mean": text(certificate.right_mean),
-        "empty and senseless, mean": text(certificate.junk_mean),
+        "right answers, mean": number_text(certificate.right_mean),
+        "empty and senseless, mean": number_text(certificate.junk_mean),
         "cost": f"{1000 * certificate.mean_s:.2f} ms per call, {1000 * certificate.max_s:.1f} ms at most; processes "
         f"of at most {certificate.peak_memory_mib:.0f} MiB",
     }.items():

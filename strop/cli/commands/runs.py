@@ -18,7 +18,7 @@ from strop.observability.viewer.summary import (
     summary_of,
 )
 from strop.run import RunError
-from strop.utils.terminal import plain, print_json, print_plain, say, shorten
+from strop.utils.terminal import number_text, plain, print_json, print_plain, rate_text, say, shorten
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,9 +131,10 @@ def table(
     for summary, run_settings in zip(summaries, settings, strict=True):
         cells = [
             summary.name, summary.status, str(summary.step), _rate(summary),
-            _best(summary), _number(summary.reward) if summary.loss is None else f"loss {_number(summary.loss)}",
+            _best(summary),
+            number_text(summary.reward) if summary.loss is None else f"loss {number_text(summary.loss)}",
             f"{summary.seconds / 3600:.2f}",
-            _number(summary.device_hours), "-" if summary.tokens is None else f"{summary.tokens:,.0f}",
+            number_text(summary.device_hours), "-" if summary.tokens is None else f"{summary.tokens:,.0f}",
             *(shorten(str(run_settings[key]), _SHOWN_CHARS) for key in keys),
         ]  # fmt: skip
         grid.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
@@ -153,14 +154,5 @@ def _best(summary: RunSummary) -> str:
 def _rate(summary: RunSummary) -> str:
     if summary.pass_rate_final is None:
         return "-" if summary.val_reward is None else f"mean reward {summary.val_reward:.4g}"
-    interval = (
-        ""
-        if summary.low is None or summary.high is None
-        else f" ({100 * summary.low:.1f} to {100 * summary.high:.1f})"
-    )
     start = "" if summary.pass_rate_start is None else f"{100 * summary.pass_rate_start:.1f} -> "
-    return f"{start}{100 * summary.pass_rate_final:.1f} %{interval}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return start + rate_text(summary.pass_rate_final, summary.low, summary.high)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unused_keys import AFTER_SCORING, Reads, refuse_unread
-from strop.utils.terminal import UsageError, plain, print_json, print_plain, say, shorten
+from strop.utils.terminal import UsageError, number_text, plain, print_json, print_plain, say, shorten
 
 if TYPE_CHECKING:
     from strop.rewards.rescoring import Rescored, SavedSample
@@ -236,8 +236,8 @@ def _show(rescored: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
         numbers = _numbers(of_source)
         failed = sum(numbers[kind] for kind in ("error", "timeout", "infrastructure"))
         table.add_row(
-            Text(plain(source, is_one_line=True)), str(numbers["num_samples"]), _text(numbers["old_mean"]),
-            _text(numbers["new_mean"]), str(numbers["num_changed"]), str(failed), f"{numbers['seconds_max']:.3f}",
+            Text(plain(source, is_one_line=True)), str(numbers["num_samples"]), number_text(numbers["old_mean"]),
+            number_text(numbers["new_mean"]), str(numbers["num_changed"]), str(failed), f"{numbers['seconds_max']:.3f}",
         )  # fmt: skip
     console.print(table)
     changed = [result for result in rescored if result.has_changed or result.outcome.score is None]
@@ -249,7 +249,7 @@ def _show(rescored: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
             text = result.outcome.error or result.sample.response
             differences.add_row(
                 Text(plain(result.sample.id, is_one_line=True)),
-                _text(result.sample.score), _text(result.outcome.score),
+                number_text(result.sample.score), number_text(result.outcome.score),
                 Text(shorten(str(result.sample.prompt.ground_truth), 30)), Text(shorten(text, 200)),
             )  # fmt: skip
         console.print(differences)
@@ -257,7 +257,3 @@ def _show(rescored: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
     num_changed = sum(result.has_changed for result in rescored)
     more = f"; --show {len(changed)} shows all" if len(changed) > show else ""
     print_plain(f"{num_changed} of {len(rescored)} scores changed{more}")
-
-
-def _text(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4g}"

@@ -10,12 +10,12 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 import ray
 
+from strop.cli.versions import installed_version
 from strop.controller.ray.cluster import Cluster, Node, run_on
 from strop.utils.device import device_name, num_devices
 
@@ -91,7 +91,7 @@ def facts_here(address: str, marker: str) -> MachineFacts:
     return MachineFacts(
         address=address,
         python=platform.python_version(),
-        versions={name: _version(name) for name in PACKAGES},
+        versions={name: installed_version(name) for name in PACKAGES},
         device=device,
         num_devices=num_devices(device),
         memory_bytes=psutil.virtual_memory().total,
@@ -100,13 +100,6 @@ def facts_here(address: str, marker: str) -> MachineFacts:
         marker=_read(marker),
         clock=time.time(),
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _free_bytes(path: Path) -> int:

@@ -12,6 +12,7 @@ from strop.observability.trackers.setup import METRICS_FILE, read_metrics
 from strop.observability.viewer.records import RunRecords
 from strop.observability.viewer.summary import summary_of
 from strop.run import RunError, RunFolder, is_run
+from strop.utils.terminal import number_text, rate_text
 
 Status = Literal["finished", "failed", "stopped", "waiting"]
 PICTURE = "sweep.png"
@@ -140,7 +141,7 @@ def table(outcomes: Sequence[Outcome]) -> Any:
     for outcome in outcomes:
         grid.add_row(
             Text(("* " if outcome is best else "") + _settings_of(outcome)), _rate(outcome),
-            "-" if outcome.reward is None else f"{outcome.reward:.4g}",
+            number_text(outcome.reward),
             "-" if outcome.best_step is None else str(outcome.best_step),
             str(outcome.steps),
             "-" if outcome.steps_per_hour is None else f"{outcome.steps_per_hour:.0f}", outcome.status,
@@ -158,9 +159,4 @@ def _settings_of(outcome: Outcome) -> str:
 def _rate(outcome: Outcome) -> str:
     if outcome.pass_rate is None:
         return "-" if outcome.val_reward is None else f"mean reward {outcome.val_reward:.4g}"
-    interval = (
-        ""
-        if outcome.low is None or outcome.high is None
-        else f" ({100 * outcome.low:.1f} to {100 * outcome.high:.1f})"
-    )
-    return f"{100 * outcome.pass_rate:.1f} %{interval}"
+    return rate_text(outcome.pass_rate, outcome.low, outcome.high)

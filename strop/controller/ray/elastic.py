@@ -27,7 +27,7 @@ from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.pending import RayPending, RowsOfLiving, Traffic
 from strop.controller.ray.pool import RayResourcePool
-from strop.controller.ray.start import StartOptions, make_worker, placement_of, start_process
+from strop.controller.ray.start import StartOptions, make_worker, placement_of, start_rank
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Worker
 from strop.protocol import DataProto
@@ -164,7 +164,7 @@ class ElasticGroup(RoleGroup[W]):
 
     def start_replacement(self, rank: int) -> None:
         """Start a process and a worker of this rank, in the place of the one that is lost. Nothing is waited for."""
-        member = start_process(self.manager, self._pool, rank, self._options)
+        member = start_rank(self.manager, self._pool, rank, self._options)
         member.is_replaceable = member.is_starting = True
         info = self.manager.give(
             member,

@@ -63,7 +63,7 @@ def start_processes(
         CallTimeout: not all have started in time; names those that have not.
     """
     pool.launch_commands = _launch_commands(pool.machines, options.timeout_s)
-    members = [_start_rank(manager, pool, rank, options) for rank in range(pool.world_size)]
+    members = [start_rank(manager, pool, rank, options) for rank in range(pool.world_size)]
     processes = [process for member in members for process in (member, *member.followers)]
     call = manager.next_call()
     pending_calls = [
@@ -79,13 +79,6 @@ def start_processes(
     for member, pending in zip(processes, pending_calls, strict=True):
         member.process_info = manager.wait(pending)  # at once: whoever ends the processes has to know it
     return members
-
-
-def start_process(
-    manager: WorkerManager, pool: RayResourcePool, rank: int, options: StartOptions
-) -> WorkerHandle:
-    """Start the processes of one rank of a pool, in places that are free again; nobody waits for them."""
-    return _start_rank(manager, pool, rank, options)
 
 
 def make_worker(
@@ -212,10 +205,11 @@ def _rendezvous_of(
     return first.rendezvous
 
 
-def _start_rank(
+def start_rank(
     manager: WorkerManager, pool: RayResourcePool, rank: int, options: StartOptions
 ) -> WorkerHandle:
-    """The process of a rank and its followers; the manager has them at once, and ends them whatever happens next."""
+    """Start the process of a rank and its followers; nobody waits for them. The manager has them at once, and ends them
+    whatever happens next."""
     leader: WorkerHandle | None = None
     for number, node in enumerate(pool.nodes_of(rank)):
         process = _start_one(pool, rank, number, node, options)

@@ -177,11 +177,6 @@ class SftDataset:
             self._sources.append(source)
 
     @property
-    def num_filtered(self) -> int:
-        """Conversations dropped because they were too long."""
-        return self._num_dropped
-
-    @property
     def sources(self) -> dict[int, str]:
         """Source of each example, by its number."""
         return dict(enumerate(self._sources))

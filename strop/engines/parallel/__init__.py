@@ -16,8 +16,7 @@ experts.py           expert parallelism: whole experts on different ranks, and t
 vocabulary.py        the vocabulary over several ranks
 ulysses.py           sequence parallelism: one packed row over several ranks
 context.py           context parallelism: one packed row over several ranks, which exchange keys and values
-traffic.py           bytes that a rank sends, by formulas
-sent_bytes.py        bytes that it does send, counted
+traffic.py           bytes that a rank sends for a collective
 balance.py           rows per rank, of near-equal load
 sharded_saving.py    the parts of a checkpoint that each rank writes and reads
 offload.py           parameters, gradients and optimizer state on the host

@@ -138,7 +138,6 @@ def joined(
         sp_size=engine.sequence_parallel,
         cp_size=engine.context_parallel,
         pp_size=engine.pipeline_parallel,
-        ep_size=engine.expert_parallel,
         mesh=meshes.of_parameters["replicate", "shard"]
         if meshes.num_copies > 1
         else meshes.of_parameters["shard"],

@@ -39,8 +39,6 @@ class Parallel:
     """Ranks that share each sequence and exchange keys and values."""
     pp_size: int = 1
     """Stages of the model."""
-    ep_size: int = 1
-    """Ranks over which the experts of each layer are divided."""
     mesh: DeviceMesh | None = None
     """Mesh that parameters are sharded over: [shard] or [replicate, shard]; None in one process, without shards."""
     sp_group: dist.ProcessGroup | None = None
@@ -60,7 +58,7 @@ class Parallel:
     is 1."""
     expert_mesh: DeviceMesh | None = None
     """Mesh of the experts, [expert_shard, ep]: sharded over the first dimension, divided over the second; None where
-    that is the mesh of all other parameters, with ep_size 1 and tp_size 1."""
+    that is the mesh of all other parameters, with experts undivided and tp_size 1."""
     copy_group: dist.ProcessGroup | None = None
     """The ranks that hold the parts of one copy of the model, where several do: those of other stages, matrices and
     experts, in their order."""

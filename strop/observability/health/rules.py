@@ -138,7 +138,7 @@ def _kinds(solved: float, failed: float, equal: float) -> str:
 def entropy_collapse(history: History) -> str:
     """Entropy below 0.05 nats for five steps, while rewards neither rise nor are at their end."""
     values = history.last(ENTROPY, 5)
-    if not values or max(values) >= LOW_ENTROPY or _rises(history, MEAN_SCORE):
+    if not values or max(values) >= LOW_ENTROPY or _rises(history):
         return ""
     if (history.mean(ALL_MAX, 5) or 0.0) >= 0.5:  # little is left to explore
         return ""
@@ -151,7 +151,7 @@ def entropy_collapse(history: History) -> str:
 def entropy_growth(history: History) -> str:
     """Entropy twice that of the first five steps, while rewards do not rise."""
     start, now = history.first(ENTROPY), history.mean(ENTROPY, 5)
-    if start is None or now is None or history.count(ENTROPY) < 10 or _rises(history, MEAN_SCORE):
+    if start is None or now is None or history.count(ENTROPY) < 10 or _rises(history):
         return ""
     if not now > max(ENTROPY_GROWTH * start, 0.5):
         return ""
@@ -273,7 +273,7 @@ def scorer_failures(history: History) -> str:
         f"{100 * now:.1f} % of the samples could not be scored, {100 * start:.1f} % at the start - read their errors "
         f"(strop samples)"
     )
-    if _rises(history, MEAN_SCORE):
+    if _rises(history):
         text += "; the reward rises with them, so the model may have learned to escape the scorer"
     return text
 
@@ -321,7 +321,7 @@ def longer_but_worse(history: History) -> str:
 
 def held_out_falls(history: History) -> str:
     """Three validations in a row are worse than the one before, while the training reward rises."""
-    if not _rises(history, MEAN_SCORE, over_start=True):
+    if not _rises(history, over_start=True):
         return ""
     held_out = [(label, name) for label, pattern in HELD_OUT.items() for name in history.names(pattern)]
     for label, name in held_out:
@@ -407,10 +407,10 @@ def _all_without_advantage(history: History, num_steps: int = IN_A_ROW) -> bool:
     return bool(largest) and max(map(abs, [*largest, *smallest])) < NO_ADVANTAGE
 
 
-def _rises(history: History, name: str, *, over_start: bool = False) -> bool:
-    """The mean of five steps is higher than ten steps before, or than at the start."""
-    now = history.mean(name, 5)
-    before = history.first(name) if over_start else history.mean(name, 5, before=10)
+def _rises(history: History, *, over_start: bool = False) -> bool:
+    """The mean score of five steps is higher than ten steps before, or than at the start."""
+    now = history.mean(MEAN_SCORE, 5)
+    before = history.first(MEAN_SCORE) if over_start else history.mean(MEAN_SCORE, 5, before=10)
     return now is not None and before is not None and now > before + 0.01
 
 

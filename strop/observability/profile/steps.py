@@ -76,7 +76,7 @@ def summed_up(timeline: StepTimeline, file: Path) -> ProfiledStep:
         clock_error_s=timeline.clock_error_s,
         ranks=tuple(_time_of(track, timeline) for track in tracks),
         imbalance_s=imbalance(timeline.spans),
-        offload_s=_first_rank(timeline.spans, "offload"),
+        offload_s=_offload_seconds(timeline.spans),
     )
 
 
@@ -123,10 +123,10 @@ def imbalance(spans: Sequence[TimelineSpan]) -> float:
     return seconds
 
 
-def _first_rank(spans: Sequence[TimelineSpan], method: str) -> float:
-    """Seconds of this method on the first rank of every role."""
+def _offload_seconds(spans: Sequence[TimelineSpan]) -> float:
+    """Seconds of `offload` on the first rank of every role."""
     return math.fsum(
         span.seconds
         for span in spans
-        if span.category == "call" and span.name == method and span.track.rank == 0
+        if span.category == "call" and span.name == "offload" and span.track.rank == 0
     )

@@ -43,6 +43,12 @@ class Reply:
     """requests, retries, cached, wait_s."""
 
 
+def add_usage(total: dict[str, float], usage: Mapping[str, float]) -> None:
+    """Add what a request used, by name."""
+    for name, value in usage.items():
+        total[name] = total.get(name, 0.0) + value
+
+
 class RemoteClient:
     """Asks one address; use `start` and `close` around it."""
 

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from strop.rewards.combine import Part
-from strop.rewards.judges.client import CallFailed, RemoteClient, Reply
+from strop.rewards.judges.client import CallFailed, RemoteClient, Reply, add_usage
 from strop.rewards.judges.comparing import orders, tally_comparisons
 from strop.rewards.judges.config import JudgeConfig
 from strop.rewards.judges.cost_budget import CostBudget
@@ -125,9 +125,9 @@ class Judge:
         try:
             reply = await self._client.ask(request, fresh=fresh)
         except CallFailed as failed:
-            _add(usage, _with_prefix(failed.usage))
+            add_usage(usage, _with_prefix(failed.usage))
             raise CallFailed(failed.kind, str(failed), usage, remedy=failed.remedy) from failed
-        _add(usage, _with_prefix(reply.usage) | self._paid(reply))
+        add_usage(usage, _with_prefix(reply.usage) | self._paid(reply))
         text = _content(reply.data)
         if text is None:
             raise CallFailed(
@@ -178,7 +178,7 @@ class Judge:
             used: dict[str, float] = {}
             for order, usage in zip(requests, usages, strict=True):
                 if number in order:
-                    _add(used, {name: value / len(order) for name, value in usage.items()})
+                    add_usage(used, {name: value / len(order) for name, value in usage.items()})
             if tally.failed:
                 first = failures[0]
                 scores.append((CallFailed(first.kind, tally.failed, {}, remedy=first.remedy), used))
@@ -306,11 +306,6 @@ def _is_cut(data: Any) -> bool:
         return bool(data["choices"][0]["finish_reason"] == "length")
     except (KeyError, IndexError, TypeError):
         return False
-
-
-def _add(total: dict[str, float], usage: Mapping[str, float]) -> None:
-    for name, value in usage.items():
-        total[name] = total.get(name, 0.0) + value
 
 
 def _with_prefix(usage: Mapping[str, float]) -> dict[str, float]:

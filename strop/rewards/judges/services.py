@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.combine import Part, combine, combined_token_rewards
 from strop.rewards.config import RewardConfig
-from strop.rewards.judges.client import CallFailed
+from strop.rewards.judges.client import CallFailed, add_usage
 from strop.rewards.judges.judge import Judge
 from strop.rewards.judges.server import RewardServer
 from strop.rewards.outcome import Outcome
@@ -144,7 +144,7 @@ class Services:
         parts: list[Part] = []
         for name, result in results.items():
             if isinstance(result, CallFailed):
-                _add(usage, result.usage)
+                add_usage(usage, result.usage)
                 failure = failure or Outcome(
                     kind=result.kind,
                     error=str(result),
@@ -155,7 +155,7 @@ class Services:
             elif isinstance(result, BaseException):
                 raise result
             elif isinstance(result, tuple):
-                _add(usage, result[1])
+                add_usage(usage, result[1])
                 parts.append(result[0])
             elif result.score is None:
                 failure = failure or result
@@ -209,7 +209,7 @@ class Services:
         for attempt in range(self._config.retries + 1):
             results = await service.compare(items, fresh=attempt > 0)
             for total, (_, usage) in zip(used, results, strict=True):
-                _add(total, usage)
+                add_usage(total, usage)
             failures = [result for result, _ in results if isinstance(result, CallFailed)]
             if not any(getattr(self._config.on_failure, failure.kind) == "retry" for failure in failures):
                 break
@@ -219,7 +219,7 @@ class Services:
         self, name: str, outcome: Outcome, result: Part | CallFailed, usage: Mapping[str, float]
     ) -> Outcome:
         total = dict(outcome.usage)
-        _add(total, usage)
+        add_usage(total, usage)
         if isinstance(result, CallFailed):
             is_fixed = getattr(self._config.on_failure, result.kind) == "fixed"
             fallback_score = self._config.failed_score if is_fixed else None
@@ -271,8 +271,3 @@ def _content(content: object) -> str:
         if isinstance(part, Mapping)
     ]
     return " ".join(texts)
-
-
-def _add(total: dict[str, float], usage: Mapping[str, float]) -> None:
-    for name, value in usage.items():
-        total[name] = total.get(name, 0.0) + value

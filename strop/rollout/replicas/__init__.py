@@ -1,6 +1,5 @@
 """Engines that are not the native one: in processes of their own, or a user's, so that they may be lost.
 
-checks.py             Engines in processes of their own, and rollout workers apart
 client.py             Asks engines that may be lost
 engine_replicas.py    The engines of one rollout worker
 partial_request.py    A request that is answered in several parts

@@ -133,10 +133,8 @@ class RoutingStats:
     """Seconds in which replicas served, summed over them."""
     busy_s: float
     """Seconds of these in which they had a request."""
-    num_requests: int
-    """Requests that were given a place."""
     num_taken_over: int
-    """Of these, places away from the worker that asked, or in the middle of a response."""
+    """Requests that were given a place away from the worker that asked, or in the middle of a response."""
 
     @property
     def idle_share(self) -> float:
@@ -158,7 +156,7 @@ class RoutingTable:
         self._patience_s = patience_s
         self._requests: dict[tuple[int, int], RoutedRequest] = {}
         self._homes: OrderedDict[str, int] = OrderedDict()
-        self._num_requests = self._num_taken_over = 0
+        self._num_taken_over = 0
         self._past = (0.0, 0.0)  # serving_s and busy_s of replicas that are gone
 
     def add(self, index: int, *, capacity: int, can_continue: bool, copy: int | None = None) -> None:
@@ -246,10 +244,9 @@ class RoutingTable:
         stats = RoutingStats(
             serving_s=serving_s,
             busy_s=busy_s,
-            num_requests=self._num_requests,
             num_taken_over=self._num_taken_over,
         )
-        self._past, self._num_requests, self._num_taken_over = (0.0, 0.0), 0, 0
+        self._past, self._num_taken_over = (0.0, 0.0), 0
         return stats
 
     def causes(self) -> str:
@@ -307,7 +304,6 @@ class RoutingTable:
         return origin.version if origin.is_serving else 0
 
     def _give(self, replica: ReplicaLoad, request: RoutedRequest, now: float) -> Decision:
-        self._num_requests += 1
         self._num_taken_over += replica.index != request.origin
         self._put(replica, request, now)
         return Decision(request=request, replica=replica.index)

@@ -20,7 +20,7 @@ from strop.rollout.requests import generate_one_token
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess
-from strop.rollout.sglang.target import LOADER, TIMEOUT_S, SglangTarget
+from strop.rollout.sglang.target import LOADER, SglangTarget
 from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.utils.allocator import fixed_segments
 from strop.utils.rng import random_key
@@ -152,10 +152,10 @@ class SglangEngine:
         if version < self._version:
             raise ValueError(f"version {version} was set after version {self._version}; versions only grow")
         if self.target.is_open:
-            await self._process.post("end_weight_update", {}, timeout_s=TIMEOUT_S)
+            await self._process.post("end_weight_update", {})
         await self.flush_cache()
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._process.post("update_weight_version", body, timeout_s=TIMEOUT_S)
+        await self._process.post("update_weight_version", body)
         self._version = version
         if self.target.is_open:
             self.target.is_open = False
@@ -165,7 +165,7 @@ class SglangEngine:
     async def pause(self) -> None:
         """Hold every request where it is."""
         self._is_paused = True
-        await self._process.post("pause_generation", {"mode": "in_place"}, timeout_s=TIMEOUT_S)
+        await self._process.post("pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
         """Go on after a pause."""
@@ -177,12 +177,12 @@ class SglangEngine:
         """End these requests, or all, with the tokens they have; ids that do not run are passed over."""
         for name in list(self._running) if request_ids is None else request_ids:
             if name in self._running:
-                await self._process.post("abort_request", {"rid": name}, timeout_s=TIMEOUT_S)
+                await self._process.post("abort_request", {"rid": name})
 
     async def flush_cache(self) -> None:
         """Forget computed prompts. SGLang does not while a request runs; those that new weights hold are no longer."""
         if not self._running or self.target.is_open:
-            await self._process.post("flush_cache", {}, timeout_s=TIMEOUT_S)
+            await self._process.post("flush_cache", {})
 
     async def sleep(self, level: Literal[1, 2] = 1) -> None:
         """Give the memory of the cache back (1), or that of the weights too (2).
@@ -194,13 +194,13 @@ class SglangEngine:
             raise ValueError(f"{len(self._running)} requests are running; wait for them or abort them first")
         if tags := [tag for tag in _TAGS[level] if tag not in self._tags]:
             await self.flush_cache()
-            await self._process.post("release_memory_occupation", {"tags": tags}, timeout_s=TIMEOUT_S)
+            await self._process.post("release_memory_occupation", {"tags": tags})
             self._tags += tags
 
     async def wake_up(self, tags: Sequence[Memory] | None = None) -> None:
         """Take the memory again, or a part of it."""
         if taken := [tag for tag in self._tags if tags is None or tag in tags]:
-            await self._process.post("resume_memory_occupation", {"tags": taken}, timeout_s=TIMEOUT_S)
+            await self._process.post("resume_memory_occupation", {"tags": taken})
             self._tags = [tag for tag in self._tags if tag not in taken]
 
     async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
@@ -212,7 +212,7 @@ class SglangEngine:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        reply = await self._process.post("generate", body, timeout_s=TIMEOUT_S)
+        reply = await self._process.post("generate", body)
         return [float(entry[0]) for entry in reply["meta_info"]["input_token_logprobs"][1:]]
 
     async def health(self) -> Mapping[str, float]:
@@ -245,7 +245,7 @@ class SglangEngine:
         await asyncio.to_thread(self._process.close)
 
     async def _continue(self) -> None:
-        await self._process.post("continue_generation", {}, timeout_s=TIMEOUT_S)
+        await self._process.post("continue_generation", {})
 
 
 @dataclass

@@ -27,6 +27,8 @@ from strop.utils.sanitize import described
 INSIDE = Path(__file__).parent / "inside"
 HOST = "127.0.0.1"
 _LOOP = BackgroundLoop("strop: sglang")
+TIMEOUT_S = 600.0
+"""Limit of an answer, in seconds; the longest are those of an update of weights."""
 _POLL_S = 0.5
 _END_S = 20.0
 """Time for the processes to be gone after they were killed."""
@@ -103,19 +105,19 @@ class SglangProcess:
         """Ask; errors as of `post`."""
         return await self._on_loop(self._call("GET", path, None, timeout_s))
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Tell it something; the answer.
 
         Raises:
             RuntimeError: it answered with an error, which the message has.
             SglangDied: it is gone.
-            TimeoutError: no answer in time.
+            TimeoutError: no answer within TIMEOUT_S.
         """
-        return await self._on_loop(self._call("POST", path, body, timeout_s))
+        return await self._on_loop(self._call("POST", path, body, TIMEOUT_S))
 
-    def post_now(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+    def post_now(self, path: str, body: Mapping[str, Any]) -> Any:
         """As `post`, for a thread."""
-        return _LOOP.submit(self._call("POST", path, body, timeout_s)).result()
+        return _LOOP.submit(self._call("POST", path, body, TIMEOUT_S)).result()
 
     async def stream(
         self, path: str, body: Mapping[str, Any], hear: Callable[[Mapping[str, Any]], None]

@@ -16,8 +16,6 @@ from strop.rollout.weight_sync.bucket import shared_bucket
 
 LOADER = "strop_loader.load"
 """Loader that reads the memory over there (inside/strop_loader.py)."""
-TIMEOUT_S = 600.0
-"""Limit of one step of an update, in seconds."""
 
 
 class SglangTarget:
@@ -54,8 +52,8 @@ class SglangTarget:
         """
         if not self.is_open:
             self.is_open, self._arrived = True, {}
-            self._process.post_now("pause_generation", {"mode": "retract"}, timeout_s=TIMEOUT_S)
-            self._process.post_now("begin_weight_update", {}, timeout_s=TIMEOUT_S)
+            self._process.post_now("pause_generation", {"mode": "retract"})
+            self._process.post_now("begin_weight_update", {})
         with shared_bucket(tensors) as bucket:
             # Pickled as SGLang unpickles it, with a short list of what may be in it: an empty tensor is in that list.
             named = ForkingPickler.dumps([(json.dumps(bucket), torch.empty(0))])
@@ -64,7 +62,7 @@ class SglangTarget:
                 "load_format": LOADER,
                 "flush_cache": False,
             }
-            self._process.post_now("update_weights_from_tensor", body, timeout_s=TIMEOUT_S)
+            self._process.post_now("update_weights_from_tensor", body)
         self._arrived |= {entry[0]: entry[4] for entry in bucket["entries"]}
 
     def digests(self, names: Sequence[str]) -> Mapping[str, int]:

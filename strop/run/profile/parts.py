@@ -87,7 +87,7 @@ def join_parts(
             span = replace(span, start_s=span.start_s - begin_s, end_s=span.end_s - begin_s)
             if span.end_s > 0 and span.start_s < end_s - start_s:  # not the profilers' own work
                 spans.append(span)
-    spans += waits_between(spans, start_s=0.0, end_s=end_s - start_s)
+    spans += waits_between(spans, end_s=end_s - start_s)
     timeline = StepTimeline(
         step=step,
         seconds=end_s - start_s,

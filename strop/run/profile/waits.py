@@ -30,7 +30,7 @@ def overlap(intervals: Sequence[Interval], start_s: float, end_s: float) -> floa
     return sum(max(0.0, min(end, end_s) - max(start, start_s)) for start, end in intervals)
 
 
-def waits_between(spans: Sequence[TimelineSpan], *, start_s: float, end_s: float) -> list[TimelineSpan]:
+def waits_between(spans: Sequence[TimelineSpan], *, end_s: float) -> list[TimelineSpan]:
     """A span of category `wait` for each gap between the calls of a worker, from the begin of the step to its end.
 
     It is named after the other rank or role that was at work during most of the gap, or after the controller where
@@ -51,9 +51,9 @@ def waits_between(spans: Sequence[TimelineSpan], *, start_s: float, end_s: float
     }
     waits: list[TimelineSpan] = []
     for track in tracks:
-        edges = [start_s, *(time for interval in busy[track] for time in interval), end_s]
+        edges = [0.0, *(time for interval in busy[track] for time in interval), end_s]
         for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True):
-            gap_start, gap_end = max(gap_start, start_s), min(gap_end, end_s)
+            gap_start, gap_end = max(gap_start, 0.0), min(gap_end, end_s)
             if gap_end - gap_start < SHORTEST_S:
                 continue
             others = {other: overlap(calls[other], gap_start, gap_end) for other in tracks if other != track}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.algorithms.registry import FILTERS
 from strop.algorithms.reward_kl_config import check_horizon
 from strop.config.sections import where_on
 
@@ -24,6 +25,7 @@ def check(config: Config) -> None:
     _check_answers(config)
     _check_whole_rewards(config)
     _check_recording(config)
+    _check_filter(config)
     control = config.algorithm.kl_ctrl
     if config.algorithm.use_kl_in_reward and control.type == "adaptive":
         check_horizon(control.horizon, config.samples_per_step)
@@ -31,6 +33,17 @@ def check(config: Config) -> None:
         raise ValueError(
             "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
             "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
+        )
+
+
+def _check_filter(config: Config) -> None:
+    settings = config.algorithm.filter_groups
+    if settings.filter:
+        FILTERS[settings.filter]  # an unknown name fails here, with the known ones
+    if settings.enable and config.rollout.samples_per_prompt < 2:
+        raise ValueError(
+            "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "
+            "least 2"
         )
 
 

@@ -9,16 +9,7 @@ from strop.algorithms.specs import check_estimator, check_loss_settings
 from strop.data.curriculum import sees_results
 from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
-from strop.rollout.replicas.checks import check_replicas
-from strop.trainer.checks import (
-    algorithms,
-    async_rollout,
-    dynamic_sampling,
-    parallel,
-    roles,
-    router_replay,
-)
-from strop.trainer.fault_tolerance import settings as fault_tolerance_settings
+from strop.trainer.checks import algorithms, parallel, roles, rollout
 from strop.trainer.fault_tolerance.node_counts import check_elastic
 
 if TYPE_CHECKING:
@@ -48,11 +39,6 @@ def check_together(config: Config) -> None:
 def _check_shaping(config: Config) -> None:
     check_overlong_buffer(config.reward.overlong_buffer, config.data.max_response_tokens)
     check_shaping_function(config.algorithm.reward_shaping, config.algorithm.shaping_settings)
-
-
-def _check_replicas(config: Config) -> None:
-    is_apart = "rollout" in config.resources.apart
-    check_replicas(config.rollout, is_apart=is_apart, is_on_ray=config.resources.runtime == "ray")
 
 
 def _check_budgets(config: Config) -> None:
@@ -105,9 +91,17 @@ def _check_services(config: Config) -> None:
             service.share(0, workers)  # refuses limits of which not every rollout worker can have a share
 
 
-def _check_async_rollout(config: Config) -> None:
-    if config.async_setting:
-        async_rollout.check(config)
+def _check_validations(config: Config) -> None:
+    settings = config.trainer
+    for key, value in (
+        ("target_pass_rate", settings.target_pass_rate), ("patience", settings.patience)
+    ):  # fmt: skip
+        if value is not None and not (config.data.val_files and config.eval.every):
+            lacking = "eval.every is 0" if config.data.val_files else "data.val_files is empty"
+            raise ValueError(
+                f"trainer.{key} is {value}, but {lacking}, so no validation can end the run: set it, or remove "
+                f"trainer.{key}"
+            )
 
 
 def _check_sampler(config: Config) -> None:
@@ -132,15 +126,12 @@ _CHECKS = (
     _check_services,
     algorithms.check,
     roles.check,
-    _check_replicas,
-    fault_tolerance_settings.check,
+    _check_validations,
     check_elastic,
-    dynamic_sampling.check,
     _check_sampler,
     _check_epochs,
     _check_budgets,
     _check_roles,
-    _check_async_rollout,
-    router_replay.check,
+    rollout.check,
 )
 """Checks in the order in which they run."""

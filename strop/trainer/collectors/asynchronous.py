@@ -196,15 +196,12 @@ class AsynchronousGroups:
             uid: arrived[uid] for uid in [*first, *(uid for uid in arrived if uid not in first)]
         }
 
-    def take_completed(self) -> None:
-        """Take the groups that have ended, without waiting."""
-        self._fetch_completed()
-
     def empty_batch(self) -> RolloutBatch:
         """A batch without samples, in the form in which workers give them."""
-        return self._fetch_completed().take([])
+        return self.take_completed().take([])
 
-    def _fetch_completed(self) -> RolloutBatch:
+    def take_completed(self) -> RolloutBatch:
+        """Take the groups that have ended, without waiting; their rows."""
         fetched = take_completed(self._roles, [], 0)
         self.completed |= by_prompt(fetched)
         return fetched

@@ -4,10 +4,8 @@ background.py  Checkpoints that are written while training goes on (run.async_sa
 disk.py        Watch over the time that a checkpoint takes to write
 elastic.py     Elastic runs: fewer machines while some are lost, and more again (resources.min_nodes)
 healing.py     Recovery from dead worker processes (run.max_restarts)
-limits.py      Validations of a run compared with each other, for its limits (hours, pass rate, patience)
 machine.py     A machine that is about to be taken away: the run is saved before (run.save_before)
 node_counts.py  Numbers of machines on which a run can go on (resources.min_nodes)
 rollout_workers.py  Rollout workers apart that are lost while a run goes on, and their replacements
-settings.py    Settings of the end of a run and of fault tolerance
 signals.py     Signals that ask a run to end
 """

@@ -30,10 +30,10 @@ NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, WARNING)
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by a signal; the text says how to go on."""
+    """The process was asked to end by a signal."""
 
-    def __init__(self, number: int, text: str = "") -> None:
-        super().__init__(text or signal.Signals(number).name)
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
         self.number = number
         """The signal."""
 

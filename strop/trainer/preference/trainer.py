@@ -19,7 +19,7 @@ from strop.engines.model import check_language_model
 from strop.engines.value_models import check_value_model, padding_token
 from strop.protocol import DataProto
 from strop.run import Checkpoint, RunFolder, digest
-from strop.trainer.callbacks import Reporter, StopRequest
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.signals import SignalRequest
@@ -200,9 +200,8 @@ def train_on_preferences(
     *,
     checkpoint: Checkpoint | None = None,
     say: Reporter,
-    stop: StopRequest | None = None,
 ) -> SftResult:
     """Run a training on preferences to its end; arguments as those of `strop.trainer.train.train`."""
-    stop = stop or SignalRequest()
+    stop = SignalRequest()
     with environment_of(config.resources), stop.listening():
         return PreferenceTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

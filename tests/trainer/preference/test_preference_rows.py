@@ -147,7 +147,7 @@ def test_rated_answers_have_another_ones_answer_beside_them(tokenizer: Any) -> N
 def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
     rows = [PAIR, {**PAIR, "rejected": "n" * 40}]
     dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(max_tokens=30), loss="sigmoid")
-    assert [one.row for one in dataset] == [0]
+    assert [one.pair[0].row for one in dataset] == [0]
     assert "dropped 1 (50.0 %) longer than prefer.data.max_tokens=30" in dataset.report()
     with pytest.raises(ValueError, match="no train comparison is left"):
         PreferenceDataset(rows[1:], tokenizer, PreferDataConfig(max_tokens=30), loss="sigmoid")

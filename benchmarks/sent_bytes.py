@@ -1,8 +1,8 @@
 """Bytes that this process sends to other ranks, counted at torch's collectives while they run.
 
 Counted is what a rank has to send by the usual algorithms, whichever a backend takes: in a ring an all-gather of W
-ranks passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. The benchmark of parallel
-plans compares the count with the formulas of traffic.py.
+ranks passes W - 1 parts on, a reduce-scatter as many, an all-reduce both. parallel.py compares the count with the
+formulas of traffic.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _sent(name: str, args: tuple[Any, ...]) -> float:
             return others * _size(rows) / max(1, len(rows))
         case "send" | "broadcast_":  # each passes on what it has
             return _size(args[0])
-    raise ValueError(f"bytes that {name} sends are not known; add it to strop.engines.parallel.sent_bytes")
+    raise ValueError(f"bytes that {name} sends are not known; add it to benchmarks/sent_bytes.py")
 
 
 def _size(tensors: Any) -> float:
