@@ -579,6 +579,18 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
         assert (apart.device_bytes <= device) is fits
 
 
+@pytest.mark.parametrize(("settings", "gathered"), [([], 0), (["model.lora.rank=4"], 4 * 512 * 64)])
+def test_weights_leave_their_shards_and_only_merged_ones_are_whole(
+    settings: list[str], gathered: int, tmp_path: Path
+) -> None:
+    # The largest of these, with an adapter merged, is the embedding: 512 rows of 64 numbers in float32.
+    ray = ("resources.runtime=ray", "resources.ranks=2", "rollout.engine=vllm")
+    plan = make_plan(small(tmp_path, *ray, *settings), device="h100", advises=False)
+    (sync,) = (phase for phase in plan.phases if phase.phase == "weight sync")
+    assert sync.device.get("one merged weight, whole", 0) == gathered
+    assert set(sync.device) - {"one merged weight, whole"} == {"actor: idle", "buckets"}
+
+
 def test_an_engine_beside_the_actor_has_weights_in_its_share(tmp_path: Path) -> None:
     # Weights have 2 bytes a number: in nine tenths of that the engine does not begin.
     ray = ("resources.runtime=ray", "rollout.engine=vllm")
