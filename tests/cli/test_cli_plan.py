@@ -51,6 +51,7 @@ def test_a_plan_as_json_says_whether_it_fits_and_what_would(config: Path) -> Non
         "--json",
     )
     assert fits.code == 0
+    assert fits.record["step_seconds"] == pytest.approx(small.record["suggestion_step_seconds"])
 
 
 def test_a_plan_as_text_names_the_phase_with_most(config: Path) -> None:
@@ -59,6 +60,14 @@ def test_a_plan_as_text_names_the_phase_with_most(config: Path) -> None:
     assert "it does NOT fit" in result.out
     assert "smallest change: actor.engine.max_tokens_per_device=" in result.out
     assert "actor: update:" in result.out
+    assert "time of a step with it: " in result.out
+
+
+def test_a_long_step_has_its_seconds_in_full(config: Path) -> None:
+    longer = ("data.prompts_per_step=20000", "--memory-gib", "70")
+    result = cli("plan", str(config), "--device", "h100", *longer)
+    assert re.search(r"time of a step: \d,\d{3} s \(gen \d,\d{3}, update_actor \d", result.out)
+    assert "e+0" not in result.out.partition("time of a step")[2].partition("\n")[0]
 
 
 @pytest.mark.slow

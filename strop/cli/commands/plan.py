@@ -159,6 +159,7 @@ def _record(plan: Plan, placements: Placements | None) -> dict[str, Any]:
         "idle_share": plan.time.idle_share,
         "device_hours_per_step": plan.device_hours_per_step,
         "suggestion": _suggestion(plan, placements),
+        "suggestion_step_seconds": _suggested_seconds(plan, placements),
         "baseline_bytes": plan.baseline_bytes,
         "load_host_bytes": int(plan.load_host_bytes),
         "phases": [
@@ -206,6 +207,13 @@ def _suggestion(plan: Plan, placements: Placements | None) -> str:
     return _words(plan.change.settings)
 
 
+def _suggested_seconds(plan: Plan, placements: Placements | None) -> float:
+    """Seconds of a step with what is suggested."""
+    if placements is not None and placements.fastest is not None:
+        return placements.fastest.time.step
+    return (plan.changed or plan).step_seconds
+
+
 def _words(settings: Sequence[str]) -> str:
     """Settings as a shell takes them."""
     return " ".join(map(shell_word, settings))
@@ -235,14 +243,23 @@ def _lines(plan: Plan, placements: Placements | None) -> list[str]:
     )
     if not plan.fits:
         lines.append(_change_line(plan))
-    stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in plan.seconds_by_stage.items())
-    lines.append(
-        f"time of a step: {plan.step_seconds:.3g} s ({stages}); idle {plan.time.idle_share:.0%}; "
-        f"{plan.device_hours_per_step:.3g} device-hours a step"
-    )
+    lines.append(_time_line(plan) if plan.changed is None else _time_line(plan.changed, " with it"))
     if placements is not None:
         lines += _placement_lines(placements)
     return [*lines, *(f"assumed: {line}" for line in plan.assumptions)]
+
+
+def _time_line(plan: Plan, condition: str = "") -> str:
+    stages = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in plan.seconds_by_stage.items())
+    return (
+        f"time of a step{condition}: {_seconds(plan.step_seconds)} s ({stages}); idle {plan.time.idle_share:.0%}; "
+        f"{plan.device_hours_per_step:.3g} device-hours a step"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def _number(parameters: float) -> str:
@@ -268,7 +285,7 @@ def _placement_lines(placements: Placements) -> list[str]:
     for name, placement in (("fastest", placements.fastest), ("cheapest", placements.cheapest)):
         settings = _words(placement.settings)
         lines.append(
-            f"  {name}: {placement.devices} devices, {placement.time.step:.3g} s a step, idle "
+            f"  {name}: {placement.devices} devices, {_seconds(placement.time.step)} s a step, idle "
             f"{placement.time.idle_share:.0%}, {placement.device_hours:.3g} device-hours: {settings}"
         )
     return lines

@@ -103,11 +103,20 @@ def knows_no_validation(config: Config) -> bool:
     return bool(config.data.val_files) and config.data.max_val_prompts is None
 
 
-def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1) -> float:
-    """Keys and values of a token on a rank, with `tensor` and `pipeline` as of `cache_form`."""
-    sizes = actor.sizes
-    heads, layers = max(1.0, sizes.key_heads / tensor), len(sizes.layers) / pipeline
-    return 2 * layers * heads * sizes.key_dim * actor.form.compute_dtype.itemsize
+def token_bytes(actor: RolePlan, *, tensor: int = 1, pipeline: int = 1, holds_latents: bool = False) -> float:
+    """Keys and values of a token on a rank, with `tensor` and `pipeline` as of `cache_form`.
+
+    Args:
+        actor: the policy.
+        tensor, pipeline: ranks.
+        holds_latents: of latent attention, each rank has what keys and values are made of, and not these: vLLM and
+            SGLang. The native engine has them expanded.
+    """
+    sizes, item = actor.sizes, actor.form.compute_dtype.itemsize
+    layers = len(sizes.layers) / pipeline
+    if holds_latents and sizes.latent_dim:
+        return layers * sizes.latent_dim * item
+    return 2 * layers * max(1.0, sizes.key_heads / tensor) * sizes.key_dim * item
 
 
 def accelerator_cache(config: Config, actor: RolePlan) -> CacheForm:
@@ -119,7 +128,7 @@ def accelerator_cache(config: Config, actor: RolePlan) -> CacheForm:
 
 
 def held_keys(phases: Sequence[PhaseMemory]) -> float:
-    """Bytes of keys and values of the phase that generates; 0 where an engine has its share of the device."""
+    """Bytes of keys and values of the phase that generates; 0 of an engine whose memory is not counted."""
     return next((phase.device[KEYS] for phase in phases if KEYS in phase.device), 0.0)
 
 
@@ -135,9 +144,10 @@ def running_at_once(config: Config, actor: RolePlan, phases: Sequence[PhaseMemor
     held = held_keys(phases)
     if not held:
         return most
-    axes = Axes() if "rollout" in config.resources.apart else actor.axes
+    axes = Axes() if "rollout" in config.resources.apart or own is not None else actor.axes
     tensor = axes.tensor if own is None else own.num_devices
-    pool = held / token_bytes(actor, tensor=tensor, pipeline=axes.pipeline)
+    each_token = token_bytes(actor, tensor=tensor, pipeline=axes.pipeline, holds_latents=own is not None)
+    pool = held / each_token
     lengths = actor.lengths
     each = lengths.prompt / config.rollout.samples_per_prompt + lengths.mean_response / 2
     return max(1, min(most, int(axes.experts * pool / each)))
@@ -186,7 +196,7 @@ def _before_prefill(
     if own is not None:
         device = {**state, **others}
         if device_bytes is not None:
-            device[f"{config.rollout.engine} (its share of the device)"] = own.memory_share * device_bytes
+            device |= _engine_parts(config, actor, device_bytes)
         return PhaseMemory(phase="rollout", device=device)
     axes = actor.axes
     cache = cache_form(config, actor, axes.world, is_cpu=is_cpu, tensor=axes.tensor, pipeline=axes.pipeline)
@@ -196,6 +206,22 @@ def _before_prefill(
         held = cache.pool_bytes(device_bytes - sum({**state, **others, **copies}.values()))
     parts = {**state, **others, KEYS: held, **copies}
     return PhaseMemory(phase="rollout", device=parts, host=host_parts(actor, 0, is_cpu, gradients=False))
+
+
+def _engine_parts(config: Config, actor: RolePlan, device_bytes: float) -> dict[str, float]:
+    """Of an engine in processes of its own: it begins with its weights, and takes all that is left of its share of the
+    device for keys and values. Where the longest sequence has no room beside the weights it does not begin, so that
+    what it leaves to others counts as well."""
+    own, engine = config.rollout.own_processes, config.rollout.engine
+    assert own is not None, "the caller asks whether there are"
+    room = own.memory_share * device_bytes
+    weights = actor.sizes.total * actor.form.compute_dtype.itemsize / own.num_devices
+    longest = actor.lengths.prompt + actor.lengths.max_response
+    least = longest * token_bytes(actor, tensor=own.num_devices, holds_latents=True)
+    parts = {f"weights of {engine}": weights, KEYS: max(least, room - weights)}
+    if weights + least > room:
+        parts[f"left free by {engine}"] = device_bytes - room
+    return parts
 
 
 def freed_copies(actor: RolePlan) -> float:
@@ -271,15 +297,9 @@ def apart_phase(config: Config, actor: RolePlan, device_bytes: float | None) -> 
     ranks, is_cpu = config.resources.apart["rollout"], device_bytes is None
     sizes, item = actor.sizes, actor.form.compute_dtype.itemsize
     if (own := config.rollout.own_processes) is not None:
-        weights = sizes.total * item / own.num_devices
-        if device_bytes is None:
-            return PhaseMemory(phase="rollout (apart)", device={"weights": weights})
-        room = own.memory_share * device_bytes
-        longest = actor.lengths.prompt + actor.lengths.max_response
-        least = longest * token_bytes(actor, tensor=own.num_devices)
-        parts = {"weights": weights, KEYS: max(least, room - weights)}
-        if weights + least > room:
-            parts[f"left free by {config.rollout.engine}"] = device_bytes - room
+        parts = {f"weights of {config.rollout.engine}": sizes.total * item / own.num_devices}
+        if device_bytes is not None:
+            parts = _engine_parts(config, actor, device_bytes)
         return PhaseMemory(phase="rollout (apart)", device=parts)
     alone = actor.alone()
     cache = cache_form(config, alone, ranks, is_cpu=is_cpu)

@@ -92,13 +92,22 @@ def generation_seconds(
     ends = _ends(lengths, slots)
     last = ends[-1]
     ratios = decode_ratios(actor, device, running=slots, sampling=sampling)
+    latents = config.rollout.own_processes is not None
     total, half = 0.0, sum(lengths) / len(lengths) / 2
     for point in range(POINTS):
         step = (point + 0.5) * last / POINTS
         running = min(slots, len(ends) - bisect_right(ends, step))
         context = actor.lengths.prompt + min(step, half if count > slots else step)
         whole, part = (
-            decode_seconds(actor, device, running=running, context=context, ranks=n, sampling=sampling)
+            decode_seconds(
+                actor,
+                device,
+                running=running,
+                context=context,
+                ranks=n,
+                sampling=sampling,
+                holds_latents=latents,
+            )
             for n in (1, ranks)
         )
         layers, rest = map(_real_seconds, whole, part, (ratios.layer, ratios.rest))
@@ -155,10 +164,17 @@ def _ends(lengths: tuple[int, ...], slots: int) -> list[int]:
 
 
 def decode_seconds(
-    actor: RolePlan, device: Device, *, running: float, context: float, ranks: int, sampling: Sampling
+    actor: RolePlan,
+    device: Device,
+    *,
+    running: float,
+    context: float,
+    ranks: int,
+    sampling: Sampling,
+    holds_latents: bool = False,
 ) -> tuple[float, float]:
     """Of a decode step of an engine with so many sequences of so many tokens, by the rates of a device: layers, and
-    what is beside them, without what ranks send each other."""
+    what is beside them, without what ranks send each other; `holds_latents` as of `token_bytes`."""
     sizes, item, layers = actor.sizes, actor.form.compute_dtype.itemsize, len(actor.sizes.layers)
     touched = sizes.active - sizes.head_numbers
     if sizes.experts_per_token < 1:  # experts that some token goes to are read
@@ -172,7 +188,8 @@ def decode_seconds(
     def products(read: float, used: float, item: int, flops: float) -> float:
         return max(read * item / ranks / bandwidth * rows, 2 * used * running / ranks / flops)
 
-    cache = running * context * token_bytes(actor, tensor=ranks) / device.weight_bandwidth
+    seen = running * sizes.seen_tokens(context)
+    cache = seen * token_bytes(actor, tensor=ranks, holds_latents=holds_latents) / device.weight_bandwidth
     in_layers = products(touched, sizes.active - sizes.head_numbers, item, device.product_flops) + cache
     of_head = max(item, 4) if has_fused_steps(actor) else item
     rest = products(sizes.head_numbers, sizes.head_numbers, of_head, device.wide_flops)

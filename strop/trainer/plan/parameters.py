@@ -97,6 +97,10 @@ class ModelSizes:
     """Of the layer with most."""
     key_dim: int
     """Numbers of a key or a value, of the larger."""
+    latent_dim: int
+    """Numbers that latent attention makes the keys and values of a token of; 0 of other attention."""
+    windows: tuple[int | None, ...]
+    """Tokens that a query of each layer sees; None: all before it."""
     num_heads: int
     hidden: int
     vocab: int
@@ -137,6 +141,10 @@ class ModelSizes:
         """Numbers of the head, the first layer, and the last one of each kind."""
         layers = {0: self.layers[0]} | dict(zip(self.kinds, self.layers, strict=True))
         return sum(part.all.total for part in layers.values()) + self.head_numbers
+
+    def seen_tokens(self, context: float) -> float:
+        """Tokens of so many that a query sees, in the mean of the layers."""
+        return sum(min(context, window or context) for window in self.windows) / len(self.windows)
 
     @property
     def trained(self) -> float:
@@ -265,6 +273,8 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     experts = experts_of(shape)
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts
     key_heads, key_dim = key_sizes(text)
+    latent = getattr(text, "kv_lora_rank", None)
+    windows = {kind: _window(layer) for kind, layer in zip(kept, layers, strict=True)}
     return ModelSizes(
         layers=tuple(of_kind[kind] for kind in kinds),
         kinds=kinds,
@@ -278,6 +288,8 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
         experts_chosen=float(chosen),
         key_heads=key_heads,
         key_dim=key_dim,
+        latent_dim=int(latent) + int(text.qk_rope_head_dim) if latent else 0,
+        windows=tuple(windows[kind] for kind in kinds),
         num_heads=int(text.num_attention_heads),
         hidden=int(text.hidden_size),
         vocab=int(inputs.weight.shape[0]),
@@ -292,6 +304,12 @@ def key_sizes(text: Any) -> tuple[int, int]:
         return heads, max(keys, int(text.v_head_dim))
     dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return int(getattr(text, "num_key_value_heads", None) or heads), dim
+
+
+def _window(layer: nn.Module) -> int | None:
+    """Tokens that a query of a layer sees; None: all before it."""
+    windows = (getattr(part, "sliding_window", None) for part in layer.modules())
+    return next((int(window) for window in windows if isinstance(window, int) and window > 0), None)
 
 
 def _of_products(layer: nn.Module) -> Count:

@@ -45,6 +45,8 @@ class Plan:
     time: StepTime
     change: Change | None
     """The smallest change with which it fits; None where it fits, or no change is known."""
+    changed: Plan | None
+    """The run with this change."""
     num_devices: int
     """Of all pools."""
     assumptions: Sequence[str]
@@ -120,10 +122,19 @@ def make_plan(
     time = step_time(config, roles, planned_on, phases)
     share = memory if is_accelerator else memory / processes_of_node(config)
     peak = max(phase.device_bytes for phase in phases) + baseline
-    change = None
+    change = changed = None
     if peak > share and advises:
         change = smallest_change(
             config, roles, share - baseline, is_accelerator=is_accelerator, per_node=planned_on.per_node
+        )
+    if change is not None:
+        changed = make_plan(
+            change.config,
+            device=device,
+            memory_gib=memory_gib,
+            mean_response_tokens=mean_response_tokens,
+            prompt_tokens=prompt_tokens,
+            advises=False,
         )
     return Plan(
         device=planned_on,
@@ -133,6 +144,7 @@ def make_plan(
         memory_bytes=share,
         time=time,
         change=change,
+        changed=changed,
         num_devices=all_devices(config),
         assumptions=_assumptions(config, lengths, planned_on, roles, process, phases),
         roles=roles,

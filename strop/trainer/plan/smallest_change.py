@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strop.config.difference import overrides_between
 from strop.trainer.config import Config
 from strop.trainer.plan.batches import Lengths
-from strop.trainer.plan.candidates import axis_choices
+from strop.trainer.plan.candidates import SHARE_KEYS, axis_choices
 from strop.trainer.plan.changes import of_engines, with_values
 from strop.trainer.plan.memory import least_bytes, phases_of
 from strop.trainer.plan.roles import RolePlan, planned_roles, shapes_of
@@ -17,6 +17,8 @@ GRAIN = 256
 """Budgets are multiples of so many tokens."""
 LARGEST = 4096
 """Most ranks that are tried."""
+ENGINE_SHARES = (0.6, 0.7, 0.8, 0.9)
+"""Of a device, for an engine in processes of its own, that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Change:
 
     settings: tuple[str, ...]
     """Overrides, on top of the run's configuration."""
+    config: Config
+    """The run with them."""
     peak_bytes: int
     """Of a rank, with them."""
 
@@ -38,8 +42,9 @@ def smallest_change(
     per_node: int,
 ) -> Change | None:
     """The first that fits of: half the budget and so on, fewer sequences, gradients summed after each micro-batch,
-    checkpointing, all of these, offload, ranks that share matrices, more ranks (of each number first those that share
-    none), an adapter. Of several at once, each that is not needed is left out, or is as mild as it may be.
+    checkpointing, a larger share of the device for an engine of its own, all of these but that, offload, that with
+    them, ranks that share matrices, more ranks (of each number first those that share none), an adapter. Of several at
+    once, each that is not needed is left out, or is as mild as it may be.
 
     Args:
         config: of the run, which does not fit.
@@ -53,14 +58,15 @@ def smallest_change(
     """
     pricing = _Pricing(config, roles, available, is_accelerator=is_accelerator)
     parts = _parts(config, roles[0].lengths)
-    for part in parts:
+    shares = _shares(config) if is_accelerator else []
+    for part in (*parts, shares):
         for values in part:
             if change := pricing.change(values):
                 return change
     is_whole = all(engine.tensor_parallel == 1 for engine in config.used_engines.values())
     sizes = axis_choices(roles).tensor if is_accelerator and is_whole else (1,)
     tensor_parallel = [size for size in sizes if size <= per_node]
-    for values in _together(config, parts, is_accelerator, per_node, tensor_parallel):
+    for values in _together(config, parts, is_accelerator, per_node, tensor_parallel, shares):
         if change := pricing.change(values):
             return _without_the_needless(values, parts, pricing, change)
     return None
@@ -95,7 +101,8 @@ class _Pricing:
         peak = max(phase.device_bytes for phase in phases)
         if peak > self._available:
             return None
-        return Change(settings=overrides_between(self._config, changed), peak_bytes=peak)
+        settings = overrides_between(self._config, changed)
+        return Change(settings=settings, config=changed, peak_bytes=peak)
 
 
 def _parts(config: Config, lengths: Lengths) -> list[list[Values]]:
@@ -113,12 +120,22 @@ def _parts(config: Config, lengths: Lengths) -> list[list[Values]]:
     return [part for part in (budgets, running, syncs, checkpointing) if part]
 
 
+def _shares(config: Config) -> list[Values]:
+    """Larger shares of the device for an engine in processes of its own, the smallest first."""
+    own, engine = config.rollout.own_processes, config.rollout.engine
+    if own is None:
+        return []
+    key = f"rollout.{engine}.{SHARE_KEYS[engine]}"
+    return [{key: share} for share in ENGINE_SHARES if share > own.memory_share]
+
+
 def _together(
     config: Config,
     parts: Sequence[Sequence[Values]],
     is_accelerator: bool,
     per_node: int,
     tensor_parallel: Sequence[int],
+    shares: Sequence[Values],
 ) -> Iterator[Values]:
     """Several changes at once, the smallest first: the strongest of all parts, then with offload, ranks, an adapter.
 
@@ -126,13 +143,17 @@ def _together(
         config, is_accelerator, per_node: as of `smallest_change`.
         parts: as of `_parts`.
         tensor_parallel: sizes that ranks are tried with, 1 for none.
+        shares: as of `_shares`.
     """
     small: dict[str, object] = {}
     for part in parts:
         small |= part[-1]
     yield small
     if is_accelerator:
-        yield {**small, **of_engines(config, offload="optimizer")}
+        offloaded: list[Values] = [of_engines(config, offload=kind) for kind in ("optimizer", "all")]
+        yield {**small, **offloaded[0]}
+        for moved in ({}, *offloaded):
+            yield from ({**small, **moved, **share} for share in shares)
         own = config.resources.ranks
         for ranks in (own, *_doubled(own)):
             nodes = config.resources.nodes if ranks == own else max(1, ranks // per_node)

@@ -18,15 +18,15 @@ def load_phase(main: Sequence[RolePlan]) -> PhaseMemory:
 
 
 def sync_phase(config: Config, main: Sequence[RolePlan], actor: RolePlan, is_cpu: bool) -> PhaseMemory:
-    """New weights on their way to engines with weights of their own."""
+    """New weights on their way to engines with weights of their own: from shards, where nothing is gathered, or merged
+    with an adapter one after the other."""
     device, host = bucket_parts(config, actor, is_cpu)
-    largest = max(actor.sizes.head_numbers, *(part.all.total for part in actor.sizes.layers)) * 4
     state = {f"{role.name}: idle": idle_bytes(role, is_cpu) for role in main}
-    return PhaseMemory(
-        phase="weight sync",
-        device={**state, **device, "one weight, whole": largest},
-        host=host,
-    )
+    merged = {}
+    if actor.form.lora.enabled:
+        largest = max(part.all.total for part in actor.sizes.tensors)
+        merged = {"one merged weight, whole": largest * actor.form.weights_dtype.itemsize}
+    return PhaseMemory(phase="weight sync", device={**state, **device, **merged}, host=host)
 
 
 def bucket_parts(config: Config, actor: RolePlan, is_cpu: bool) -> tuple[dict[str, float], dict[str, float]]:

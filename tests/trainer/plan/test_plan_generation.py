@@ -9,11 +9,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from plan_configs import config_of
+from transformers import DeepseekV3Config, Gemma2Config
 
 from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.changes import with_values
 from strop.trainer.plan.devices import device_named
-from strop.trainer.plan.generation_memory import KEYS, has_fused_steps, held_keys, running_at_once
+from strop.trainer.plan.generation_memory import (
+    KEYS,
+    has_fused_steps,
+    held_keys,
+    running_at_once,
+    token_bytes,
+)
 from strop.trainer.plan.generation_time import (
     SAMPLE_S,
     decode_ratios,
@@ -268,6 +275,57 @@ def test_sequences_without_room_wait(tmp_path: Path, apart: tuple[str, ...]) -> 
     (line,) = set(small.assumptions) - set(roomy.assumptions)
     assert f"need {needed / 2**30:.2f} GiB and get {held / 2**30:.2f}, 80% of what is free" in line
     assert f"about {running} sequences" in line
+
+
+def test_a_decode_step_reads_the_keys_that_a_window_shows(tmp_path: Path) -> None:
+    # Of 4 layers 2 see 100 of 1,000 tokens: 2,200 in place of 4,000, at 512 bytes a token and layer.
+    windowed = Gemma2Config(
+        hidden_size=64, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
+        intermediate_size=128, vocab_size=512, sliding_window=100,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    config = config_of(tmp_path, model=windowed)
+    actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+    device = replace(device_named("h100"), product_flops=1e30, weight_bandwidth=1.0)
+    seconds = [
+        decode_seconds(
+            actor, device, running=3, context=tokens, ranks=1, sampling=sampling_of(config.rollout)
+        )[0]
+        for tokens in (100, 1000)
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(3 * (2200 - 400) * 512)
+
+
+def test_engines_of_their_own_hold_latents(tmp_path: Path) -> None:
+    # Latents of 24 and 8 numbers, in 2 layers of bfloat16, whole on each rank; expanded, 24 for each of 4 heads.
+    latent = DeepseekV3Config(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, intermediate_size=64,
+        vocab_size=512, kv_lora_rank=24, q_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+        first_k_dense_replace=2,
+    )  # fmt: skip
+    ray = ("resources.runtime=ray", "resources.apart={rollout: 1}", "rollout.max_staleness=1")
+    config = config_of(tmp_path, *ray, "rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", model=latent)
+    plan = make_plan(config, device="h100", advises=False)
+    actor = plan.roles[0]
+    assert token_bytes(actor, tensor=2) == 2 * 2 * 2 * 24 * 2
+    assert token_bytes(actor, tensor=2, holds_latents=True) == 2 * (24 + 8) * 2
+    device = replace(plan.device, product_flops=1e30, weight_bandwidth=1.0)
+    expanded, latents = (
+        decode_seconds(
+            actor,
+            device,
+            running=1,
+            context=10**6,
+            ranks=2,
+            sampling=sampling_of(config.rollout),
+            holds_latents=held,
+        )[0]
+        for held in (False, True)
+    )
+    assert expanded - latents == pytest.approx(10**6 * (384 - 128))
+    pool = held_keys(plan.phases)
+    bounded = with_values(config, {"rollout.max_running": 10**9})
+    assert running_at_once(bounded, actor, plan.phases) == int(pool / 128 / (64 / 8 + 96 / 2))
 
 
 def test_a_sequence_that_has_no_room_alone_does_not_fit(tmp_path: Path) -> None:

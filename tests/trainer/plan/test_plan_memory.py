@@ -579,6 +579,38 @@ def test_an_engine_that_leaves_too_much_free_does_not_fit(tmp_path: Path) -> Non
         assert (apart.device_bytes <= device) is fits
 
 
+@pytest.mark.parametrize(("settings", "gathered"), [([], 0), (["model.lora.rank=4"], 4 * 512 * 64)])
+def test_weights_leave_their_shards_and_only_merged_ones_are_whole(
+    settings: list[str], gathered: int, tmp_path: Path
+) -> None:
+    # The largest of these, with an adapter merged, is the embedding: 512 rows of 64 numbers in float32.
+    ray = ("resources.runtime=ray", "resources.ranks=2", "rollout.engine=vllm")
+    plan = make_plan(small(tmp_path, *ray, *settings), device="h100", advises=False)
+    (sync,) = (phase for phase in plan.phases if phase.phase == "weight sync")
+    assert sync.device.get("one merged weight, whole", 0) == gathered
+    assert set(sync.device) - {"one merged weight, whole"} == {"actor: idle", "buckets"}
+
+
+def test_an_engine_beside_the_actor_has_weights_in_its_share(tmp_path: Path) -> None:
+    # Weights have 2 bytes a number: in nine tenths of that the engine does not begin.
+    ray = ("resources.runtime=ray", "rollout.engine=vllm")
+    whole = make_plan(small(tmp_path, *ray), device="h100", advises=False)
+    numbers, memory = whole.roles[0].sizes.total, whole.memory_bytes
+    assert whole.fits
+    share = 0.9 * 2 * numbers / memory
+    plan = make_plan(small(tmp_path, *ray, f"rollout.vllm.gpu_memory_utilization={share}"), device="h100")
+    rollout = plan.phases[0].device
+    assert rollout["weights of vllm"] == 2 * numbers
+    assert rollout["left free by vllm"] == pytest.approx((1 - share) * memory)
+    assert not plan.fits
+    assert plan.change is not None
+    assert plan.change.settings == ("rollout.vllm.gpu_memory_utilization=0.6",)
+    assert plan.changed is not None
+    assert plan.changed.fits
+    held = plan.changed.phases[0].device
+    assert held["keys and values"] == pytest.approx(0.6 * memory - 2 * numbers)
+
+
 @pytest.mark.parametrize(("chunk", "logits"), [(1 << 28, 8 * 2**18), (2**20, 2**20)])
 def test_a_rank_of_several_holds_no_more_logits_than_there_are(
     chunk: int, logits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
