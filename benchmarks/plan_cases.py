@@ -299,4 +299,5 @@ SECOND_DRAW = {
         prompt=48, response=48, prompts=4, samples=2, settings=(CRITIC, "model.lora.rank=8"),
     ),
 }  # fmt: skip
-"""Drawn by a generator of random numbers: those of its twelve that end a run within three minutes on two cores."""
+"""Eight of twelve that a generator of random numbers drew; four with thousands of tokens in bfloat16, or
+13,000, are left out, and heads are as many as divide the width."""
