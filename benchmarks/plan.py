@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from machine import machine
 from name_lists import names_of
-from plan_cases import CASES, DRAWN, FURTHER, Case
+from plan_cases import CASES, DRAWN, FURTHER, SECOND_DRAW, Case
 from tokenizers import Regex, Tokenizer
 from tokenizers.pre_tokenizers import Split
 from transformers import (
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line in place of a line per case")
     parser.add_argument(
         "--cases",
-        type=names_of(CASES | FURTHER | DRAWN, separator="|"),
+        type=names_of(CASES | FURTHER | DRAWN | SECOND_DRAW, separator="|"),
         default=list(CASES),
         help="names of cases (plan_cases.py): NAME|NAME (default: all of CASES)",
     )
@@ -87,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(
         1
     )  # as the runs have; a forked child would wait for ever for threads of this process
-    cases = CASES | FURTHER | DRAWN
+    cases = CASES | FURTHER | DRAWN | SECOND_DRAW
     names: list[str] = arguments.cases
     for on_ray in {cases[name].ranks > 1 for name in names}:
         baseline(uses_ray=on_ray, is_one_of_several=on_ray)  # once for all children

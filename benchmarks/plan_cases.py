@@ -264,3 +264,40 @@ DRAWN = {
     ),
 }  # fmt: skip
 """Drawn by somebody who had not written the plan."""
+
+SECOND_DRAW = {
+    "second draw 1: 65 k, adapter of 64, two ranks": Case(
+        model=model(384, 4, 1536, 65_536), prompt=48, response=48, ranks=2,
+        settings=(HALF, REFERENCE, "model.lora.rank=64"),
+    ),
+    "second draw 2: 2 layers of 896, adapter of 64, bfloat16": Case(
+        model=model(896, 2, 2368, 32_000, model_type="qwen2"), prompt=48, response=200, samples=2,
+        settings=(HALF, "model.lora.rank=64"),
+    ),
+    "second draw 3: PPO, checkpointing, prompts of 900, two ranks": Case(
+        model=model(256, 8, 768, 49_152, model_type="llama"), prompt=900, response=48, prompts=4, samples=8, ranks=2,
+        settings=(CRITIC, AGAIN),
+    ),
+    "second draw 4: 152 k, adapter of 64": Case(
+        model=model(768, 2, 2048, 151_936, model_type="qwen2"), prompt=128, response=48, prompts=4, samples=2,
+        settings=("model.lora.rank=64",),
+    ),
+    "second draw 5: PPO, 100 k, answers of 400, two ranks": Case(
+        model=model(320, 6, 832, 100_000, model_type="smollm3", num_attention_heads=5, num_key_value_heads=5),
+        prompt=900, response=400, prompts=1, samples=8, ranks=2, settings=(CRITIC,),
+    ),
+    "second draw 6: PPO, 28 layers, checkpointing": Case(
+        model=model(512, 28, 2048, 32_000, model_type="qwen2"), prompt=128, response=48, prompts=1, samples=2,
+        settings=(CRITIC, AGAIN),
+    ),
+    "second draw 8: 128 k, checkpointing, adapter of 64": Case(
+        model=model(384, 4, 1536, 128_256, model_type="qwen2", tie_word_embeddings=False), prompt=900, response=48,
+        prompts=1, samples=8, settings=(AGAIN, "model.lora.rank=64"),
+    ),
+    "second draw 10: Gemma 2, PPO, adapter of 8": Case(
+        model=model(704, 8, 1856, 49_152, model_type="gemma2", num_attention_heads=11, num_key_value_heads=11),
+        prompt=48, response=48, prompts=4, samples=2, settings=(CRITIC, "model.lora.rank=8"),
+    ),
+}  # fmt: skip
+"""Eight of twelve that a generator of random numbers drew; four with thousands of tokens in bfloat16, or
+13,000, are left out, and heads are as many as divide the width."""

@@ -10,7 +10,8 @@ devices.py            Memory and speed of devices: published, or of this CPU as 
 generation_memory.py  Memory of a rank that generates
 generation_time.py    Seconds of generation
 heap.py               Heap of a process on a CPU
-heap_gaps.py          Gaps in the heap of a process on a CPU
+heap_gaps.py          Gaps that one step leaves in it to the next
+heap_replay.py        Heap in a pass through all layers
 memory.py             Memory of a rank in each phase of a step
 parameters.py         Parameters of a model by their place, and the share of a rank
 pass_memory.py        Memory of a rank in the passes of a role

@@ -34,7 +34,7 @@ from strop.trainer.plan.accelerator import (
     use_traced_norms,
 )
 from strop.trainer.plan.cpu_layers import CpuAttention, use_traced_cpu_layers
-from strop.trainer.plan.heap import Heap
+from strop.trainer.plan.heap_replay import HeapTrace, gap_bytes, share_in_heap
 from strop.trainer.plan.meta_model import PassForm, causal_lm, layer_list, truncated_module
 from strop.trainer.plan.tracing import Mark, Recorder, Work, recording
 from strop.utils.glibc import largest_in_heap
@@ -63,8 +63,6 @@ class LayerPass:
 
     saved_bytes: int
     """Kept from its forward to its backward pass."""
-    gap_bytes: int
-    """Of holes in the heap of a CPU that its forward pass leaves."""
     forward: Work
     backward: Work
 
@@ -80,8 +78,8 @@ class Passes:
     """Kept beside the layers: hidden states that are predicted from, embeddings."""
     top_bytes: int
     """Most bytes beside what is kept, in the head and in the backward pass of a layer."""
-    base_gap_bytes: int
-    """Of holes in the heap of a CPU, beside those of layers."""
+    heap: HeapTrace | None
+    """Of a CPU."""
     heap_share: float
     """Of the bytes that are kept, those in the heap of a CPU, where freed memory stays with the process."""
     tail_bytes: int
@@ -96,8 +94,8 @@ class Passes:
         return self.saved_base_bytes + sum(self.layers[kind].saved_bytes for kind in kinds)
 
     def gap_bytes(self, kinds: Sequence[Hashable]) -> int:
-        """Of the holes in the heap of a CPU that a pass through these layers leaves."""
-        return self.base_gap_bytes + sum(self.layers[kind].gap_bytes for kind in kinds)
+        """Of the holes in the heap of a CPU in a pass through these layers."""
+        return 0 if self.heap is None else gap_bytes(self.heap, tuple(kinds))
 
     @property
     def layers_forward(self) -> Work:
@@ -163,8 +161,7 @@ def _prepared(
     if form.checkpointing:
         checkpoint_layers(module)
     use_packed_attention(module, None, by_formula=form.by_formula)
-    heap = None if form.is_accelerator else Heap(largest_in_heap(is_recomputed=form.checkpointing))
-    recorder = Recorder(heap=heap)
+    recorder = Recorder()
     if form.is_accelerator:
         use_traced_norms(module, fused_norm, before_products=fused_norm_before_products)
         use_traced_gates(module, fused_gate)
@@ -257,8 +254,6 @@ class _Run:
         ]
         start = recorder.mark()
         recorder.reset_peak()
-        if (heap := recorder.heap) is not None:
-            heap.reset_peak()
         loss, saved = self._losses()
         self._is_watching = False
         behind = recorder.mark()
@@ -271,9 +266,9 @@ class _Run:
         end = recorder.mark()
         layers = self._layer_passes(end)
         of_kept = [layers[kind] for kind in self._kept]
-        gaps = 0 if heap is None else max(0, heap.peak - heap.most_used - start.gaps)
+        kept_events = recorder.events[start.num_events : saved.num_events]
+        heap = None if self._form.is_accelerator else self._heap_trace(start, end)
         base_saved = saved.live - self._base - sum(layer.saved_bytes for layer in of_kept)
-        in_heap = (saved.in_heap - start.in_heap) / max(1, saved.live - start.live)
         more = self._chunks_left  # of the head, alike
         rest = [behind.work - start.work, end.work - behind.work]
         rest[0] += (behind.work - saved.work) * more
@@ -286,8 +281,8 @@ class _Run:
             layers=layers,
             saved_base_bytes=base_saved,
             top_bytes=max(self._head_peak, layer_peak) - saved.live,
-            heap_share=min(1.0, max(0.0, in_heap)),
-            base_gap_bytes=max(0, gaps - sum(layer.gap_bytes for layer in of_kept)),
+            heap=heap,
+            heap_share=0.0 if heap is None else share_in_heap(kept_events, heap.largest),
             tail_bytes=tail_peak - self._base,
             base_forward=rest[0],
             base_backward=rest[1],
@@ -306,11 +301,26 @@ class _Run:
                 saved_bytes=self._input_bytes[number]
                 if self._form.checkpointing
                 else behind.live - before.live,
-                gap_bytes=max(0, behind.gaps - before.gaps),
                 forward=behind.work - before.work,
                 backward=grad_in.work - grad_out.work,
             )
         return layers
+
+    def _heap_trace(self, start: Mark, end: Mark) -> HeapTrace:
+        first, numbers = start.num_events, range(len(self._kept))
+
+        def between(before: Mark, behind: Mark) -> range:
+            return range(before.num_events - first, behind.num_events - first)
+
+        return HeapTrace(
+            events=tuple(self._recorder.events[first : end.num_events]),
+            kinds=tuple(self._kept),
+            forward=tuple(between(self._before[i], self._behind[i]) for i in numbers),
+            backward=tuple(
+                between(self._grad_of_output.get(i, end), self._grad_of_input.get(i, end)) for i in numbers
+            ),
+            largest=largest_in_heap(is_recomputed=self._form.checkpointing),
+        )
 
     def _enter(self, number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._is_watching:

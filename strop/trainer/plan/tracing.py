@@ -21,8 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strop.trainer.plan.heap import Heap
-
 _PRODUCTS = {"mm": 0, "bmm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
 """Operators that multiply matrices, and which argument is the left one."""
 _ATTENTION = "attention"
@@ -64,10 +62,8 @@ class Mark:
 
     live: int
     work: Work
-    gaps: int
-    """Of the heap; 0 without one."""
-    in_heap: int
-    """Bytes of the tensors that lie in it."""
+    num_events: int
+    """Of storages."""
 
 
 @dataclass
@@ -79,17 +75,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     peak: int = 0
     """Most of them since `reset_peak`."""
     work: Work = field(default_factory=Work)
-    heap: Heap | None = None
-    """Of a CPU, where it is asked for."""
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """Number of a storage, and its bytes; 0 where it is given back."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._num_storages = 0
 
     def mark(self) -> Mark:
         """Now."""
-        gaps, used = (self.heap.gaps, self.heap.used) if self.heap else (0, 0)
-        return Mark(self.live, self.work, gaps, used)
+        return Mark(self.live, self.work, len(self.events))
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
@@ -112,17 +108,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._storages[storage] = True
                 num_new += 1
                 self.live += storage.nbytes()
-                start = self.heap.take(storage.nbytes()) if self.heap else None
-                weakref.finalize(storage, self._drop, storage.nbytes(), start)
+                self._num_storages += 1
+                if storage.nbytes():
+                    self.events.append((self._num_storages, storage.nbytes()))
+                    weakref.finalize(storage, self._drop, storage.nbytes(), self._num_storages)
         self.peak = max(self.peak, self.live)
         if num_new or func._schema.is_mutable:
             self.work += _work_of(func, args, kwargs, out, made)
         return out
 
-    def _drop(self, num_bytes: int, start: int | None) -> None:
+    def _drop(self, num_bytes: int, number: int) -> None:
         self.live -= num_bytes
-        if self.heap and start is not None:
-            self.heap.give_back(start)
+        self.events.append((number, 0))
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
