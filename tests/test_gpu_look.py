@@ -136,7 +136,8 @@ def test_a_file_of_tests_that_kills_its_process_costs_no_other_file(
     look = Look(device="cpu", out=tmp_path / "out", step="tests", deadline=time.time() + 60)
     facts: Facts = {}
     with pytest.raises(
-        RuntimeError, match=r"2 of the tests marked gpu failed, in tests/test_fatal\.py, .*_fine.*_lacking"
+        RuntimeError,
+        match=r"2 of the tests marked gpu failed; look at tests/test_fatal\.py, .*_fine.*_lacking",
     ):
         checks._tests(look, facts)
     assert (facts["passed"], facts["failed"]) == (2, 2)

@@ -46,11 +46,13 @@ def _tests(look: Look, facts: Facts) -> None:
     facts["files"] = results
     facts |= {outcome: sum(result[outcome] for result in results.values()) for outcome in OUTCOMES}
     if bad := [file for file, result in results.items() if result["exit"]]:
-        raise RuntimeError(f"{facts['failed']} of the tests marked gpu failed, in {', '.join(bad)}")
+        raise RuntimeError(f"{facts['failed']} of the tests marked gpu failed; look at {', '.join(bad)}")
 
 
 def _file_tests(look: Look, file: str) -> Facts:
     """Outcomes of the tests of a file; where its process was stopped, or killed by one of them, those until then."""
+    if look.left_s <= 0:
+        return {"exit": "not begun", **dict.fromkeys(OUTCOMES, 0)}
     name = Path(file).stem
     report, log = look.work / f"{name}.xml", look.out / f"{name}.log"
     words = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--tb=short"]
@@ -58,7 +60,7 @@ def _file_tests(look: Look, file: str) -> Facts:
     with log.open("wb") as lines, contextlib.suppress(subprocess.TimeoutExpired):
         code = subprocess.run(
             [*words, f"--junitxml={report}", file], cwd=ROOT, stdout=lines, stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=max(10, look.left_s), check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=max(1, look.left_s), check=False,
         ).returncode  # fmt: skip
     if report.is_file():
         return {"exit": code, **_outcomes(report)}

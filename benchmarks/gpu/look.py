@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from strop.utils.triton import KernelError
+
 Facts = dict[str, Any]
 """Numbers and words of a measurement, by name."""
 T = TypeVar("T")
@@ -98,7 +100,7 @@ class Look:
         """The result, or the error of one of several ways of which some exist on some cards alone."""
         try:
             return work()
-        except (RuntimeError, ImportError, NotImplementedError, torch.OutOfMemoryError) as error:
+        except (RuntimeError, ImportError, KernelError) as error:
             self.clean()
             return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
 

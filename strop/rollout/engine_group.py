@@ -112,6 +112,7 @@ def native_generation(context: EngineContext) -> Generation:
     policy = load_model(
         dataclasses.replace(context.model, lora=LoraConfig()), device=context.device, holds_half=True
     )
+    policy.module.requires_grad_(False)
     target = ModuleTarget(policy.module)
     return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 

@@ -15,6 +15,10 @@ class EngineDied(RuntimeError):
     """An engine in processes of its own has ended or does not answer; the message says what its log says."""
 
 
+class EngineBusy(ValueError):
+    """Memory was to be given back while requests run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Sampling parameters of one request."""
@@ -149,7 +153,8 @@ class RolloutEngine(Protocol):
         """Give memory back: that of the cache (1), that of the engine's own weights as well (2).
 
         Raises:
-            ValueError: a request is running; or the engine's weights stay where they are (2).
+            EngineBusy: a request is running.
+            ValueError: the engine's weights stay where they are (2).
         """
         ...
 

@@ -16,9 +16,11 @@ from references.language_models import save_tiny
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
+from strop.rollout.config import RolloutConfig
+from strop.rollout.engine_group import EngineContext, native_generation
 from strop.rollout.native import batch as batch_module
+from strop.rollout.native import cuda_graph, running
 from strop.rollout.native import fused_layers as layers_module
-from strop.rollout.native import running
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cuda_graph import CAPTURE_AFTER, Capture, StaticStep
 from strop.rollout.native.fused_layers import FusedLayers, fused_layers
@@ -104,10 +106,10 @@ def test_the_copy_in_half_precision_goes_on_with_joined_weights(tiny: Tiny) -> N
     layers = layers_of(half.model)
     layers.join()
     attention = layers_module._groups(half.model.layers[0])[0]
-    joined = layers._joined[0].qkv
+    joined = layers._weights[0].qkv
     assert torch.equal(joined, torch.cat([part.weight for part in attention]))
     layers.join()
-    assert layers._joined[0].qkv is joined
+    assert layers._weights[0].qkv is joined
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             if name.split(".")[-2] in PRODUCTS:
@@ -119,8 +121,8 @@ def test_the_copy_in_half_precision_goes_on_with_joined_weights(tiny: Tiny) -> N
     half.free()
     half.refresh()
     layers.join()
-    assert layers._joined[0].qkv is not joined
-    assert torch.equal(layers._joined[0].qkv, -before)
+    assert layers._weights[0].qkv is not joined
+    assert torch.equal(layers._weights[0].qkv, -before)
 
 
 def test_joined_weights_take_no_memory_beside_the_parameters(tiny: Tiny) -> None:
@@ -135,7 +137,7 @@ def test_joined_weights_take_no_memory_beside_the_parameters(tiny: Tiny) -> None
     assert sum(storage.nbytes() for storage in storages.values()) == sum(
         weight.nbytes for weight in before.values()
     )
-    for joined in layers._joined:
+    for joined in layers._weights:
         for tensor in (joined.qkv, joined.qkv_bias, joined.gate_up):
             assert tensor is not None
             assert tensor.untyped_storage().data_ptr() in storages
@@ -197,15 +199,24 @@ def wrong_at_first(function: Callable[[], Tensor]) -> tuple[Callable[[], None], 
     return replay, result
 
 
+class Uncompiled(Exception):
+    """Stands for an error of Triton, which may not be there."""
+
+
 @pytest.mark.parametrize(
     "capture",
-    [failing(RuntimeError("no kernel image is available")), wrong_at_first],
-    ids=["fails", "differs"],
+    [
+        failing(RuntimeError("no kernel image is available")),
+        failing(Uncompiled("out of resource: shared memory")),
+        wrong_at_first,
+    ],
+    ids=["fails", "does not compile", "differs"],
 )
 def test_where_they_fail_the_models_own_pass_is_captured(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capture: Capture
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    monkeypatch.setattr(cuda_graph, "KernelError", Uncompiled)
     wanted = decoded(tiny("qwen3", dtype="float32"), None, length=4 * CAPTURE_AFTER)
     model = frozen(tiny("qwen3", dtype="float32"))
     steps = StaticStep(model, capture, layers_of(model))
@@ -214,3 +225,39 @@ def test_where_they_fail_the_models_own_pass_is_captured(
     assert not steps.has_fused_layers
     assert all(shape._hidden == steps._own_hidden for shape in steps._shapes.values())
     assert steps.num_captured >= 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen2", "mistral"])
+def test_in_half_precision_a_captured_step_agrees_and_is_kept(tiny: Tiny, kind: str) -> None:
+    half = HalfCopy(tiny(kind, dtype="bfloat16"))
+    half.refresh()
+    steps = StaticStep(half.model, repeated, layers_of(half.model))
+    decoded(half.model, steps, length=4 * CAPTURE_AFTER)
+    assert steps.num_captured >= 1
+    assert steps.has_fused_layers
+
+
+def test_a_model_apart_from_the_trainer_has_them(tiny_folder: Callable[[str], Any]) -> None:
+    """Its weights are rounded when they are loaded, and received later."""
+    context = EngineContext(
+        model=ModelConfig(path=str(tiny_folder("qwen3")), dtype="bfloat16"), rollout=RolloutConfig(),
+        device="cpu", version=0, trained=None, max_tokens=0, logs=None, rank=0,
+    )  # fmt: skip
+    policy = native_generation(context).policy
+    assert policy is not None
+    assert fused_layers(policy) is not None
+
+
+def test_without_memory_to_join_weights_the_models_own_pass_is_captured(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = decoded(tiny("qwen3", dtype="float32"), None)
+    model = frozen(tiny("qwen3", dtype="float32"))
+    steps = StaticStep(model, None, layers_of(model))
+
+    def short(parameters: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(layers_module, "_in_one", short)
+    equal(decoded(model, steps), wanted)
+    assert not steps.has_fused_layers

@@ -134,3 +134,8 @@ def _num_choices(extra_info: Mapping[str, Any]) -> int:
     ):
         return len(choices)
     return len(_LETTERS)
+
+
+def compute_score(solution_str: str, ground_truth: object) -> float:
+    """The score alone, under the name and with the arguments users import."""
+    return float(grade(solution_str, ground_truth)["score"])

@@ -127,7 +127,7 @@ class StaticStep:
     def free(self) -> None:
         """Give the memory of captured steps back."""
         self._drop_shapes()
-        self._made_of = ()
+        self._made_of, self._is_current = (), False
         if self._layers is not None:
             self._layers.free()
 
@@ -215,8 +215,7 @@ class StaticStep:
 
     def _shape(self, cache: PagedCache, num_slots: int, num_tokens: int) -> _Shape:
         if not self._is_current:  # looking at every parameter takes longer than a few layers
-            if self._layers is not None:
-                self._layers.join()
+            self._join_weights()
             made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
                 self._drop_shapes()
@@ -230,6 +229,19 @@ class StaticStep:
             hidden = self._own_hidden if self._layers is None else self._layers.hidden
             self._shapes[key] = _Shape(self._model, hidden, cache, num_slots, num_tokens)
         return self._shapes[key]
+
+    def _join_weights(self) -> None:
+        """Join the weights of fused layers; where there is no memory for that, do without these layers."""
+        if self._layers is None:
+            return
+        try:
+            self._layers.join()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("no memory to join weights of products: a decode step is captured in more kernels")
+            self._layers.free()
+            self._layers = None
 
     def _own_hidden(self, ids: Tensor, positions: Tensor, attention: DecodeAttention) -> Tensor:
         return self._model.hidden(ids[None], positions[None], attention)

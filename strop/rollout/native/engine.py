@@ -25,7 +25,7 @@ from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.rank_group import Asked, Note, RankFailed, RankGroup, RanksDiffer
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
-from strop.rollout.types import Ability, Memory, OnToken, Sampling, TokenOutput
+from strop.rollout.types import Ability, EngineBusy, Memory, OnToken, Sampling, TokenOutput
 from strop.utils.machine_limits import device_bytes, free_bytes
 
 logger = logging.getLogger(__name__)
@@ -236,14 +236,15 @@ class NativeEngine:
         Sequences that a pause holds are computed again from their tokens when they go on.
 
         Raises:
-            ValueError: a sequence is running, and not paused; or level 2: the weights are the model's.
+            EngineBusy: a sequence is running, and not paused.
+            ValueError: level 2: the weights are the model's.
         """
         if level != 1:
             raise ValueError(
                 f"sleep({level}) of the in-process engine: its weights are those of the model; off-load the model"
             )
         if self._batch.running and self._running.is_set():
-            raise ValueError(
+            raise EngineBusy(
                 f"{len(self._batch.running)} sequences are running; wait for them, pause or abort them first"
             )
         self._read_rest()

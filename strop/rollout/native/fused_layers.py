@@ -1,8 +1,9 @@
-"""Hidden states of a decode step on a card, for layers of Llama's form: nine launches of a layer in place of seventeen.
+"""Hidden states of a decode step on a card, for layers of Llama's form: of many sequences nine launches of a layer.
 
-Queries, keys and values are one product, as are gates and ups: their weights lie one behind the other, in the memory of
-one tensor. What is between products are the kernels of layer_kernels.py. Every other model, one whose weights are
-trained in this process without a rounded copy, and a card without Triton go through the model's own forward pass.
+The model's own forward pass has fifteen, and two more where queries and keys are normed. Here queries, keys and values
+are one product, as are gates and ups: their weights lie one behind the other, in the memory of one tensor. What is
+between products are the kernels of layer_kernels.py. Every other model, one whose weights are trained in this process
+without a rounded copy, and a card without Triton go through the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from strop.utils.triton import has_kernels
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _Weights:
     """Weights [N, K] and biases [N] of products with the same input, the rows of one behind those of the other."""
 
     qkv: Tensor
@@ -40,29 +41,29 @@ class FusedLayers:
     def __init__(self, model: CausalLM) -> None:
         self._model = model
         self._layers: list[Any] = model.layers
-        self._joined: list[_Joined] = []
+        self._weights: list[_Weights] = []
         self._addresses: list[int] = []
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def join(self) -> None:
-        """See to weights that lie one behind the other; those that do not are moved, and parameters with them."""
-        addresses = self._weight_addresses()
-        if self._joined and addresses == self._addresses:
+        """Move weights of products with the same input one behind the other, unless the last call has; parameters go
+        with them."""
+        if self._weights and self._addresses == self._parameter_addresses():
             return
         self.free()
         for layer in self._layers:
-            qkv, gate_up = (_joined(group) for group in _groups(layer))
-            self._joined.append(_Joined(*qkv, *gate_up))
-        self._addresses = self._weight_addresses()
+            qkv, gate_up = (_join(group) for group in _groups(layer))
+            self._weights.append(_Weights(*qkv, *gate_up))
+        self._addresses = self._parameter_addresses()
 
-    def _weight_addresses(self) -> list[int]:
-        groups = [group for layer in self._layers for group in _groups(layer)]
-        return [part.weight.data_ptr() for group in groups for part in group]
+    def _parameter_addresses(self) -> list[int]:
+        parts = [part for layer in self._layers for group in _groups(layer) for part in group]
+        return [parameter.data_ptr() for part in parts for parameter in part.parameters()]
 
     def free(self) -> None:
         """Hold no memory beside the parameters."""
-        self._joined.clear()
+        self._weights.clear()
         self._addresses.clear()
 
     def hidden(self, ids: Tensor, positions: Tensor, attention: DecodeAttention) -> Tensor:
@@ -73,19 +74,19 @@ class FusedLayers:
             attention: of the sequences.
         """
         backbone: Any = self._model.module.base_model
-        half = self._model.compute_dtype
+        dtype = self._model.compute_dtype
         stream: Tensor = backbone.embed_tokens(ids)
         angles = [part[0].contiguous() for part in backbone.rotary_emb(stream[None], positions[None])]
         delta = None
-        for number, (layer, joined) in enumerate(zip(self._layers, self._joined, strict=True)):
+        for number, (layer, weights) in enumerate(zip(self._layers, self._weights, strict=True)):
             attend, mlp = layer.self_attn, layer.mlp
-            states = _normed(stream, delta, layer.input_layernorm, half)
-            states = F.linear(states, joined.qkv, joined.qkv_bias)
+            states = _normed(stream, delta, layer.input_layernorm, dtype)
+            states = F.linear(states, weights.qkv, weights.qkv_bias)
             form = AttentionForm(scaling=attend.scaling, window=window_of(layer, self._model))
             mixed = attention.attend(number, *_heads(states, attend, angles), form)
             delta = F.linear(mixed.flatten(1), attend.o_proj.weight, attend.o_proj.bias)
-            states = _normed(stream, delta, layer.post_attention_layernorm, half)
-            gated = gate_halves(F.linear(states, joined.gate_up, joined.gate_up_bias))
+            states = _normed(stream, delta, layer.post_attention_layernorm, dtype)
+            gated = gate_halves(F.linear(states, weights.gate_up, weights.gate_up_bias))
             delta = F.linear(gated, mlp.down_proj.weight, mlp.down_proj.bias)
         wide = torch.promote_types(stream.dtype, backbone.norm.weight.dtype)
         return _normed(stream, delta, backbone.norm, wide)
@@ -93,7 +94,7 @@ class FusedLayers:
 
 def fused_layers(model: CausalLM) -> FusedLayers | None:
     """The layers of a model; None where its own forward pass is needed."""
-    if not has_kernels(model.device) or model.is_sharded or model.copy_group is not None:
+    if not has_kernels(model.device) or model.is_sharded:
         return None
     if not has_plain_layers(model) or not _fits(model):
         return None
@@ -118,7 +119,7 @@ def _groups(layer: Any) -> tuple[list[nn.Linear], list[nn.Linear]]:
     return [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
 
 
-def _joined(parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+def _join(parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of linear layers."""
     weight = _in_one([part.weight for part in parts])
     return weight, None if parts[0].bias is None else _in_one([part.bias for part in parts])
@@ -128,8 +129,8 @@ def _in_one(parameters: Sequence[Tensor]) -> Tensor:
     """The rows of all in one tensor, in whose memory the parameters lie from now on."""
     whole = torch.cat([parameter.data for parameter in parameters])
     rows = torch.split(whole, [len(parameter) for parameter in parameters])
-    for parameter, own in zip(parameters, rows, strict=True):
-        parameter.data = own
+    for parameter, part in zip(parameters, rows, strict=True):
+        parameter.data = part
     return whole
 
 

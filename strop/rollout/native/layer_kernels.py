@@ -1,8 +1,8 @@
-"""Triton kernels of a decode step between its products: what a layer does there in three launches, beside attention.
+"""Triton kernels of a decode step between its products: what a layer does there in four launches, beside attention.
 
 A step of a few sequences is many short kernels, of which a card starts one every two or three microseconds, whatever
-they compute. Each of these takes the place of two to five: the sum of the residual stream and the norm of the new sum;
-norms and rotations of queries and keys that come from one product; the gate of both halves of another one. Not
+they compute. One of these adds to the residual stream and norms the sum, two kernels of the model's own pass; one norms
+and turns queries and keys that come from one product, four of its kernels; one gates the halves of another product. Not
 measured on a card yet.
 """
 

@@ -21,7 +21,7 @@ from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.sglang.target import LOADER, SglangTarget
-from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, EngineBusy, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.utils.allocator import fixed_segments
 from strop.utils.rng import random_key
 
@@ -188,10 +188,10 @@ class SglangEngine:
         """Give the memory of the cache back (1), or that of the weights too (2).
 
         Raises:
-            ValueError: a request is running.
+            EngineBusy: a request is running.
         """
         if self._running:
-            raise ValueError(f"{len(self._running)} requests are running; wait for them or abort them first")
+            raise EngineBusy(f"{len(self._running)} requests are running; wait for them or abort them first")
         if tags := [tag for tag in _TAGS[level] if tag not in self._tags]:
             await self.flush_cache()
             await self._process.post("release_memory_occupation", {"tags": tags})

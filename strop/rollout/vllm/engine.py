@@ -19,7 +19,7 @@ from strop.engines.weights import WeightsMetadata
 from strop.protocol.trajectory import media_of
 from strop.rollout.replicas.prompt_checks import checked_prompt
 from strop.rollout.requests import generate_one_token
-from strop.rollout.types import Ability, Memory, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, EngineBusy, Memory, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python
 from strop.rollout.vllm.node_part import NodePart
@@ -197,10 +197,11 @@ class VllmEngine:
         On a CPU only what is computed is forgotten.
 
         Raises:
-            ValueError: a request is running; or level 2 on a CPU.
+            EngineBusy: a request is running.
+            ValueError: level 2 on a CPU.
         """
         if self._running:
-            raise ValueError(f"{len(self._running)} requests are running; wait for them or abort them first")
+            raise EngineBusy(f"{len(self._running)} requests are running; wait for them or abort them first")
         if self._gives_memory_back:
             await self._process.ask("sleep", timeout_s=TIMEOUT_S, level=level)
             self._asleep = list(_PARTS)

@@ -274,7 +274,7 @@ def model_sizes(shape: PreTrainedConfig, form: PassForm) -> ModelSizes:
     chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts
     key_heads, key_dim = key_sizes(text)
     latent = getattr(text, "kv_lora_rank", None)
-    windows = {kind: _window(layer) for kind, layer in zip(kept, layers, strict=True)}
+    windows = {kind: _window(layer, text) for kind, layer in zip(kept, layers, strict=True)}
     return ModelSizes(
         layers=tuple(of_kind[kind] for kind in kinds),
         kinds=kinds,
@@ -306,9 +306,10 @@ def key_sizes(text: Any) -> tuple[int, int]:
     return int(getattr(text, "num_key_value_heads", None) or heads), dim
 
 
-def _window(layer: nn.Module) -> int | None:
-    """Tokens that a query of a layer sees; None: all before it."""
-    windows = (getattr(part, "sliding_window", None) for part in layer.modules())
+def _window(layer: nn.Module, text: Any) -> int | None:
+    """Tokens that a query of a layer sees; None: all before it. Layers that do not hold it ask the configuration."""
+    held = [part.sliding_window for part in layer.modules() if hasattr(part, "sliding_window")]
+    windows: list[Any] = held or [getattr(text, "sliding_window", None)]
     return next((int(window) for window in windows if isinstance(window, int) and window > 0), None)
 
 

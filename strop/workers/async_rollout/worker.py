@@ -20,7 +20,7 @@ from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.routing.router import RouterAddress
-from strop.rollout.types import Sampling
+from strop.rollout.types import EngineBusy, Sampling
 from strop.rollout.weight_sync.types import Probe, SyncReport
 from strop.run.replay_schedule import Spans
 from strop.utils.background_loop import EventLoopThread
@@ -233,9 +233,11 @@ class AsyncRolloutWorker(RolloutWorker):
             self._event_loop.run(self._engines.pause())
 
     def sleep(self) -> None:
-        """As RolloutWorker, unless an engine of its own is at work."""
+        """As RolloutWorker, unless an engine of its own is at work, for groups of this worker or, by the router, for
+        another one."""
         if self._groups.is_idle or (self._is_paused and self._target is None):
-            super().sleep()
+            with contextlib.suppress(EngineBusy):
+                super().sleep()
 
     def close(self) -> None:
         """As RolloutWorker."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from plan_configs import config_of
-from transformers import DeepseekV3Config, Gemma2Config
+from transformers import DeepseekV3Config, Gemma2Config, MistralConfig
 
 from strop.rollout.native.cpu.kernel import sample_kernel
 from strop.trainer.plan.changes import with_values
@@ -294,6 +294,16 @@ def test_a_decode_step_reads_the_keys_that_a_window_shows(tmp_path: Path) -> Non
         for tokens in (100, 1000)
     ]
     assert seconds[1] - seconds[0] == pytest.approx(3 * (2200 - 400) * 512)
+
+
+def test_a_window_of_all_layers_is_read_from_the_configuration(tmp_path: Path) -> None:
+    """Layers of Mistral do not hold it themselves."""
+    options = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    for window in (100, None):
+        shape = MistralConfig(**options, intermediate_size=128, vocab_size=512, sliding_window=window)
+        config = config_of(tmp_path, model=shape)
+        actor = planned_roles(config, lengths_of(config, None, None), is_accelerator=True)[0]
+        assert {*actor.sizes.windows} == {window}
 
 
 def test_engines_of_their_own_hold_latents(tmp_path: Path) -> None:
