@@ -204,12 +204,14 @@ def test_a_checkpoint_goes_on_in_one_process_and_on_ranks_without_the_axis(
             assert_same(seen.after, original[0].after, tolerance=1e-9)
 
 
-def adapted(parallel: Parallel, folder: str, optimizer: str) -> dict[str, np.ndarray[Any, Any]]:
+def adapted(
+    parallel: Parallel, folder: str, optimizer: str, *, expert_parallel: int = 1
+) -> dict[str, np.ndarray[Any, Any]]:
     """What is trained after two steps of this rank's rows: adapters of the attention, or all weights."""
     lora = LoraConfig(rank=3, alpha=6.0) if optimizer == "adamw" else LoraConfig()
     model = load_model(ModelConfig(path=folder, dtype="float64", lora=lora), device="cpu", parallel=parallel)
     optim = OptimizerConfig(name=optimizer, lr=1e-2, eps=1e-3)  # type: ignore[arg-type]
-    config = EngineConfig(expert_parallel=parallel.ep_size)
+    config = EngineConfig(expert_parallel=expert_parallel)
     engine = TrainEngine(model, config, optim, total_steps=None, parallel=parallel)
     mine = PAIRS[parallel.dp_rank :: parallel.dp_size]
     rows = make_rows([torch.tensor(p) for p, _ in mine], [torch.tensor(r) for _, r in mine])
@@ -221,7 +223,7 @@ def adapted(parallel: Parallel, folder: str, optimizer: str) -> dict[str, np.nda
 
 
 def adapted_on_ranks(ranks: Ranks, folder: str, optimizer: str) -> dict[str, np.ndarray[Any, Any]]:
-    return adapted(ranks.join(expert_parallel=2), folder, optimizer)
+    return adapted(ranks.join(expert_parallel=2), folder, optimizer, expert_parallel=2)
 
 
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-10), ("muon", 2e-3)])  # bfloat16 in muon

@@ -86,7 +86,7 @@ def on_ranks(ranks: Ranks, folder: str, out: str, checkpointing: bool) -> dict[s
     engine, reports = trained(model, parallel, which)
     adapters = [p for _, p in model.named_parameters() if p.requires_grad]
     assert all(isinstance(p, DTensor) for p in adapters)
-    save_adapter(model, Path(out) / f"adapter_{ranks.rank}")
+    save_adapter(model, Path(out) / "adapter", write=ranks.rank == 0)
     save_merged(model, Path(out) / "merged", write=ranks.rank == 0)
     return {**results(engine, which), "reports": reports}
 
@@ -114,10 +114,8 @@ def test_two_ranks_train_the_adapter_of_one_process(
 
     save_adapter(alone.model, tmp_path / "alone")
     config = "adapter_config.json"
-    assert (tmp_path / "adapter_0" / config).read_text() == (tmp_path / "alone" / config).read_text()
-    again = ModelConfig(
-        path=folder, dtype="float64", lora=LoraConfig(rank=3, path=str(tmp_path / "adapter_0"))
-    )
+    assert (tmp_path / "adapter" / config).read_text() == (tmp_path / "alone" / config).read_text()
+    again = ModelConfig(path=folder, dtype="float64", lora=LoraConfig(rank=3, path=str(tmp_path / "adapter")))
     assert_parameters(load_model(again, device="cpu"), first["parameters"])
     merged = ModelConfig(path=str(tmp_path / "merged"), dtype="float64")
     assert_parameters(load_model(merged, device="cpu"), first["merged"])

@@ -163,24 +163,26 @@ def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), whole
 
 
-def save_adapter(model: CausalLM, folder: Path, *, base: str = "") -> None:
+def save_adapter(model: CausalLM, folder: Path, *, write: bool = True, base: str = "") -> None:
     """Write the adapter as an ordinary PEFT folder: adapter_config.json and adapter_model.safetensors.
 
     Args:
         model: with an adapter.
         folder: made if it does not exist.
+        write: False for a rank that helps to gather only.
         base: name of the model under the adapter for its readers, where what it has is a folder of this machine.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapter_tensors(model)}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
-    share_as_usual(folder / _WEIGHTS_FILE)
-    settings = {**_settings_of(model).to_dict(), "inference_mode": True}
-    if base and Path(settings["base_model_name_or_path"] or ".").is_dir():
-        settings["base_model_name_or_path"] = base
-    # Sets (target_modules) in an order of their own, so that equal adapters are equal files.
-    text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
-    (folder / CONFIG_FILE).write_text(text + "\n")
+    tensors = {name: t.cpu().contiguous() if write else t for name, t in adapter_tensors(model)}
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        share_as_usual(folder / _WEIGHTS_FILE)
+        settings = {**_settings_of(model).to_dict(), "inference_mode": True}
+        if base and Path(settings["base_model_name_or_path"] or ".").is_dir():
+            settings["base_model_name_or_path"] = base
+        # Sets (target_modules) in an order of their own, so that equal adapters are equal files.
+        text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
+        (folder / CONFIG_FILE).write_text(text + "\n")
 
 
 def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
