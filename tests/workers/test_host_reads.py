@@ -536,6 +536,10 @@ def launches_of_a_decode_step(card: Card, folder: str) -> Counter[str]:
     """Of many sequences, whose keys are not divided among programs."""
     batch = DecodeBatch(load_model(ModelConfig(path=folder, dtype="bfloat16"), device="cuda"), max_running=5)
     batch._steps = None
+    return launches_of_the_fourth_step(card, batch)
+
+
+def launches_of_the_fourth_step(card: Card, batch: DecodeBatch) -> Counter[str]:
     batch.waiting.extend(Request(f"r{n}", (10, 11, 12), Sampling(key=n, max_tokens=9)) for n in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode_kernel, "PROGRAMS", 1)
@@ -552,14 +556,7 @@ def launches_in_a_captured_step(card: Card, folder: str) -> Counter[str]:
     layers = fused_layers(batch._decoder)
     assert layers is not None
     batch._steps = StaticStep(batch._decoder, None, layers)
-    batch.waiting.extend(Request(f"r{n}", (10, 11, 12), Sampling(key=n, max_tokens=9)) for n in range(2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_kernel, "PROGRAMS", 1)
-        for _ in range(3):
-            batch.step(0)
-        card.launches.clear()
-        batch.step(0)
-    return card.launches
+    return launches_of_the_fourth_step(card, batch)
 
 
 def launches_beside_a_captured_step(card: Card, folder: str) -> Counter[str]:

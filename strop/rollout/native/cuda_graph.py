@@ -11,9 +11,9 @@ lengths on the device (decode_kernel.py), its cache is read up to the next of a 
 What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the pool and the table of
 the cache, which stay where they are while sequences come and go. When a parameter or one of these is another tensor,
 captures of it are dropped. A shape is captured when it has come CAPTURE_AFTER times, so short runs never pay for it,
-and its first answer is compared with that of the model's own forward pass. What is captured of layers of Llama's form
-are fewer kernels (fused_layers.py). A model whose Python looks at its tokens cannot be captured,
-and goes its own way; a capture for which there is no memory is tried again later, each time after twice as many steps.
+and its first answer is compared with that of the model's own forward pass. Layers of Llama's form are captured in fewer
+kernels than those of that pass (fused_layers.py). A model whose Python looks at its tokens cannot be captured, and goes
+its own way; a capture for which there is no memory is tried again later, each time after twice as many steps.
 
 On a CPU, the padded step and a repeated trace of it are tested. Last measured on a GPU: benchmarks/RESULTS.md.
 """
@@ -195,7 +195,8 @@ class StaticStep:
     def _note_refused(self, error: Exception) -> None:
         """Try again later where memory was short, also for what the driver keeps of a graph; else never so."""
         if not is_out_of_memory(error):
-            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
+            what = "decode steps of this model" if self._layers is None else "fused layers of decode steps"
+            logger.warning("%s cannot be captured, so that decoding is slower: %s", what, error)
             self._give_up()
             return
         if not self._wait:

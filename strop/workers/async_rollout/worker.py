@@ -235,9 +235,13 @@ class AsyncRolloutWorker(RolloutWorker):
     def sleep(self) -> None:
         """As RolloutWorker, unless an engine of its own is at work, for groups of this worker or, by the router, for
         another one."""
-        if self._groups.is_idle or (self._is_paused and self._target is None):
-            with contextlib.suppress(EngineBusy):
-                super().sleep()
+        if not (self._groups.is_idle or (self._is_paused and self._target is None)):
+            return
+        try:
+            super().sleep()
+        except EngineBusy:
+            if not self._runs_between_calls:  # then nobody else is served between two calls
+                raise
 
     def close(self) -> None:
         """As RolloutWorker."""
